@@ -1,0 +1,37 @@
+# Everything a fresh machine needs is a Python >= 3.11; `make` alone lists the targets.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
+
+# torch comes first and alone: torchvision would otherwise pull whichever torch is newest.
+$(BIN)/fedcli: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(BIN)/fedcli
+
+install: $(BIN)/fedcli ## Make the environment in .venv with the tested versions
+
+demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table and a figure in demo/
+	rm -rf demo
+	$(BIN)/fedcli run fedavg --dataset digits --seeds 0,1 --out demo/fedavg
+	$(BIN)/fedcli run fedfm --dataset digits --seeds 0,1 --out demo/fedfm
+	$(BIN)/fedcli table demo
+	$(BIN)/fedcli plot demo --out demo/curves.png
+
+test: install ## Run the tests on two cores
+	$(BIN)/pytest -n $(WORKERS) -q
+
+lint: install ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean: ## Remove the environment and what the demo wrote
+	rm -rf $(VENV) demo

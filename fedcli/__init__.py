@@ -1,0 +1,17 @@
+"""fedcli: federated-learning papers, reproduced.
+
+`fedcli.run("fedfm", dataset="digits")` is `fedcli run` from Python; a method file imports `Method`, `Protocol`,
+`DataSetting` and `option` from here.
+"""
+
+from fedcli.errors import UserError
+from fedcli.registry import DataSetting, Method, Protocol, option
+
+__all__ = ["DataSetting", "Method", "Protocol", "UserError", "option", "run"]
+
+
+def run(method: str, **options):
+    """Runs a method; see `fedcli.runs.run`, which this is."""
+    from fedcli.runs import run as run_  # late: a method file imports this module before the engine exists
+
+    return run_(method, **options)

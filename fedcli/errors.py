@@ -1,0 +1,28 @@
+"""The one exception that a user's mistake raises, and the wording of "did you mean"."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A mistake of the user's: one line that says what is wrong, what was given, what is allowed and what to do.
+
+    The command line prints it without a traceback and exits with code 2.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> UserError:
+    """An error for a name that is not known, with the nearest known one.
+
+    Args:
+        kind: What the name stands for, for example "method".
+        name: What was given.
+        known: The names that would have been right.
+        remedy: A sentence that says where to see them all.
+
+    Returns:
+        The exception, to be raised by the caller.
+    """
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    guess = f"did you mean '{near[0]}'? " if near else ""
+    return UserError(f"unknown {kind} '{name}'; {guess}{remedy}")

@@ -1,0 +1,1 @@
+"""One self-contained file per paper, and the methods they compare with in `papers.baselines`."""
