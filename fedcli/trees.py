@@ -1,0 +1,130 @@
+"""Trees of tensors: nested dicts, tuples and NamedTuples, as the state of clients and servers is kept.
+
+A stacked tree has the client axis first: every leaf is `[K, ...]`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
+
+
+def _rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
+    if isinstance(like, dict):
+        return dict(zip(like, children, strict=True))
+    if hasattr(like, "_fields"):
+        return type(like)(*children)
+    return type(like)(children)
+
+
+def _children(tree: Tree) -> list[Tree]:
+    return list(tree.values()) if isinstance(tree, dict) else list(tree)
+
+
+def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """The tree of `function(leaf, ...)` over trees of one structure; None stays None."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        columns = zip(*(_children(other) for other in (tree, *others)), strict=True)
+        return _rebuild(tree, [tree_map(function, *column) for column in columns])
+    return function(tree, *others)
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """The leaves of a tree, in the order of its keys; None is left out."""
+    if tree is None:
+        return
+    if isinstance(tree, dict | tuple | list):
+        for child in _children(tree):
+            yield from leaves(child)
+    else:
+        yield tree
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One stacked tree `[K, ...]` from the trees of K clients."""
+    return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+
+
+def concatenate(trees: Sequence[Tree]) -> Tree:
+    """One stacked tree from the stacked trees of several groups of clients."""
+    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+
+
+def select(tree: Tree, index: int | slice | Tensor) -> Tree:
+    """The entries `index` along the client axis of a stacked tree."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
+    """Like `select`, where `axes` says what is stacked.
+
+    Args:
+        tree: The tree.
+        axes: None (shared by all clients) or 0 (client axis first), for the whole tree or, in a tuple or dict of the
+            same structure, for its parts.
+        index: Which clients.
+    """
+    if axes is None or tree is None:
+        return tree
+    if axes == 0:
+        return select(tree, index)
+    if isinstance(tree, dict):
+        return {key: select_axes(value, axes[key], index) for key, value in tree.items()}
+    return _rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
+
+
+def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
+    """Per client, `tree` where `condition` [K] holds and `other` elsewhere."""
+
+    def pick(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(condition.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+
+    return tree_map(pick, tree, other)
+
+
+def count_floats(tree: Tree) -> int:
+    """Number of floating-point values in a tree; integers (class counts) and masks are not counted."""
+    return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+_TYPE, _ITEMS = "__type__", "__items__"
+
+
+def to_plain(tree: Tree) -> Tree:
+    """The tree as dicts of tensors on the CPU, which `torch.load(weights_only=True)` reads."""
+    if isinstance(tree, tuple):
+        name = type(tree).__name__ if hasattr(tree, "_fields") else "tuple"
+        return {_TYPE: name, _ITEMS: [to_plain(part) for part in tree]}
+    if isinstance(tree, list):
+        return [to_plain(part) for part in tree]
+    if isinstance(tree, dict):
+        return {key: to_plain(value) for key, value in tree.items()}
+    return tree.detach().cpu().clone() if isinstance(tree, Tensor) else tree
+
+
+def from_plain(plain: Tree, types: dict[str, type], device: torch.device) -> Tree:
+    """The tree that `to_plain` was given.
+
+    Args:
+        plain: What `to_plain` returned.
+        types: NamedTuple classes by name.
+        device: Where its tensors go.
+
+    Raises:
+        KeyError: If a NamedTuple of the tree is not among `types`.
+    """
+    if isinstance(plain, dict) and _TYPE in plain:
+        items = [from_plain(part, types, device) for part in plain[_ITEMS]]
+        return tuple(items) if plain[_TYPE] == "tuple" else types[plain[_TYPE]](*items)
+    if isinstance(plain, list):
+        return [from_plain(part, types, device) for part in plain]
+    if isinstance(plain, dict):
+        return {key: from_plain(value, types, device) for key, value in plain.items()}
+    return plain.to(device) if isinstance(plain, Tensor) else plain
