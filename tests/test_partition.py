@@ -1,0 +1,458 @@
+import hashlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from fedcli import partition
+from fedcli.errors import UserError
+from fedcli.partition import Partition, describe, fingerprint, from_flag
+
+
+def shuffled(sizes, seed=0):
+    """Labels with so many examples of each class, in no order."""
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+CIFAR10 = shuffled([5000] * 10)
+CIFAR100 = shuffled([500] * 100)
+CINIC10 = shuffled([9000] * 10)
+FMNIST = shuffled([6000] * 10)
+LABEL_SETS = {
+    "balanced": shuffled([100] * 10),
+    "ragged": shuffled([7, 301, 42, 150, 99]),
+    "single example of a class": shuffled([200, 1, 200, 300]),
+    "empty class": shuffled([300, 0, 200, 0, 310]),
+    "one class": shuffled([250]),
+    "digits": shuffled([178, 182, 177, 183, 181, 182, 181, 179, 174, 180]),
+}
+FLAGS = ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "dirichlet:0.3:min=1", "dirichlet:1e-3:min=1", "dirichlet:1e3"]
+FLAGS += ["classes:1", "classes:2", "classes:5", "dominant:1", "dominant:2:share=4/9", "missing:1", "missing:3"]
+
+
+def assert_partition(parts, num_examples, num_clients):
+    assert len(parts) == num_clients
+    assert all(part.dtype == np.int64 and part.ndim == 1 and len(part) for part in parts)
+    joined = np.concatenate(parts)
+    assert joined.min() >= 0
+    assert joined.max() < num_examples
+    assert len(np.unique(joined)) == len(joined)
+    return len(joined)
+
+
+def assert_one_line(error, *words):
+    message = str(error.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("name", LABEL_SETS)
+def test_every_input_is_partitioned_or_refused(flag, name):
+    labels, chosen = LABEL_SETS[name], from_flag(flag)
+    for seed, num_clients in enumerate([1, 2, 3, 10, 100]):
+        try:
+            parts = chosen(labels, num_clients, seed)
+        except UserError:
+            assert flag not in ("iid", "classes:1", "classes:2")
+            continue
+        used = assert_partition(parts, len(labels), num_clients)
+        if chosen.name in ("iid", "dirichlet"):
+            assert used == len(labels)
+        if chosen.name == "dirichlet":
+            assert min(map(len, parts)) >= dict(chosen.parameters).get("min_examples", 10)
+
+
+@pytest.mark.parametrize("flag", ["iid", "dirichlet:0.5", "classes:2", "dominant:1", "missing:3"])
+@pytest.mark.parametrize("name", ["balanced", "digits"])
+def test_usual_settings_are_not_refused(flag, name):
+    assert_partition(from_flag(flag)(LABEL_SETS[name], 10, 0), len(LABEL_SETS[name]), 10)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_seed_alone_decides(flag):
+    labels, chosen = LABEL_SETS["balanced"], from_flag(flag)
+    first = fingerprint(chosen(labels, 10, 3))
+    state = np.random.get_state()[1].copy()
+    assert fingerprint(chosen(torch.from_numpy(labels), 10, 3)) == first
+    assert fingerprint(chosen(labels.astype(np.uint8), 10, 3)) == first
+    assert (np.random.get_state()[1] == state).all()
+    assert len({fingerprint(chosen(labels, 10, seed)) for seed in range(6)}) == 6
+
+
+@pytest.mark.parametrize(
+    "flag", ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "classes:5", "dominant:1", "missing:3"]
+)
+def test_end_of_a_part_is_a_fair_sample_of_it(flag):
+    labels = CIFAR10[np.argsort(CIFAR10, kind="stable")]  # the canonical order of a data set
+    parts = from_flag(flag)(labels, 10, 0)
+    ends = [part[len(part) * 4 // 5 :] for part in parts]
+    whole, end = describe(parts, labels, 10), describe(ends, labels, 10)
+    # Hypergeometric: five standard deviations of a binomial is generous.
+    assert (abs(end - whole / 5) <= 5 * np.sqrt(whole * 0.16) + 1).all()
+    for part, tail in zip(parts, ends, strict=True):
+        assert abs(tail.mean() - part.mean()) < 5 * part.std() / np.sqrt(len(tail))
+
+
+def test_iid_sizes():
+    parts = partition.iid(np.zeros(23, int), 5, 0)
+    assert sorted(map(len, parts)) == [4, 4, 5, 5, 5]
+    counts = describe(partition.iid(CIFAR10, 10, 1), CIFAR10, 10)
+    assert (abs(counts - 500) < 5 * np.sqrt(500 * 0.81)).all()
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_clients", "count", "size", "shard"),
+    [(CIFAR10, 100, 2, 500, 250), (FMNIST, 100, 2, 600, 300), (CIFAR100, 100, 20, 500, 25)],
+)
+def test_classes_deals_whole_shards(labels, num_clients, count, size, shard):
+    parts = partition.classes(labels, num_clients, count, 1)
+    assert assert_partition(parts, len(labels), num_clients) == len(labels)
+    assert {len(part) for part in parts} == {size}
+    counts = describe(parts, labels, labels.max() + 1)
+    assert (counts % shard == 0).all()
+    assert (counts.max(1) > shard).any()  # two shards of one class do occur,
+    assert (counts > 0).sum(1).mean() > 0.8 * count  # but are not the rule
+
+
+def test_classes_leaves_out_the_rest_of_the_last_class():
+    labels = np.repeat([0, 1, 2], [10, 10, 9])
+    counts = describe(partition.classes(labels, 2, 3, 0), labels, 3)
+    assert counts.sum(1).tolist() == [12, 12]
+    assert counts.sum(0).tolist() == [10, 10, 4]
+
+
+def test_classes_draws_the_examples_of_a_shard():
+    labels = np.repeat([0, 1], 100)
+    counts = [describe([part], np.arange(200) // 50, 4)[0] for part in partition.classes(labels, 4, 1, 0)]
+    assert all(((count > 10).sum(), count.sum()) == (2, 50) for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "share", "of_every", "more"),
+    [
+        (CIFAR10, 1, 0.4, 300, 2000),
+        (CIFAR100, 10, 0.4, 30, 200),
+        (CINIC10, 1, 4 / 9, 500, 4000),
+        (CINIC10, 1, Fraction(4, 9), 500, 4000),
+        (shuffled([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
+    ],
+)
+def test_dominant_counts(labels, count, share, of_every, more):
+    parts = partition.dominant(labels, 10, count, 0, share=share)
+    assert_partition(parts, len(labels), 10)
+    num_classes = int(labels.max()) + 1
+    expected = np.full((10, num_classes), of_every)
+    for client in range(10):
+        for j in range(count):
+            expected[client, (client * count + j) % num_classes] += more
+    assert (describe(parts, labels, num_classes) == expected).all()
+
+
+def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
+    labels = shuffled([60, 90, 80])
+    # n = 3 * 60 // 3 = 60: 60 * 0.6 / 3 = 12 of every class, 60 * 0.4 / 2 = 12 more of two classes
+    counts = describe(partition.dominant(labels, 3, 2, 0), labels, 3)
+    assert counts.tolist() == [[24, 24, 12], [24, 12, 24], [12, 24, 24]]
+    everywhere = describe(partition.dominant(labels, 3, 3, 0), labels, 3)
+    assert everywhere.tolist() == [[20] * 3] * 3
+
+
+@pytest.mark.parametrize(("absent", "quota"), [(0, 500), (1, 555), (2, 625), (3, 714), (5, 1000), (7, 1666)])
+def test_missing_counts(absent, quota):
+    parts = partition.missing(CIFAR10, 10, absent, 0)
+    assert_partition(parts, len(CIFAR10), 10)
+    expected = np.zeros((10, 10), int)
+    for client in range(10):
+        for j in range(10 - absent):
+            expected[client, (client + j) % 10] = quota
+    assert (describe(parts, CIFAR10, 10) == expected).all()
+
+
+@pytest.mark.parametrize(("num_clients", "starts"), [(4, [0, 2, 5, 7]), (20, [i // 2 for i in range(20)]), (2, [0, 5])])
+def test_missing_with_other_numbers_of_clients(num_clients, starts):
+    counts = describe(partition.missing(CIFAR10, num_clients, 6, 0), CIFAR10, 10)
+    held = counts > 0
+    for row, start in zip(held, starts, strict=True):
+        assert set(np.flatnonzero(row)) == {(start + j) % 10 for j in range(4)}
+    assert set(counts[held]) == {5000 // held.sum(0).max()}
+
+
+def test_examples_of_a_class_are_drawn_at_random():
+    few = np.concatenate(partition.dominant(np.repeat([0, 1], [100, 1000]), 2, 1, 0))
+    assert few[few >= 100].max() > 800  # not the first of the class
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("sizes", "alpha"), [([500] * 10, 0.5), ([500] * 10, 0.05), ([30, 900, 0, 400, 70], 0.3)])
+def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha, seed):
+    labels = shuffled(sizes)
+    parts = partition.dirichlet(labels, 8, alpha, seed, min_examples=1)
+    counts = describe(parts, labels, len(sizes))
+    before = counts.cumsum(1) - counts  # what a client held when the class was given out
+    assert (before[counts > 0] < len(labels) / 8).all()
+    assert counts.sum(1).max() < len(labels) / 8 + counts.max()
+
+
+def test_dirichlet_without_cap_spreads_wider():
+    def spread(seed, capped):
+        return np.std([len(p) for p in partition.dirichlet(CIFAR10, 10, 0.5, seed, capped, 1)])
+
+    capped, plain = (np.array([spread(seed, c) for seed in range(20)]) for c in (True, False))
+    # Plain: sizes are sums of ten pieces 5000 p with Var p = 0.09 / 6, so their deviation is about 1,900.
+    assert 1500 < plain.mean() < 2300
+    assert capped.mean() < 0.75 * plain.mean()
+    over = describe(partition.dirichlet(CIFAR10, 10, 0.5, 0, False, 1), CIFAR10, 10)
+    assert ((over.cumsum(1) - over)[over > 0] >= 5000).any()
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.1, 0.5, 5.0, 50.0])
+def test_dirichlet_proportions_have_the_right_moments(alpha):
+    labels = np.repeat(np.arange(1000), 300)
+    counts = describe(partition.dirichlet(labels, 4, alpha, 0, capped=False, min_examples=1), labels, 1000) / 300
+    variance = 0.25 * 0.75 / (4 * alpha + 1)  # of an entry of Dir(alpha) over 4 clients
+    assert counts.mean(1) == pytest.approx([0.25] * 4, abs=5 * np.sqrt(variance / 1000) + 2e-3)
+    assert np.mean((counts - 0.25) ** 2) == pytest.approx(variance, rel=0.08)
+
+
+def test_dirichlet_with_tiny_alpha_gives_whole_classes_to_open_clients():
+    labels = shuffled([50] * 40)
+    with np.errstate(all="raise", under="ignore"):
+        parts = partition.dirichlet(labels, 20, 1e-6, 0, min_examples=10)
+    # A class of 50 goes to one client as a whole, the cap is N/K = 100: everybody ends with exactly two classes.
+    assert describe(parts, labels, 40).sum(1).tolist() == [100] * 20
+    assert ((describe(parts, labels, 40) == 50).sum(1) == 2).all()
+
+
+def test_dirichlet_gives_every_example_although_the_last_client_is_full():
+    labels = np.repeat(np.arange(60), 97)
+    for seed in range(5):
+        counts = describe(partition.dirichlet(labels, 3, 0.7, seed), labels, 60)
+        before = counts.cumsum(1) - counts
+        assert (counts[before >= 60 * 97 / 3] == 0).all()
+        assert (counts.sum(0) == 97).all()
+
+
+def test_dirichlet_repeats_until_the_smallest_client_has_enough():
+    sizes = [min(map(len, partition.dirichlet(CIFAR10, 10, 0.1, s, False, 1000))) for s in range(3)]
+    assert min(sizes) >= 1000
+    assert min(min(map(len, partition.dirichlet(CIFAR10, 10, 0.1, s, False, 1))) for s in range(3)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "alpha", "minimum", "words"),
+    [
+        (100, 0.5, 11, ["100 clients", "11 examples", "got 1000"]),
+        (100, 1e-3, 10, ["0.001", "min=10", "larger concentration", "lower min="]),
+        (100, 1e-3, 1, ["0.001", "min=1 ", "larger concentration or fewer clients"]),
+        (100, 1e3, 10, ["1000", "min=10"]),
+    ],
+)
+def test_dirichlet_refuses_what_it_cannot_reach(num_clients, alpha, minimum, words):
+    with pytest.raises(UserError) as error:
+        partition.dirichlet(LABEL_SETS["balanced"], num_clients, alpha, 0, min_examples=minimum)
+    assert_one_line(error, *words)
+
+
+@pytest.mark.parametrize("within", [None, from_flag("dirichlet:0.5:min=5"), from_flag("classes:2")])
+def test_domains_keep_to_themselves(within):
+    labels = np.tile(np.arange(5), 240)
+    domain = np.repeat([0, 2, 7], [300, 500, 400])[np.random.default_rng(0).permutation(1200)]
+    parts = partition.domains(labels, 6, torch.from_numpy(domain), 0, within)
+    used = assert_partition(parts, 1200, 6)
+    assert used == 1200 or within is not None
+    assert [set(domain[part]) for part in parts] == [{0}, {0}, {2}, {2}, {7}, {7}]
+    if within is None:
+        assert [len(part) for part in parts] == [150, 150, 250, 250, 200, 200]
+    elif within.name == "classes":
+        assert (describe(parts, labels, 5) > 0).sum(1).max() <= 4
+    else:
+        assert describe(parts, labels, 5).std(1).min() > 5
+
+
+def test_domains_of_equal_labels_are_not_cut_alike():
+    labels, domain = np.tile(np.arange(10), 80), np.repeat([0, 1], 400)
+    counts = describe(from_flag("domains+dirichlet:0.5")(labels, 8, 0, domain), labels, 10)
+    assert (counts[:4] != counts[4:]).any()
+    first = partition.iid(labels[:400], 4, 0)
+    assert any((part != own).any() for part, own in zip(partition.domains(labels, 8, domain, 0), first, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda y: partition.iid(y, 0, 0), ["0 clients", "1 to 1000"]),
+        (lambda y: partition.iid(y, 1001, 0), ["1001 clients", "1 to 1000"]),
+        (lambda y: partition.iid(y[:0], 1, 0), ["got 0"]),
+        (lambda y: partition.dirichlet(y, 0, 0.5, 0), ["0 clients"]),
+        (lambda y: partition.dirichlet(y, 2, 0, 0), ["concentration", "got '0'", "dirichlet:0.5"]),
+        (lambda y: partition.dirichlet(y, 2, -1.0, 0), ["concentration"]),
+        (lambda y: partition.dirichlet(y, 2, float("nan"), 0), ["concentration"]),
+        (lambda y: partition.dirichlet(y, 2, float("inf"), 0), ["concentration"]),
+        (lambda y: partition.dirichlet(y, 2, 0.5, 0, min_examples=0), ["minimum"]),
+        (lambda y: partition.classes(y, 2, 0, 0), ["number of classes", "from 1"]),
+        (lambda y: partition.classes(y, 1001, 1, 0), ["1001 clients"]),
+        (lambda y: partition.classes(y, 500, 3, 0), ["1500 shards", "got 1000"]),
+        (lambda y: partition.dominant(y, 10, 0, 0), ["dominant", "from 1"]),
+        (lambda y: partition.dominant(y, 10, 11, 0), ["dominant:11", "10 classes", "dominant:10"]),
+        (lambda y: partition.dominant(y, 10, 1, 0, share=0), ["share"]),
+        (lambda y: partition.dominant(y, 10, 1, 0, share=1.1), ["share"]),
+        (lambda y: partition.dominant(y, 3, 1, 0), ["class 0", "190", "got 100", "multiple of 10"]),
+        (lambda y: partition.dominant(y, 100, 1, 0), ["too few", "got 100"]),
+        (lambda y: partition.dominant(y[y != 4], 10, 1, 0), ["too few", "got 0 of class 4"]),
+        (lambda y: partition.missing(y, 10, -1, 0), ["from 0"]),
+        (lambda y: partition.missing(y, 10, 10, 0), ["missing:10", "10 classes", "missing:9"]),
+        (lambda y: partition.missing(y[y != 4], 10, 3, 0), ["too few", "got 0 of class 4"]),
+        (lambda y: partition.domains(y, 5, y % 2, 0), ["5", "2 domains", "multiple of 2"]),
+        (lambda y: partition.domains(y, 20, y % 2, 0, from_flag("dirichlet:0.5:min=60")), ["in domain 0", "500"]),
+        (lambda y: from_flag("domains+dirichlet:0.5")(y, 4, 0), ["domains+dirichlet:0.5", "without"]),
+    ],
+)
+def test_calls_that_cannot_be_answered_are_refused(call, words):
+    with pytest.raises(UserError) as error:
+        call(LABEL_SETS["balanced"])
+    assert_one_line(error, *words)
+
+
+@pytest.mark.parametrize(
+    ("flag", "canonical"),
+    [
+        ("iid", "iid"),
+        ("dirichlet:.50", "dirichlet:0.5"),
+        ("dirichlet:1e+2", "dirichlet:100"),
+        ("dirichlet:0.5:min=10", "dirichlet:0.5"),
+        ("dirichlet:0.5:plain", "dirichlet:0.5:plain"),
+        ("dirichlet:0.5:min=1", "dirichlet:0.5:min=1"),
+        ("dirichlet:0.5:min=1:plain", "dirichlet:0.5:plain:min=1"),
+        ("dirichlet:1e-05", "dirichlet:1e-05"),
+        ("dirichlet:0.123456789", "dirichlet:0.123456789"),
+        ("classes:2", "classes:2"),
+        ("dominant:1", "dominant:1"),
+        ("dominant:01:share=0.40", "dominant:1"),
+        ("dominant:1:share=4/9", "dominant:1:share=4/9"),
+        ("dominant:10:share=0.5", "dominant:10:share=1/2"),
+        ("missing:3", "missing:3"),
+        ("missing:0", "missing:0"),
+        ("domains", "domains"),
+        ("domains+iid", "domains"),
+        ("domains+dirichlet:1e+2:min=1", "domains+dirichlet:100:min=1"),
+    ],
+)
+def test_flag_has_one_canonical_spelling(flag, canonical):
+    chosen = from_flag(flag)
+    assert str(chosen) == canonical
+    assert from_flag(canonical) == chosen
+    assert hash(from_flag(canonical)) == hash(chosen)
+
+
+@pytest.mark.parametrize(
+    ("flag", "function", "keywords"),
+    [
+        ("iid", partition.iid, {}),
+        ("dirichlet:0.4", partition.dirichlet, {"alpha": 0.4}),
+        ("dirichlet:0.4:plain:min=3", partition.dirichlet, {"alpha": 0.4, "capped": False, "min_examples": 3}),
+        ("classes:3", partition.classes, {"classes_per_client": 3}),
+        ("dominant:2:share=1/3", partition.dominant, {"dominant_classes": 2, "share": 1 / 3}),
+        ("missing:4", partition.missing, {"missing_classes": 4}),
+    ],
+)
+def test_flag_calls_the_partitioner(flag, function, keywords):
+    labels, domain = LABEL_SETS["digits"], np.arange(1797) % 2
+    direct = function(labels, 10, seed=5, **keywords)
+    assert fingerprint(from_flag(flag)(labels, 10, 5)) == fingerprint(direct)
+    assert fingerprint(from_flag(flag)(labels, 10, 5, domain)) == fingerprint(direct)
+    inside = partition.domains(labels, 10, domain, 5, lambda y, k, s: function(y, k, seed=s, **keywords))
+    assert fingerprint(from_flag(f"domains+{flag}")(labels, 10, 5, domain)) == fingerprint(inside)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("", ["unknown partition ''", "dirichlet"]),
+        ("dirichelt:0.5", ["unknown partition 'dirichelt'", "did you mean 'dirichlet'"]),
+        ("domains+clases:2", ["unknown partition 'clases'", "did you mean 'classes'"]),
+        ("domains+domains", ["nested"]),
+        ("iid+domains", ["unknown partition"]),
+        ("dirichlet:", ["needs its concentration", "write dirichlet:0.5."]),
+        ("dirichlet:plain", ["concentration", "got 'plain'"]),
+        ("dirichlet:0", ["concentration", "from 1e-06"]),
+        ("dirichlet:nan", ["concentration", "got 'nan'"]),
+        ("dirichlet:0.5:0.5", ["does not take '0.5'", "dirichlet:0.5:plain", "dirichlet:0.5:min=1"]),
+        ("dirichlet:0.5:min", ["does not take 'min'"]),
+        ("dirichlet:0.5:min=", ["minimum", "got ''"]),
+        ("dirichlet:0.5:min=2.5", ["minimum", "a whole number from 1"]),
+        ("dirichlet:0.5:min=0", ["minimum", "got '0'"]),
+        ("dirichlet:0.5:min=1:min=2", ["does not take 'min=2'"]),
+        ("dirichlet:0.5:plain=1", ["does not take 'plain=1'"]),
+        ("dirichlet:0.5:plain:plain", ["does not take 'plain'"]),
+        ("iid:2", ["does not take '2'", "write iid."]),
+        ("classes", ["needs its number of classes", "write classes:2."]),
+        ("classes:0", ["number of classes", "got '0'"]),
+        ("classes:two", ["number of classes", "got 'two'"]),
+        ("classes:2:3", ["does not take '3'"]),
+        ("dominant:1:share=4/0", ["share", "got '4/0'"]),
+        ("dominant:1:share=1.5", ["share", "got '3/2'", "to 1"]),
+        ("dominant:1:min=3", ["does not take 'min=3'"]),
+        ("missing", ["needs its number of missing classes", "write missing:3."]),
+        ("missing:-1", ["number of missing classes", "from 0"]),
+        ("domains:3", ["does not take '3'", "write domains."]),
+    ],
+)
+def test_wrong_flags_are_refused_without_data(flag, words):
+    with pytest.raises(UserError) as error:
+        from_flag(flag)
+    assert_one_line(error, *words)
+
+
+def test_missing_parameter_shows_the_right_form():
+    with pytest.raises(UserError) as error:
+        from_flag("dirichlet")
+    assert str(error.value) == "partition 'dirichlet' needs its concentration (got 'dirichlet'); write dirichlet:0.5."
+
+
+def test_partition_is_a_value():
+    assert from_flag("classes:2") == Partition("classes", (("classes_per_client", 2),))
+    assert from_flag("classes:2") != from_flag("classes:3")
+
+
+def test_fingerprint_sees_sizes_order_and_content():
+    parts = [np.array([3, 1]), np.array([2])]
+    text = np.array([2, 1, 3, 1, 2], "<i8").tobytes()  # sizes, then positions
+    assert fingerprint(parts) == hashlib.sha256(text).hexdigest()[:16]
+    assert fingerprint([part.astype(np.int32) for part in parts]) == fingerprint(parts)
+    others = [
+        [np.array([1, 3]), np.array([2])],
+        [np.array([2]), np.array([3, 1])],
+        [np.array([3]), np.array([1, 2])],
+        [np.array([3, 1, 2])],
+        [np.array([3, 1]), np.array([4])],
+        [np.array([3, 1]), np.array([2]), np.array([], int)],
+    ]
+    assert len({fingerprint(parts), *map(fingerprint, others)}) == 1 + len(others)
+
+
+def test_describe_counts_by_hand():
+    labels = torch.tensor([0, 2, 2, 0, 2])
+    counts = describe([np.array([0, 1, 2]), np.array([3]), np.array([], np.int64)], labels, 4)
+    assert counts.dtype == np.int64
+    assert counts.tolist() == [[1, 0, 2, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("iid", "bd2b76f267677e41"),
+        ("dirichlet:0.5", "a86ef6777c224812"),
+        ("classes:2", "a67c20097230926a"),
+        ("dominant:1", "3c4806f0eb807d5f"),
+        ("missing:3", "871ad493abc5cae0"),
+        ("domains+dirichlet:0.5", "33a9729c48eba515"),
+    ],
+)
+def test_partition_of_a_seed_never_changes(flag, expected):
+    # Records name these: a change here makes old runs impossible to compare with new ones.
+    parts = from_flag(flag)(np.tile(np.arange(10), 180), 10, 0, np.arange(1800) // 900)
+    assert fingerprint(parts) == expected
