@@ -1,0 +1,318 @@
+"""What a method file and a paper file declare, and how they are found by name."""
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import math
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedcli.errors import UserError, unknown
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    symbol: str = "",
+    source: str = "",
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    open_high: bool = False,
+    off: Any = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that becomes a command-line option by itself.
+
+    Args:
+        default: Its default value.
+        help: What it is, in a sentence without a full stop.
+        symbol: Its symbol in the paper.
+        source: The equation, table or section it stands in.
+        unit: Its unit.
+        low: Smallest value allowed; None for no bound.
+        high: Largest value allowed.
+        open_low: Whether `low` itself is refused.
+        open_high: Whether `high` itself is refused.
+        off: The value that switches the term off; None where there is none.
+        choices: The strings allowed; empty for any.
+    """
+    metadata = {
+        "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
+        "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
+
+
+def describe_range(metadata: Mapping[str, Any]) -> str:
+    """The values an option allows, as text; empty where all are."""
+    if metadata["choices"]:
+        return " or ".join(metadata["choices"])
+    low, high = metadata["low"], metadata["high"]
+    parts = []
+    if low is not None:
+        parts.append(f"{'>' if metadata['open_low'] else '>='} {low}")
+    if high is not None:
+        parts.append(f"{'<' if metadata['open_high'] else '<='} {high}")
+    return " and ".join(parts)
+
+
+def help_text(metadata: Mapping[str, Any]) -> str:
+    """The help of an option: what it is, symbol, source, unit, range and the value that switches it off."""
+    place = ", ".join(part for part in (metadata["symbol"], metadata["source"], metadata["unit"]) if part)
+    text = metadata["help"] + (f" ({place})" if place else "")
+    if allowed := describe_range(metadata):
+        text += f"; {allowed}"
+    if metadata["off"] is not None:
+        text += f"; {metadata['off']} switches it off"
+    return text + "."
+
+
+def check_value(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    """Refuses a value outside of an option's range.
+
+    Raises:
+        UserError: Naming the option, the value and what is allowed.
+    """
+    flag = "--" + name.replace("_", "-")
+    allowed = describe_range(metadata)
+    if metadata["choices"]:
+        if value not in metadata["choices"]:
+            raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
+        return
+    if isinstance(value, bool | str) or value is None:
+        return
+    low, high = metadata["low"], metadata["high"]
+    too_low = low is not None and (value <= low if metadata["open_low"] else value < low)
+    too_high = high is not None and (value >= high if metadata["open_high"] else value > high)
+    if not math.isfinite(value):
+        allowed = f"finite and {allowed}" if allowed else "finite"
+    elif not (too_low or too_high):
+        return
+    raise UserError(f"{flag} must be {allowed} (got {value:g}); choose a value in that range.")
+
+
+@dataclass(frozen=True)
+class DataSetting:
+    """What a protocol says of one data set."""
+
+    backbone: str
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    source: str  # where the constants come from
+    augmentation: str = "none"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """An experimental set-up of a paper: what is fixed when methods are compared.
+
+    Attributes:
+        name: `paper:setting`, as in `--protocol`.
+        summary: One sentence.
+        source: Section or table of the paper.
+        settings: Run options by field name of `RunConfig`; each is overridden by the command line.
+        datasets: What goes with which data set; another data set needs `--backbone`.
+        selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
+        evaluation: "server": the global model on the official test set.
+        method_options: Options of single methods under this protocol, by method.
+        notes: Where each value that the paper does not give comes from.
+    """
+
+    name: str
+    summary: str
+    source: str
+    settings: Mapping[str, Any]
+    datasets: Mapping[str, DataSetting]
+    selection: str
+    evaluation: str = "server"
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that a method's costs depend on, in floats or counts."""
+
+    parameters: int
+    num_classes: int
+    feature_dim: int
+
+
+def one_model(sizes: Sizes) -> int:
+    """Memory of a client that holds one copy of the model, in floats."""
+    return sizes.parameters
+
+
+def global_model(state: Any) -> tuple[dict, dict]:
+    """Parameters and buffers of the global model in a server state that has these fields."""
+    return state.params, state.buffers
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, as its file declares it.
+
+    Attributes:
+        name: As on the command line.
+        title: Full name of the method, one line.
+        config: Frozen dataclass of its options, each made by `option`.
+        init: `(fed, config) -> state` before the first round.
+        run_round: `(state, cohort, fed, config) -> (state, terms)`; terms `[K]` by name, for the record.
+        reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None where no
+            overrides make it a simpler one.
+        state_types: The NamedTuple classes of its state, so that a checkpoint can be read.
+        default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file.
+        client_memory: Floats a client must hold: copies of the model and what the method adds.
+        model: From a state to the global model that is tested.
+        uses_public_data: Whether it needs `--public-dataset`.
+    """
+
+    name: str
+    title: str
+    config: type
+    init: Callable[..., Any]
+    run_round: Callable[..., tuple[Any, dict]]
+    reduces_to: tuple[str, dict[str, Any]] | None
+    state_types: tuple[type, ...]
+    default_protocol: str = ""
+    client_memory: Callable[[Sizes], int] = one_model
+    model: Callable[[Any], tuple[dict, dict]] = global_model
+    uses_public_data: bool = False
+
+    @property
+    def module(self) -> ModuleType:
+        """The module of the method's file."""
+        return sys.modules[self.run_round.__module__]
+
+    @property
+    def file(self) -> Path:
+        """The method's file."""
+        return Path(self.module.__file__)
+
+    @property
+    def card(self) -> str:
+        """The docstring of the method's file."""
+        return (self.module.__doc__ or "").strip()
+
+    @property
+    def file_hash(self) -> str:
+        """SHA-256 of the method's file, its first 16 hexadecimal digits."""
+        return hashlib.sha256(self.file.read_bytes()).hexdigest()[:16]
+
+
+@cache
+def _modules() -> tuple[ModuleType, ...]:
+    """The modules of `papers`, papers before baselines, each in order of name."""
+    papers = importlib.import_module("papers")
+    found = []
+    for package in (papers, importlib.import_module("papers.baselines")):
+        for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+            if not info.ispkg:
+                found.append(importlib.import_module(f"{package.__name__}.{info.name}"))
+    return tuple(found)
+
+
+def methods() -> dict[str, Method]:
+    """The registered methods by name: those of the papers, then their baselines."""
+    found: dict[str, Method] = {}
+    for module in _modules():
+        method = getattr(module, "METHOD", None)
+        if method is not None:
+            found[method.name] = method
+    return found
+
+
+def protocols() -> dict[str, Protocol]:
+    """The registered protocols by name, in the order of their papers' files."""
+    return {protocol.name: protocol for module in _modules() for protocol in getattr(module, "PROTOCOLS", ())}
+
+
+def find_method(name: str) -> Method:
+    """The method of that name, or the one in the file of that path.
+
+    Raises:
+        UserError: If there is none, or the file does not declare one.
+    """
+    if name.endswith(".py") or "/" in name:
+        return _load_file(Path(name))
+    known = methods()
+    if name not in known:
+        raise unknown("method", name, known, "'fedcli list' shows all.")
+    return known[name]
+
+
+def _load_file(path: Path) -> Method:
+    if not path.is_file():
+        raise UserError(f"there is no method file at '{path}'; give the path of a Python file that defines METHOD.")
+    name = f"fedcli_method_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        del sys.modules[name]
+        raise UserError(f"the method file '{path}' cannot be imported ({error}); mend it and try again.") from error
+    method = getattr(module, "METHOD", None)
+    if not isinstance(method, Method):
+        raise UserError(f"the file '{path}' defines no METHOD; add METHOD = fedcli.Method(...), see the README.")
+    return method
+
+
+def find_protocol(name: str, method: Method) -> Protocol:
+    """The protocol of that name, among the registered ones and those of the method's own file.
+
+    Raises:
+        UserError: If there is none.
+    """
+    known = {**protocols(), **{own.name: own for own in getattr(method.module, "PROTOCOLS", ())}}
+    if name not in known:
+        raise unknown("protocol", name, known, "'fedcli list' shows all.")
+    return known[name]
+
+
+def default_protocol(method: Method, dataset: str | None, built_in: bool) -> Protocol:
+    """The protocol a method runs under where none is named.
+
+    Args:
+        method: The method.
+        dataset: The data set; None where none is named either.
+        built_in: Whether it is a built-in one; then a protocol of the same paper that knows it comes first.
+    """
+    own = getattr(method.module, "PROTOCOLS", ())
+    name = method.default_protocol or (own[0].name if own else "")
+    if not name:
+        raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
+    first = find_protocol(name, method)
+    if not built_in:
+        return first
+    paper = first.name.split(":")[0]
+    known = [*protocols().values(), *own]
+    same_paper = [protocol for protocol in known if protocol.name.split(":")[0] == paper]
+    return next((protocol for protocol in same_paper if dataset in protocol.datasets), first)
+
+
+def method_options(method: Method, values: Mapping[str, Any]) -> Any:
+    """The method's `Config` with `values` in place of its defaults, checked.
+
+    Raises:
+        UserError: If a value is out of range or an option is not the method's.
+    """
+    fields = {field.name: field for field in dataclasses.fields(method.config)}
+    for name, value in values.items():
+        if name not in fields:
+            remedy = f"'fedcli run {method.name} --help' shows all."
+            raise unknown(f"option of {method.name}", name, fields, remedy)
+        check_value(name, value, fields[name].metadata)
+    return method.config(**values)

@@ -1,0 +1,341 @@
+"""A run from beginning to end: its folder, record and checkpoints, and how it is taken up again."""
+
+import dataclasses
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcli import datasets, partition
+from fedcli.config import Setup, resolve
+from fedcli.errors import UserError
+from fedcli.federation import Cohort, Federation
+from fedcli.records import (
+    CHECKPOINT,
+    SCHEMA,
+    environment,
+    params_hash,
+    peak_memory,
+    read_record,
+    summarise,
+    write_atomically,
+    write_record,
+)
+from fedcli.registry import find_method
+from fedcli.trees import from_plain, to_plain
+
+
+class Progress:
+    """What a run reports while it goes on; this one keeps silent."""
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """The run in `folder` is about to train its first round."""
+
+    def samples(self, count: int) -> None:
+        """A local step has processed `count` samples."""
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """A round has ended; `entry` is what the record says of it."""
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """The run has ended, for whatever reason; `record["status"]` says which."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    record: dict[str, Any]
+    state: Any  # the method's server state after the last round
+    path: Path
+
+
+def run(
+    method: str,
+    *,
+    out: str | Path | None = None,
+    seeds: Iterable[int] | None = None,
+    progress: Progress | None = None,
+    **given: Any,
+) -> Run | list[Run]:
+    """Runs a method and returns its record, state and folder.
+
+    Args:
+        method: Name of a method, or path of a method file.
+        out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
+        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`; none of these may exist.
+        progress: Told how the run goes on.
+        **given: Any option of the command line, with underscores; None counts as not given.
+
+    Returns:
+        The run, or the list of runs where `seeds` is given.
+
+    Raises:
+        UserError: If a run cannot start; nothing is written then.
+        NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
+    """
+    chosen = find_method(method)
+    source = method if method == chosen.name else str(Path(method).resolve())
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(given.get("clients_per_chunk"), int):
+        given["clients_per_chunk"] = str(given["clients_per_chunk"])
+    if seeds is None:
+        setup = resolve(chosen, given)
+        return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
+    setups = [resolve(chosen, {**given, "seed": seed}) for seed in _checked_seeds(seeds, given)]
+    parent = Path(out or _new_name(setups[0]))
+    folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
+    for setup in setups[1:]:
+        prepare(setup)  # refused now rather than after the first run; the first is checked as it begins
+    return [_begin(setup, folder, source, progress) for setup, folder in zip(setups, folders, strict=True)]
+
+
+def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
+    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too."""
+    seeds = list(seeds)
+    if "seed" in given:
+        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+    if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
+        text = ",".join(map(str, seeds))
+        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")
+    return seeds
+
+
+def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -> Run:
+    """Prepares a run, makes its folder and runs it."""
+    dataset, parts, fed = prepare(setup, progress)
+    record = _new_record(setup, dataset, parts, fed, source)
+    state = setup.method.init(fed, setup.options)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
+        ) from error
+    write_record(folder, record)
+    return _go_on(setup, fed, record, state, folder, progress or Progress())
+
+
+def resume(path: str | Path, *, changed_method: bool = False, progress: Progress | None = None) -> Run:
+    """Takes up a run that was killed or interrupted, from its last checkpoint.
+
+    Args:
+        path: Folder of the run.
+        changed_method: Go on although the method's file is not the one the run began with.
+        progress: Told how the run goes on.
+
+    Raises:
+        UserError: If there is no such run, it has finished, or its method, data or partition are not the same.
+    """
+    folder = Path(path)
+    record = read_record(folder)
+    if record["status"] == "finished":
+        raise UserError(f"the run '{folder}' has finished (all {record['config']['rounds']} rounds); start a new one.")
+    method = find_method(record["method_source"])
+    if method.file_hash != record["method_hash"] and not changed_method:
+        raise UserError(
+            f"the file of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
+            f"{record['method_hash']}); go on with --changed-method, or start a new run."
+        )
+    setup = resolve(method, {name: value for name, value in record["config"].items() if value is not None})
+    setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
+    dataset, parts, fed = prepare(setup, progress)
+    _refuse_other_data(record, dataset, parts)
+    if method.file_hash != record["method_hash"]:
+        record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
+    state, known = _read_checkpoint(folder, setup, fed)
+    record.update(known)
+    record["resumed"].append(len(record["rounds"]))
+    record.pop("error", None)
+    return _go_on(setup, fed, record, state, folder, progress or Progress())
+
+
+def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Dataset, list, Federation]:
+    """Loads the data, draws the partition and builds the federation of a run.
+
+    Returns:
+        The data set, each client's examples, and the federation.
+    """
+    config = setup.run
+    dataset = datasets.load(config.dataset)
+    if config.train_examples is not None:
+        dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
+    parts = setup.partition(dataset.y_train, config.num_clients, config.partition_seed, dataset.domain_train)
+    if config.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    fed = Federation(setup, dataset, parts, progress.samples if progress else lambda count: None)
+    return dataset, parts, fed
+
+
+def _free_folder(out: str | Path) -> Path:
+    folder = Path(out)
+    if folder.exists():
+        raise UserError(f"the output folder '{folder}' exists; an existing one is never overwritten, choose another.")
+    return folder
+
+
+def _new_name(setup: Setup) -> Path:
+    """A folder that does not exist, named after the time, the method and the data set."""
+    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{setup.run.dataset}"
+    tries = [name, *(Path(f"{name}-{count}") for count in range(2, 1000))]
+    return next(folder for folder in tries if not folder.exists())
+
+
+def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str) -> dict[str, Any]:
+    config = setup.run
+    counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
+    buffers = sum(value.numel() for value in fed.network.module.buffers())
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "method": setup.method.name,
+        "method_source": source,
+        "method_hash": setup.method.file_hash,
+        "protocol": setup.protocol.name,
+        "dataset": config.dataset,
+        "dataset_fingerprint": dataset.fingerprint,
+        "reduced": dataset.reduced,
+        "seed": config.seed,
+        "command": shlex.join(["fedcli", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedcli" else "fedcli.run",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config": setup.values(),
+        "origin": setup.origin,
+        "evaluation": setup.protocol.evaluation,
+        "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
+        "augmentation": fed.transform.augmentation,
+        "partition": {
+            "flag": str(setup.partition),
+            "seed": config.partition_seed,
+            "fingerprint": partition.fingerprint(parts),
+            "sizes": [len(part) for part in parts],
+            "class_counts": counts.tolist(),
+        },
+        "class_names": list(dataset.class_names),
+        "model": {"backbone": config.backbone, "parameters": fed.sizes.parameters, "buffers": buffers},
+        "engine": {
+            "clients_per_chunk": fed.clients_per_chunk,
+            "device": str(fed.device),
+            "precision": config.precision,
+        },
+        "cost": None,
+        "resumed": [],
+        **environment(fed.device),
+        "rounds": [],
+        "summary": summarise([], setup.selection),
+        "seconds_total": 0.0,
+        "peak_bytes": 0,
+    }
+
+
+def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
+    for what, then, now in (
+        ("data set", record["dataset_fingerprint"], dataset.fingerprint),
+        ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
+    ):
+        if then != now:
+            raise UserError(
+                f"the {what} is not the one the run began with (fingerprint {now}, was {then}); import it again."
+            )
+
+
+def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Progress) -> Run:
+    """The round loop, from the first round that the record does not have."""
+    config, rounds = setup.run, record["rounds"]
+    record["status"] = "running"
+    start, before = time.perf_counter(), record["seconds_total"]
+    samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
+    progress.start(record, folder, samples, len(rounds))
+    try:
+        for number in range(len(rounds), config.rounds):
+            state, entry = one_round(setup, fed, state, fed.cohort(number))
+            rounds.append(entry)
+            record["cost"] = _cost(setup, fed)
+            record["summary"] = summarise(rounds, setup.selection)
+            record["seconds_total"] = before + time.perf_counter() - start
+            record["peak_bytes"] = max(record["peak_bytes"], peak_memory(fed.device))
+            if number + 1 == config.rounds or (number + 1) % config.checkpoint_every == 0:
+                _write_checkpoint(folder, record, state)
+                write_record(folder, record)
+            progress.round(entry)
+        record["summary"] = summarise(rounds, setup.selection)
+        record["summary"]["params_sha256"] = params_hash(setup.method.model(state)[0])
+        record["status"] = "finished"
+    except KeyboardInterrupt:
+        record["status"] = "interrupted"
+        raise
+    except Exception as error:
+        record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        write_record(folder, record)
+        progress.finish(record)
+    return Run(record, state, folder)
+
+
+_IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
+
+
+def _write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
+    """Writes the state and all that the record knows by then: either file may be the older one after a kill."""
+    saved = {"state": to_plain(state), "record": {key: record[key] for key in _IN_CHECKPOINT}}
+    write_atomically(folder / CHECKPOINT, lambda path: torch.save(saved, path))
+
+
+def _read_checkpoint(folder: Path, setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
+    """The state to go on from and what the record says up to it; the initial ones where there is no checkpoint."""
+    if not (folder / CHECKPOINT).is_file():
+        return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
+    try:
+        saved = torch.load(folder / CHECKPOINT, weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise UserError(
+            f"the checkpoint '{folder / CHECKPOINT}' is damaged ({str(error).splitlines()[0]}); delete it to resume "
+            f"from the first round, or start a new run."
+        ) from error
+    types = {kind.__name__: kind for kind in setup.method.state_types}
+    return from_plain(saved["state"], types, fed.device), saved["record"]
+
+
+def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
+    """Runs and evaluates one round.
+
+    Returns:
+        The state after it, and what the record says of it.
+    """
+    config = setup.run
+    fed.start_round()
+    start = time.perf_counter()
+    state, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    if fed.device.type == "cuda":
+        torch.cuda.synchronize(fed.device)
+    elapsed = time.perf_counter() - start
+    aggregate = elapsed - sum(fed.seconds.values())
+    evaluated = (cohort.round + 1) % config.eval_every == 0 or cohort.round + 1 == config.rounds
+    nothing = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
+    result = fed.evaluate(*setup.method.model(state)) if evaluated else nothing
+    means = {name: _weighted(values, cohort) for name, values in terms.items()}
+    seconds = {**fed.seconds, "aggregate": aggregate}
+    return state, {"round": cohort.round, **result, "terms": means, "seconds": seconds}
+
+
+def _weighted(values: Tensor, cohort: Cohort) -> float:
+    """Mean of a term over the clients of a round, by their numbers of examples."""
+    return (values.double() * cohort.weights.double()).sum().item()
+
+
+def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
+    """Floats of one client in the last round; buffers of batch normalisation stand apart, one way."""
+    down, up = fed.sent_down, fed.sent_up
+    return {
+        "floats_down": down["params"] + down["other"],
+        "floats_up": up["params"] + up["other"],
+        "memory_floats": setup.method.client_memory(fed.sizes),
+        "buffer_floats": max(down["buffers"], up["buffers"]),
+    }
