@@ -1,0 +1,711 @@
+"""Data sets: built in, imported from every kind of file, kept in canonical order, refused where something is wrong."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import string
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fedcli import builtin, datasets, official
+from fedcli.errors import UserError
+
+PARTS = ("train", "test")
+FIELDS = ("x_train", "y_train", "domain_train", "x_test", "y_test", "domain_test")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FEDCLI_DATA", str(folder))
+    return folder
+
+
+def images(shape, num_classes, seed=0, per_class=(3, 2)):
+    """Random arrays in the `.npz` form, `per_class` images of each class in train and test, shuffled."""
+    rng, arrays = np.random.default_rng(seed), {}
+    for part, count in zip(PARTS, per_class, strict=True):
+        arrays[f"y_{part}"] = rng.permutation(np.repeat(np.arange(num_classes), count))
+        arrays[f"x_{part}"] = rng.integers(0, 256, (num_classes * count, *shape), np.uint8)
+    return arrays
+
+
+def known_images(name, seed=0):
+    known = official.KNOWN[name]
+    shape = (known.image_size, known.image_size) + ((3,) if known.channels == 3 else ())
+    return images(shape, len(known.class_names), seed)
+
+
+def imported(name, path):
+    datasets.import_path(name, path)
+    return datasets.load(name)
+
+
+def from_npz(name, folder, **arrays):
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "images.npz", **arrays)
+    return imported(name, folder / "images.npz")
+
+
+def write_folder(folder, arrays, class_names, domain_names=None):
+    for part in PARTS:
+        for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
+            domain = domain_names[arrays[f"domain_{part}"][i]] if domain_names else ""
+            place = folder / domain / part / class_names[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place / f"{i}.png")
+    return folder
+
+
+def assert_same(a, b):
+    assert (a.class_names, a.domain_names, a.fingerprint) == (b.class_names, b.domain_names, b.fingerprint)
+    for field in FIELDS:
+        left, right = getattr(a, field), getattr(b, field)
+        assert (left is None and right is None) or torch.equal(left, right), field
+
+
+def refused(call, *words):
+    """The call raises a refusal of one line that holds all the words."""
+    with pytest.raises(UserError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    for word in words:
+        assert str(word) in text, text
+
+
+# Built in
+
+
+@pytest.mark.parametrize("name", ["digits", "digit-domains"])
+def test_built_in_sets_are_what_describe_says_and_always_the_same(name):
+    dataset, known = datasets.load(name), datasets.describe(name)
+    assert (known["kind"], known["present"]) == ("built-in", True)
+    assert (known["train"], known["test"]) == (len(dataset.x_train), len(dataset.x_test))
+    assert (known["classes"], known["shape"]) == (dataset.num_classes, tuple(dataset.x_train.shape[1:]))
+    assert (dataset.channels, dataset.image_size) == (known["shape"][0], known["shape"][1])
+    assert dataset.class_names == tuple("0123456789")
+    assert (dataset.x_train.dtype, dataset.y_train.dtype, dataset.x_train.is_contiguous()) == (
+        torch.uint8,
+        torch.int64,
+        True,
+    )
+    np.random.seed(7)
+    again = builtin.BUILDERS[name]()
+    assert all(np.array_equal(values, again[key]) for key, values in builtin.BUILDERS[name]().items())
+
+
+def test_digits_are_those_of_scikit_learn_divided_by_class():
+    dataset, source = datasets.load("digits"), load_digits()
+    assert dataset.fingerprint == "f189372feed12906"
+    expected = sorted(
+        (int(label), bytes(int(value * 255 / 16 + 0.5) for value in image.ravel()))
+        for image, label in zip(source.images, source.target, strict=True)
+    )
+    parts = [(dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)]
+    ours = [(int(y), x.numpy().tobytes()) for xs, ys in parts for x, y in zip(xs, ys, strict=True)]
+    assert sorted(ours) == expected
+    counts = np.bincount(source.target)
+    assert dataset.y_test.bincount().tolist() == [round(count / 5) for count in counts]
+
+
+def test_a_digit_is_in_the_same_part_of_every_domain(monkeypatch):
+    monkeypatch.setattr(builtin, "_photo_crops", lambda count: np.zeros((count, 16, 16, 3), np.uint8))
+    domains, digits = builtin.digit_domains(), builtin.digits()
+    for part in PARTS:
+        x, y = (domains[f"{kind}_{part}"].reshape(4, -1, *domains[f"{kind}_{part}"].shape[1:]) for kind in "xy")
+        assert (domains[f"domain_{part}"].reshape(4, -1) == np.arange(4)[:, None]).all()
+        assert (y == digits[f"y_{part}"]).all()
+        enlarged = [np.asarray(Image.fromarray(i[..., 0]).resize((16, 16), 3)) for i in digits[f"x_{part}"]]
+        assert (x[0] == np.stack(enlarged)[..., None]).all()
+        assert (x[1] == 255 - x[0]).all()
+        assert (x[2] == x[0]).all()  # the difference from black
+    font = {part: domains[f"x_{part}"][-len(digits[f"y_{part}"]) :] for part in PARTS}
+    drawings = {part: {image.tobytes() for image in font[part]} for part in PARTS}
+    assert not drawings["train"] & drawings["test"]
+    assert len(drawings["train"]) > 0.99 * len(font["train"])
+
+
+def test_photographs_and_typefaces_differ_between_images_and_show_the_digit():
+    dataset = datasets.load("digit-domains")
+    assert dataset.domain_names == ("plain", "inverted", "photo", "font")
+    photo, font = (dataset.x_train[dataset.domain_train == d].float() for d in (2, 3))
+    assert (photo[:, 0] != photo[:, 2]).float().mean() > 0.5  # coloured
+    assert (font[:, 0] == font[:, 2]).all()
+    # Nearest class mean on the test part: the renderings would fail it if labels and drawings did not belong together.
+    x, y = (values[dataset.domain_test == 3] for values in (dataset.x_test.float(), dataset.y_test))
+    means = torch.stack([font[dataset.y_train[dataset.domain_train == 3] == c].mean(0) for c in range(10)])
+    guess = torch.cdist(x.flatten(1), means.flatten(1)).argmin(1)
+    assert (guess == y).float().mean() > 0.7
+
+
+# Canonical order
+
+
+def slow_order(dataset, part):
+    """Rank of each example by label, hash of its pixels with the channels last, and domain."""
+    x, y, domain = (getattr(dataset, f"{kind}_{part}") for kind in ("x", "y", "domain"))
+    keys = []
+    for i in range(len(y)):
+        pixels = x[i].permute(1, 2, 0).contiguous().numpy().tobytes()
+        keys.append(
+            (
+                y[i].item(),
+                hashlib.blake2b(pixels, digest_size=8).digest(),
+                domain[i].item() if domain is not None else 0,
+            )
+        )
+    return keys
+
+
+@pytest.mark.parametrize("name", ["digits", "digit-domains"])
+def test_examples_are_in_canonical_order(name):
+    for part in PARTS:
+        keys = slow_order(datasets.load(name), part)
+        assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (5, 5, 3)])
+def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
+    arrays = images(shape, 3)
+    first = from_npz("mine", tmp_path / "a", **arrays, class_names=["ant", "bee", "cow"])
+    shuffled = {}
+    for part, size in (("train", 9), ("test", 6)):
+        order = np.random.default_rng(1).permutation(size)
+        shuffled |= {f"{kind}_{part}": arrays[f"{kind}_{part}"][order] for kind in "xy"}
+    shuffled["y_train"] = shuffled["y_train"].astype(np.uint8)
+    assert_same(first, from_npz("mine", tmp_path / "b", **shuffled, class_names=["ant", "bee", "cow"]))
+    assert_same(first, imported("mine", write_folder(tmp_path / "c", arrays, ["ant", "bee", "cow"])))
+    assert first.x_train.shape == (9, 1 if len(shape) == 2 else 3, 5, 5)
+    pixels = {
+        i.permute(1, 2, 0).contiguous().numpy().tobytes(): int(y)
+        for i, y in zip(first.x_train, first.y_train, strict=True)
+    }
+    assert pixels == {x.tobytes(): int(y) for x, y in zip(arrays["x_train"], arrays["y_train"], strict=True)}
+
+
+def test_domains_come_from_npz_and_folders_alike(tmp_path):
+    arrays = images((4, 4), 2, per_class=(6, 4))
+    arrays |= {"domain_train": np.tile([1, 0], 6), "domain_test": np.tile([1, 0], 4)}
+    arrays |= {f"y_{part}": np.repeat([0, 1], count) for part, count in (("train", 6), ("test", 4))}
+    arrays["x_train"][1] = arrays["x_train"][0]  # the same picture in two domains
+    npz = from_npz("offices", tmp_path / "a", **arrays, class_names=["bag", "cup"], domain_names=["amazon", "webcam"])
+    folder = write_folder(tmp_path / "b", arrays, ["bag", "cup"], ["amazon", "webcam"])
+    assert_same(npz, imported("offices", folder))
+    assert npz.domain_names == ("amazon", "webcam")
+    assert npz.domain_train.bincount().tolist() == [6, 6]
+    for part in PARTS:
+        keys = slow_order(npz, part)
+        assert keys == sorted(keys)
+    unnamed = from_npz("offices", tmp_path / "c", **arrays)
+    assert unnamed.domain_names == ("0", "1")
+
+
+def test_the_fingerprint_sees_pixels_labels_domains_and_part():
+    def fingerprint(change=lambda arrays: None):
+        arrays = {f"{kind}_{part}": torch.arange(4) % 2 for kind in ("y", "domain") for part in PARTS}
+        arrays |= {f"x_{part}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for part in PARTS}
+        change(arrays)
+        return datasets.Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
+
+    plain = fingerprint()
+    assert len(plain) == 16
+    assert fingerprint() == plain
+    for key in FIELDS:
+        assert fingerprint(lambda arrays, key=key: arrays[key].view(-1)[-1:].add_(1)) != plain, key
+    digest = hashlib.sha256()
+    for _ in range(2):
+        digest.update(bytes(range(16)) + b"".join((i % 2).to_bytes(8, "little") for i in range(4)) * 2)
+    assert plain == digest.hexdigest()[:16]
+
+
+# A part of the training images, channel statistics
+
+
+@pytest.mark.parametrize("count", [10, 13, 100, 777, 1438])
+def test_take_is_stratified_by_class(count):
+    whole = datasets.load("digits")
+    part = datasets.take(whole, count, 3)
+    sizes, kept = whole.y_train.bincount(), part.y_train.bincount()
+    assert kept.sum() == count
+    assert ((kept - count * sizes / len(whole.y_train)).abs() < 1).all()
+    assert part.reduced
+    assert not whole.reduced
+    assert part.x_test is whole.x_test
+    keys = slow_order(part, "train")
+    assert keys == sorted(keys)
+    assert set(keys) <= set(slow_order(whole, "train"))
+    assert torch.equal(datasets.take(whole, count, 3).x_train, part.x_train)
+    assert (datasets.take(whole, count, 4).fingerprint == part.fingerprint) == (count == 1438)
+
+
+def test_take_is_stratified_by_domain_inside_classes():
+    whole = datasets.load("digit-domains")
+    part = datasets.take(whole, 800, 0)
+    cells = torch.bincount(part.y_train * 4 + part.domain_train, minlength=40)
+    assert cells.min() >= 19
+    assert cells.max() <= 21
+    smaller = datasets.take(whole, 200, 0)
+    assert set(slow_order(smaller, "train")) < set(slow_order(part, "train"))
+
+
+def test_take_keeps_one_of_every_class_however_rare():
+    labels = torch.tensor([0] * 95 + [1, 1, 2, 3, 4])
+    x = torch.arange(100, dtype=torch.uint8).reshape(100, 1, 1, 1)
+    toy = datasets.Dataset("toy", x, labels, x, labels, tuple("abcde"))
+    assert datasets.take(toy, 5, 0).y_train.tolist() == [0, 1, 2, 3, 4]
+    assert datasets.take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
+    for seed in range(5):
+        assert datasets.take(toy, 100, seed).fingerprint == toy.fingerprint
+
+
+@pytest.mark.parametrize("count", [0, 9, 1439])
+def test_take_refuses_too_few_and_too_many(count):
+    refused(lambda: datasets.take(datasets.load("digits"), count, 0), f"--train-examples {count}", "10 to 1438")
+
+
+def test_channel_statistics():
+    dataset = datasets.load("digit-domains")
+    pixels = dataset.x_train.numpy().astype(np.float64) / 255
+    mean, std = datasets.channel_statistics(dataset)
+    assert mean == pytest.approx(pixels.mean((0, 2, 3)), abs=1e-12)
+    assert std == pytest.approx(pixels.std((0, 2, 3)), abs=1e-12)
+    flat = datasets.Dataset(
+        "flat", torch.full((2, 1, 2, 2), 51, dtype=torch.uint8), *[torch.tensor([0, 0])] * 3, ("a",)
+    )
+    mean, std = datasets.channel_statistics(flat)
+    assert (mean, std) == (pytest.approx((0.2,)), (1.0,))
+
+
+# Names
+
+
+def test_names_in_their_order(tmp_path, cache):
+    from_npz("zebra", tmp_path / "a", **images((4, 4), 2))
+    from_npz("ape", tmp_path / "a", **images((4, 4), 2))
+    (cache / "Not A Name.npz").touch()
+    assert datasets.names()[:3] == ["digits", "digit-domains", "mnist"]
+    assert datasets.names()[-3:] == ["usps", "ape", "zebra"]
+    assert {path.name for path in cache.iterdir()} == {"ape.npz", "zebra.npz", "Not A Name.npz"}  # nothing left over
+
+
+def test_the_cache_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("FEDCLI_DATA", "~/data")
+    assert datasets.cache_folder() == Path("/home/someone/data")
+    monkeypatch.delenv("FEDCLI_DATA")
+    assert datasets.cache_folder() == Path("/home/someone/.cache/fedcli")
+
+
+def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
+    absent = {"name": "cifar10", "kind": "download", "present": False}
+    sizes = {"train": 50_000, "test": 10_000, "classes": 10, "shape": (3, 32, 32)}
+    assert datasets.describe("cifar10") == absent | sizes
+    from_npz("cifar10", tmp_path / "a", **known_images("cifar10"))
+    assert datasets.describe("cifar10") == absent | sizes | {"present": True, "train": 30, "test": 20}
+    from_npz("mine", tmp_path / "a", **images((4, 4), 3))
+    assert datasets.describe("mine") == {
+        "name": "mine", "kind": "imported", "present": True, "train": 9, "test": 6, "classes": 3, "shape": (1, 4, 4)
+    }  # fmt: skip
+    refused(lambda: datasets.describe("cifra10"), "unknown data set 'cifra10'", "did you mean 'cifar10'")
+
+
+@pytest.mark.parametrize("call", [datasets.available, datasets.load])
+def test_unknown_and_missing_data_are_refused(call, cache):
+    refused(lambda: call("fmnits"), "unknown data set 'fmnits'", "did you mean 'fmnist'?", "fedcli data list")
+    refused(lambda: call("../digits"), "unknown data set '../digits'")
+    refused(lambda: call("svhn"), "'svhn'", "fedcli data download svhn", "fedcli data import svhn PATH")
+    assert not cache.exists()
+
+
+def test_a_damaged_cache_file_is_refused(tmp_path, cache):
+    from_npz("mine", tmp_path / "a", **images((8, 8), 3))
+    content = (cache / "mine.npz").read_bytes()
+    (cache / "mine.npz").write_bytes(content[: len(content) // 2])
+    datasets.available("mine")
+    refused(lambda: datasets.load("mine"), "mine.npz", "not a whole .npz file")
+    refused(lambda: datasets.describe("mine"), "mine.npz", "damaged")
+    changed = bytearray(content)
+    changed[200] ^= 1
+    (cache / "mine.npz").write_bytes(changed)
+    refused(lambda: datasets.load("mine"), "mine.npz", "damaged")
+
+
+def test_a_failed_write_leaves_the_old_set(tmp_path, monkeypatch):
+    old = from_npz("mine", tmp_path / "a", **images((4, 4), 2))
+    np.savez(tmp_path / "new.npz", **images((4, 4), 2, seed=1))
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    refused(lambda: datasets.import_path("mine", tmp_path / "new.npz"), "No space left on device", "FEDCLI_DATA")
+    assert_same(datasets.load("mine"), old)
+    assert datasets.names()[-1] == "mine"
+
+
+@pytest.mark.parametrize("name", ["digits", "digit-domains", "My Set", "../x", "", "-x", "a_b"])
+def test_names_that_cannot_be_imported(tmp_path, name):
+    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    refused(lambda: datasets.import_path(name, tmp_path / "a.npz"), f"the name '{name}'", "choose another name")
+
+
+# .npz files that are wrong
+
+
+def drop(key):
+    return lambda a: a.pop(key)
+
+
+def put(key, value):
+    return lambda a: a.update({key: value(a) if callable(value) else value})
+
+
+BAD_ARRAYS = {
+    "no labels": (drop("y_test"), "y_test"),
+    "float images": (put("x_train", lambda a: a["x_train"] / 255), "x_train", "float64", "uint8"),
+    "flat images": (put("x_test", lambda a: a["x_test"].reshape(6, -1)), "x_test", "6 x 16"),
+    "channels first": (put("x_train", np.zeros((9, 3, 4, 4), np.uint8)), "x_train", "9 x 3 x 4 x 4", "N x H x W x 3"),
+    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_test", "0 x 4 x 4"),
+    "two sizes": (put("x_test", np.zeros((6, 5, 5), np.uint8)), "5 x 5 x 1", "one size"),
+    "not square": (lambda a: [a.update({k: a[k][:, :3]}) for k in ("x_train", "x_test")], "3 x 4 x 1", "square"),
+    "labels of another length": (put("y_train", lambda a: a["y_train"][:-1]), "y_train", "shape 8", "must be 9"),
+    "labels in a column": (put("y_train", lambda a: a["y_train"][:, None]), "y_train", "9 x 1"),
+    "float labels": (put("y_train", lambda a: a["y_train"] * 1.0), "y_train", "float64"),
+    "negative labels": (put("y_test", lambda a: a["y_test"] - 1), "y_train or y_test", "-1 to 2", "0 to 2"),
+    "labels beyond class_names": (put("class_names", ["a", "b"]), "0 to 2", "0 to 1", "class_names"),
+    "a wild label": (
+        lambda a: (a.pop("class_names"), a.update(y_train=a["y_train"] * 10**9)), "0 to 2000000000", "0 to 8"
+    ),
+    "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
+    "pickled names": (put("class_names", np.array(["a", 1, None], object)), "cannot be read"),
+    "half the domains": (put("domain_train", np.zeros(9, int)), "domain_train", "domain_test"),
+    "domains beyond their names": (
+        lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
+        "domain_train or domain_test", "0 to 1", "domain_names",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_bad_arrays_are_refused(tmp_path, cache, case):
+    change, *words = BAD_ARRAYS[case]
+    arrays = images((4, 4), 3) | {"class_names": np.array(["a", "b", "c"])}
+    change(arrays)
+    refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "images.npz", *words)
+    assert not cache.exists()
+
+
+def test_files_that_are_no_npz_are_refused(tmp_path):
+    path = tmp_path / "images.npz"
+    refused(lambda: datasets.import_path("mine", path), "nothing at", "images.npz")
+    for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
+        path.write_bytes(content)
+        refused(lambda: datasets.import_path("mine", path), "images.npz", "not a whole .npz file")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("readme.txt", "hello")
+    refused(lambda: datasets.import_path("mine", path), "images.npz", "x_train")
+    path.rename(tmp_path / "images.zip")
+    refused(lambda: datasets.import_path("mine", tmp_path / "images.zip"), "images.zip", "an .npz file or image folder")
+
+
+# Image folders that are wrong
+
+
+def spoil_text(folder):
+    (folder / "train" / "ant" / "notes.txt").write_text("no image")
+
+
+def spoil_cut(folder):
+    path = folder / "test" / "bee" / "cut.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+BAD_FOLDERS = {
+    "a file that is no image": (spoil_text, "notes.txt", "not a usable image"),
+    "a partial image": (spoil_cut, "cut.png", "not a usable image"),
+    "a folder among images": (lambda f: (f / "test" / "ant" / "deeper").mkdir(), "deeper", "not a usable image"),
+    "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
+    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "4 x 5", "4 x 4"),
+    "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "bee", "empty"),
+    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "test'", "Ant"),
+    "no test": (lambda f: (f / "test").rename(f / "val"), "no folder", "test'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_bad_folders_are_refused(tmp_path, cache, case):
+    spoil, *words = BAD_FOLDERS[case]
+    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
+    spoil(folder)
+    refused(lambda: datasets.import_path("mine", folder), *words)
+    assert not cache.exists()
+
+
+def test_folders_without_images_are_refused(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(lambda: datasets.import_path("mine", empty), "empty/train")
+    for part in PARTS:
+        (empty / part).mkdir()
+    refused(lambda: datasets.import_path("mine", empty), "empty/train", "got 0")
+    domains = write_folder(tmp_path / "domains" / "left", images((4, 4), 2), ["ant", "bee"]).parent
+    (domains / "right" / "train").mkdir(parents=True)
+    refused(lambda: datasets.import_path("mine", domains), "right/test")
+
+
+def test_folders_may_hold_hidden_files_and_mixed_colours(tmp_path):
+    arrays = images((4, 4), 2)
+    folder = write_folder(tmp_path / "images", arrays, ["ant", "bee"])
+    (folder / ".DS_Store").touch()
+    (folder / "train" / "ant" / ".DS_Store").touch()
+    grey = imported("mine", folder)
+    one = next((folder / "test" / "bee").glob("*.png"))
+    Image.open(one).convert("RGB").save(one)
+    colour = imported("mine", folder)
+    assert (grey.channels, colour.channels) == (1, 3)
+    assert sorted(x.tolist() for x in colour.x_train[:, 1]) == sorted(x.tolist() for x in grey.x_train[:, 0])
+    assert (colour.x_train == colour.x_train[:, :1]).all()
+
+
+# Known names
+
+
+@pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "usps"])
+def test_known_names_have_one_shape(tmp_path, name):
+    size, channels = (official.KNOWN[name].image_size, official.KNOWN[name].channels)
+    classes = len(official.KNOWN[name].class_names)
+    for shape in ((size + 1, size + 1, channels), (size, size, 4 - channels)):
+        arrays = images(shape, classes)
+        refused(
+            lambda arrays=arrays: from_npz(name, tmp_path / "a", **arrays), f"those of '{name}'", f"{size} x {size}"
+        )
+    more = images((size, size, channels), classes + 1)
+    refused(lambda: from_npz(name, tmp_path / "a", **more), f"those of '{name}'", f"got {classes + 1}")
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [
+        ("cifar10", str.title),
+        ("cifar100", lambda text: text.replace("_", " ")),
+        ("fmnist", lambda text: {"t-shirt": "T-shirt_top", "ankle-boot": "Ankle boot"}.get(text, text)),
+        ("emnist-letters", str.upper),
+        ("emnist-byclass", str),
+        ("mnist", str),
+    ],
+)
+def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, spelling):
+    arrays, classes = known_images(name), official.KNOWN[name].class_names
+    npz = from_npz(name, tmp_path / "a", **arrays)
+    assert npz.class_names == classes
+    assert_same(npz, imported(name, write_folder(tmp_path / "b", arrays, [spelling(text) for text in classes])))
+    order = np.random.default_rng(5).permutation(len(classes))  # labels in another order, told by the names
+    other = arrays | {f"y_{part}": np.argsort(order)[arrays[f"y_{part}"]] for part in PARTS}
+    assert_same(npz, from_npz(name, tmp_path / "a", **other, class_names=[spelling(classes[i]) for i in order]))
+    numbers = write_folder(tmp_path / "c", arrays, [str(label) for label in range(len(classes))])
+    assert_same(npz, imported(name, numbers))
+
+
+def test_class_folders_of_other_names_are_refused_for_known_names(tmp_path):
+    arrays, classes = known_images("cifar10"), list(official.KNOWN["cifar10"].class_names)
+    folder = write_folder(tmp_path / "a", arrays, [*classes[:-1], "lorry"])
+    refused(lambda: datasets.import_path("cifar10", folder), "the classes in", "'cifar10'", "airplane")
+
+
+def test_known_class_names_are_those_of_torchvision():
+    from fedcli.vision import torchvision
+
+    sources = torchvision.datasets
+    for name, source in (("fmnist", sources.FashionMNIST.classes), *(
+        (f"emnist-{split}", sources.EMNIST.classes_split_dict[split]) for split in ("digits", "byclass")
+    )):  # fmt: skip
+        assert official._places(source, official.KNOWN[name].class_names) == list(range(len(source)))
+    assert official.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
+    assert len(set(official.KNOWN["cifar100"].class_names)) == 100
+
+
+# Official files
+
+
+def idx(array):
+    """The bytes of an array in the format of MNIST's files."""
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+def write_mnist(folder, name, arrays, source, monkeypatch):
+    resources = []
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        for kind, suffix in (("x", "images-idx3"), ("y", "labels-idx1")):
+            file = f"{prefix}-{suffix}-ubyte.gz"
+            (folder / file).write_bytes(gzip.compress(idx(arrays[f"{kind}_{part}"])))
+            resources.append((file, md5((folder / file).read_bytes())))
+    monkeypatch.setattr(source, "resources", resources)
+    monkeypatch.setattr(source, "mirrors", [(folder / "nowhere").as_uri() + "/", folder.as_uri() + "/"])
+    return folder
+
+
+def write_emnist(folder, name, arrays, source, monkeypatch):
+    split, path = official.KNOWN[name].split, folder / "gzip.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for part in PARTS:
+            lying = arrays[f"x_{part}"].transpose(0, 2, 1)
+            labels = arrays[f"y_{part}"] + (split == "letters")
+            for kind, values in (("images-idx3", lying), ("labels-idx1", labels)):
+                file.writestr(f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz", gzip.compress(idx(values)))
+    monkeypatch.setattr(source, "md5", md5(path.read_bytes()))
+    monkeypatch.setattr(source, "url", path.as_uri())
+    return path
+
+
+def write_cifar(folder, name, arrays, source, monkeypatch):
+    path, label = folder / source.filename, "fine_labels" if name == "cifar100" else "labels"
+
+    def entry(part, chosen):
+        pixels = arrays[f"x_{part}"][chosen].transpose(0, 3, 1, 2).reshape(-1, 3072)
+        return {"data": pixels, label: arrays[f"y_{part}"][chosen].tolist()}
+
+    count = len(source.train_list)
+    contents = {file: entry("train", slice(i, None, count)) for i, (file, _) in enumerate(source.train_list)}
+    contents |= {source.test_list[0][0]: entry("test", slice(None))}
+    contents |= {source.meta["filename"]: {source.meta["key"]: list(official.KNOWN[name].class_names)}}
+    contents = {file: pickle.dumps(content, protocol=2) for file, content in contents.items()}
+    with tarfile.open(path, "w:gz") as archive:
+        for file, content in contents.items():
+            member = tarfile.TarInfo(f"{source.base_folder}/{file}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    for field in ("train_list", "test_list"):
+        monkeypatch.setattr(source, field, [[file, md5(contents[file])] for file, _ in getattr(source, field)])
+    monkeypatch.setattr(source, "meta", source.meta | {"md5": md5(contents[source.meta["filename"]])})
+    monkeypatch.setattr(source, "tgz_md5", md5(path.read_bytes()))
+    monkeypatch.setattr(source, "url", path.as_uri())
+    return path
+
+
+def write_svhn(folder, name, arrays, source, monkeypatch):
+    for part in PARTS:
+        labels = np.where(arrays[f"y_{part}"] == 0, 10, arrays[f"y_{part}"])[:, None]  # a zero is class 10 there
+        content = {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": labels.astype(np.uint8)}
+        scipy.io.savemat(folder / f"{part}_32x32.mat", content)
+    return _split_list(folder, ("train_32x32.mat", "test_32x32.mat"), source, monkeypatch)
+
+
+def write_usps(folder, name, arrays, source, monkeypatch):
+    for part, file in (("train", "usps.bz2"), ("test", "usps.t.bz2")):
+        lines = []
+        for image, label in zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True):
+            values = (image.ravel() + 0.5) / 255 * 2 - 1  # half a step up, as torchvision rounds down
+            lines.append(f"{label + 1} " + " ".join(f"{i + 1}:{value:.6f}" for i, value in enumerate(values)))
+        (folder / file).write_bytes(bz2.compress(("\n".join(lines) + "\n").encode()))
+    return _split_list(folder, ("usps.bz2", "usps.t.bz2"), source, monkeypatch)
+
+
+def _split_list(folder, files, source, monkeypatch):
+    entries = [[(folder / file).as_uri(), file, md5((folder / file).read_bytes())] for file in files]
+    monkeypatch.setattr(source, "split_list", dict(zip(PARTS, entries, strict=True)))
+    return folder
+
+
+WRITERS = {
+    "mnist": write_mnist,
+    "fmnist": write_mnist,
+    "emnist-digits": write_emnist,
+    "emnist-letters": write_emnist,
+    "emnist-byclass": write_emnist,
+    "cifar10": write_cifar,
+    "cifar100": write_cifar,
+    "svhn": write_svhn,
+    "usps": write_usps,
+}
+
+
+@pytest.fixture
+def official_files(tmp_path, monkeypatch):
+    """Writes tiny files in the official format, which torchvision then takes for the true ones."""
+    from fedcli.vision import torchvision
+
+    def write(name, arrays):
+        folder = tmp_path / "official"
+        folder.mkdir(exist_ok=True)
+        source = getattr(torchvision.datasets, official.KNOWN[name].source)
+        return WRITERS[name](folder, name, arrays, source, monkeypatch)
+
+    return write
+
+
+@pytest.mark.parametrize("name", list(official.KNOWN))
+def test_official_files_downloads_and_npz_are_alike(tmp_path, cache, official_files, name):
+    arrays = known_images(name)
+    if name == "usps":  # its pixels are at most 254 after half a step up
+        arrays |= {f"x_{part}": np.minimum(arrays[f"x_{part}"], 254) for part in PARTS}
+    npz = from_npz(name, tmp_path / "npz", **arrays)
+    path = official_files(name, arrays)
+    assert_same(npz, imported(name, path))
+    (cache / f"{name}.npz").unlink()
+    seen = []
+    assert datasets.download(name, lambda *told: seen.append(told)) == cache / f"{name}.npz"
+    assert_same(npz, datasets.load(name))
+    sizes = {file.name: file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path])}
+    assert {file: done for file, done, _ in seen} == sizes
+    assert all(total == sizes[file] for file, _, total in seen)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "svhn"])
+def test_a_partial_official_file_is_refused(official_files, cache, name):
+    path = official_files(name, known_images(name))
+    file = max(path.iterdir(), key=os.path.getsize) if path.is_dir() else path
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(lambda: datasets.import_path(name, path), file, f"of '{name}'", "MD5", "get it again")
+    refused(lambda: datasets.download(name), file.name, "MD5")
+    assert not cache.exists()
+
+
+def test_a_folder_with_a_part_of_the_official_files_is_refused(official_files, cache):
+    folder = official_files("usps", known_images("usps"))
+    refused(lambda: datasets.import_path("usps", folder / "usps.bz2"), "usps.bz2", "a folder with usps.bz2, usps.t.bz2")
+    (folder / "usps.t.bz2").unlink()
+    refused(lambda: datasets.import_path("usps", folder), "does not hold usps.t.bz2")
+    assert not cache.exists()
+
+
+def test_an_archive_may_have_another_name_or_be_in_its_folder(official_files, tmp_path):
+    arrays = known_images("cifar10")
+    path = official_files("cifar10", arrays)
+    expected = imported("cifar10", path)
+    assert_same(expected, imported("cifar10", path.parent))
+    assert_same(expected, imported("cifar10", path.rename(tmp_path / "cifar.tgz")))
+
+
+def test_a_download_that_fails_says_how_to_import(official_files, cache, tmp_path):
+    path = official_files("cifar10", known_images("cifar10"))
+    path.unlink()
+    refused(lambda: datasets.download("cifar10"), "'cifar10'", "No such file", "fedcli data import cifar10 PATH")
+    assert not cache.exists()
+
+
+def test_what_cannot_or_need_not_be_downloaded(tmp_path, monkeypatch):
+    refused(lambda: datasets.download("digits"), "'digits'", "mnist")
+    refused(lambda: datasets.download("cifar1"), "'cifar1'", "did you mean 'cifar10'?")
+    there = from_npz("mnist", tmp_path / "a", **known_images("mnist"))
+    monkeypatch.setattr(official, "download", lambda *_: pytest.fail("downloaded again"))
+    datasets.download("mnist")
+    assert_same(there, datasets.load("mnist"))
