@@ -1,0 +1,75 @@
+"""FedAvg: average the clients' models, weighted by their numbers of examples.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017, https://arxiv.org/abs/1602.05629. Algorithm 1.
+
+Notation
+    code            paper       shape
+    params          w           dict of tensors
+    cohort.weights  n_k / n     [K]
+
+Deviations
+    1. The weights are n_k over the sum of n_k of the *cohort*, so that they sum to one when only some clients take
+       part (the paper's Algorithm 1 writes n_k / n; its later versions divide by the cohort's examples).
+    2. Networks with batch normalisation: the running statistics are averaged like the parameters. The paper has none.
+
+Run it
+    fedcli run fedavg --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcli import Method
+from fedcli.aggregate import cross_entropy, weighted_mean
+from fedcli.clients import Aux, LocalLoss, Network, Params
+
+
+@dataclass(frozen=True)
+class Config:
+    """FedAvg adds no option."""
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds."""
+
+    params: Params  # global model
+    buffers: Params
+
+
+def make_local_loss(network: Network) -> LocalLoss:
+    """The local objective F_k: mean cross-entropy over a client's examples."""
+
+    def local_loss(params, buffers, batch, context):
+        _, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        return loss, Aux(buffers, {"cross_entropy": loss})
+
+    return local_loss
+
+
+def init(fed, config) -> ServerState:
+    """The initial model."""
+    return ServerState(*fed.initial_model())
+
+
+def run_round(state: ServerState, cohort, fed, config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Algorithm 1, one round."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)  # S_t receives w_t
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))  # ClientUpdate(k, w_t), in parallel
+    model = weighted_mean(fed.upload_model(clients), cohort.weights)  # w_{t+1} = sum_k n_k / n w_{t+1}^k
+    return ServerState(*model), terms
+
+
+METHOD = Method(
+    name="fedavg",
+    title="FedAvg: federated averaging",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=None,  # the simplest of its family; the others are compared with it
+    state_types=(ServerState,),
+    default_protocol="fedfm:niid-1",
+)

@@ -1,0 +1,50 @@
+"""FedAvg: known answers."""
+
+import copy
+
+import numpy as np
+import torch
+
+from fedcli.aggregate import weighted_mean
+from tests import laws
+from tests.reference import load, optimizer_of
+
+
+def test_one_client_is_centralised_sgd():
+    setup, fed = laws.federation("fedavg", parts=laws.toy_parts((13,)), num_clients=1, cohort_size=1)
+    params, _ = laws.model_of(setup, laws.simulate(setup, fed, 3))
+    module = load(copy.deepcopy(fed.network.module), *fed.initial_model())
+    for number in range(3):
+        optimizer = optimizer_of(module, setup.run, setup.run.lr)
+        plan = fed.plan(fed.cohort(number))
+        for t in range(len(plan.index)):
+            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(x)[1], y).backward()
+            optimizer.step()
+    expected = {name: value.detach() for name, value in module.named_parameters()}
+    laws.assert_agree(params, expected, "one client")
+
+
+def test_weights_are_shares_of_the_cohorts_examples_validation_included():
+    _, fed = laws.federation("fedavg", validation=0.25)
+    cohort = fed.cohort_of(0, [0, 3])
+    np.testing.assert_allclose(cohort.weights.numpy(), [13 / 17, 4 / 17])
+    assert [len(part) for part in fed.training] == [10, 6, 8, 3]
+    assert [len(part) for part in fed.validation] == [3, 1, 2, 1]
+
+
+def test_a_round_is_the_weighted_mean_of_parameters_and_buffers():
+    data = laws.toy_dataset(channels=3, num_train=12)
+    run = {"backbone": "resnet10-3x3", "data": data, "parts": laws.toy_parts((5, 3, 2, 2)), "local_epochs": 1}
+    setup, fed = laws.federation("fedavg", **run)
+    cohort = fed.cohort(0)
+    clients, _ = fed.train(
+        fed.broadcast(*fed.initial_model(), cohort), cohort, setup.method.module.make_local_loss(fed.network)
+    )
+    state = laws.simulate(setup, fed, 1)
+    for tree, stacked in ((state.params, clients.params), (state.buffers, clients.buffers)):
+        for name, value in tree.items():
+            expected = sum(share * stacked[name][k] for k, share in enumerate(np.array([5, 3, 2, 2]) / 12))
+            torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
+    assert laws.distance(weighted_mean(clients.buffers, cohort.weights), fed.initial_model()[1]) > 1e-3
