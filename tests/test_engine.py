@@ -1,0 +1,202 @@
+"""The engine against the plain loop of tests/reference.py, and its optimizers against torch.optim."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcli.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
+from fedcli.clients import Aux, Client, adam, adam_step, sgd, sgd_step
+from fedcli.federation import NonFiniteLoss
+from fedcli.registry import find_method
+from fedcli.trees import select
+from tests import laws
+
+FEDAVG = find_method("fedavg")
+
+
+@pytest.mark.parametrize("backbone", ["cnn-small", "resnet10-3x3-gn", "resnet10-3x3", "resnet10"])
+def test_engine_agrees_with_the_plain_loop(backbone):
+    sizes = (7, 4, 2, 6)  # ragged, and never a last batch of one, which plain batch normalisation refuses
+    data = laws.toy_dataset(num_train=sum(sizes), channels=3, size=16 if backbone == "resnet10" else 8)
+    run = {"backbone": backbone, "data": data, "parts": laws.toy_parts(sizes), "local_epochs": 1, "lr": 0.01}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4), **run)
+
+
+def test_engine_agrees_in_float32():
+    setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
+    expected = laws.simulate(setup, fed, 2)
+    for chunk in "14":
+        setup, fed = laws.federation(FEDAVG, precision="float32", clients_per_chunk=chunk)
+        assert laws.distance(laws.simulate(setup, fed, 2), expected) < 1e-4
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
+    results = []
+    for options in ({"reference": True}, {"clients_per_chunk": "1"}, {"clients_per_chunk": "4"}):
+        setup, fed = laws.federation(FEDAVG, drop_last=drop_last, **options)
+        transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip-rotate", fed.dtype)
+        fed.transform = transform
+        fed.engine = fed.engine.__class__(
+            fed.engine.images, fed.engine.labels, transform, fed.clients_per_chunk, lambda count: None
+        )
+        results.append(laws.simulate(setup, fed, 2))
+    plain = laws.simulate(*laws.federation(FEDAVG, drop_last=drop_last), 2)
+    laws.assert_agree(results[1], results[0], "looped")
+    laws.assert_agree(results[2], results[0], "stacked")
+    assert laws.distance(plain, results[0]) > 1e-3  # the augmentation did something
+
+
+def test_same_chunk_size_gives_the_same_bits():
+    states = [laws.simulate(*laws.federation(FEDAVG, clients_per_chunk="2", precision="float32"), 2) for _ in "ab"]
+    assert laws.distance(*states) == 0
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_torchs(momentum, weight_decay):
+    value = torch.randn(5, dtype=torch.float64)
+    theirs = value.clone().requires_grad_()
+    optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    ours, slots = {"w": value}, {"w": torch.zeros(5, dtype=torch.float64)} if momentum else ()
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    for _ in range(5):
+        gradient = torch.randn(5, dtype=torch.float64)
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        ours, slots = sgd(ours, {"w": gradient}, slots, rate, momentum, weight_decay)
+    torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adam_is_torchs(weight_decay):
+    value = torch.randn(5, dtype=torch.float64)
+    theirs = value.clone().requires_grad_()
+    optimizer = torch.optim.Adam([theirs], lr=0.1, weight_decay=weight_decay)
+    zeros = {"w": torch.zeros(5, dtype=torch.float64)}
+    ours, slots = {"w": value}, (torch.zeros((), dtype=torch.float64), zeros, zeros)
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    for _ in range(5):
+        gradient = torch.randn(5, dtype=torch.float64)
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        ours, slots = adam(ours, {"w": gradient}, slots, rate, (0.9, 0.999), 1e-8, weight_decay)
+    torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
+
+
+def quadratic(params, buffers, batch, context):
+    """Half the squared distance of both parameters to the context."""
+    loss = sum((value - context).square().sum() for value in params.values()) / 2
+    return loss, Aux(buffers, {"distance": loss})
+
+
+def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_state():
+    _, fed = laws.federation(FEDAVG)
+    plan = fed.plan(fed.cohort(0))
+    first, second = (
+        sgd_step(quadratic, momentum=0.5, names=["a"], key="first"),
+        adam_step(quadratic, lr=0.1, names=["b"]),
+    )
+
+    def update(client, batch, context):
+        client, _ = first.update(client, batch, context)
+        return second.update(client, batch, context)
+
+    both = type(first)(update, lambda params: {**first.slots(params), **second.slots(params)})
+    start = {name: torch.ones(4, 2, dtype=torch.float64) for name in "ab"}
+    only_first, _ = fed.engine.train(first, Client(start, {}, {}), plan, 0.1, torch.tensor(0.0), None)
+    assert torch.equal(only_first.params["b"], start["b"])
+    assert (only_first.params["a"] < 1).all()
+    trained, _ = fed.engine.train(both, Client(start, {}, {}), plan, 0.1, torch.tensor(0.0), None)
+    assert torch.equal(trained.params["a"], only_first.params["a"])
+    assert (trained.params["b"] < 1).all()
+    assert set(trained.optimizer) == {"first", "adam"}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_epochs_in_two_calls_are_epochs_in_one(chunk):
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk), local_epochs=3)
+    loss = setup.method.module.make_local_loss(fed.network)
+    cohort = fed.cohort(0)
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    whole, _ = fed.train(start, cohort, loss)
+    part, _ = fed.train(start, cohort, loss, epochs=range(0, 1))
+    part, _ = fed.train(part, cohort, loss, epochs=range(1, 3))
+    assert laws.distance(part.params, whole.params) == 0
+    restarted, _ = fed.train(part._replace(optimizer={}), cohort, loss, epochs=range(1, 3))
+    assert laws.distance(restarted.params, whole.params) > 1e-6
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_context_axes_give_each_client_its_own(chunk):
+    _, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk))
+    cohort = fed.cohort(0)
+    targets = torch.arange(4, dtype=torch.float64)
+    start = Client({"a": torch.zeros(4, 2, dtype=torch.float64)}, {}, {})
+    step = sgd_step(quadratic)
+    trained, terms = fed.engine.train(step, start, fed.plan(cohort), 0.5, targets, 0)
+    steps = torch.tensor(fed.plan(cohort).steps)
+    expected = targets * (1 - 0.5**steps)
+    torch.testing.assert_close(trained.params["a"], expected[:, None].expand(4, 2), rtol=1e-12, atol=1e-12)
+    first = targets.square()  # half of two coordinates, then a quarter of it after each step
+    mean = torch.stack([first[k] * sum(0.25**t for t in range(int(steps[k]))) / steps[k] for k in range(4)])
+    torch.testing.assert_close(terms["distance"], mean, rtol=1e-12, atol=1e-12)
+
+
+def test_a_term_that_is_not_finite_names_round_clients_and_term():
+    _, fed = laws.federation(FEDAVG)
+    cohort = fed.cohort(3)
+
+    def loss(params, buffers, batch, context):
+        value, aux = quadratic(params, buffers, batch, 0.0)
+        return value, aux._replace(terms={"fine": value, "broken": value / context})
+
+    with pytest.raises(NonFiniteLoss, match=r"'broken' is not finite in round 3 for client\(s\) 1, 2"):
+        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss, torch.tensor([1.0, 0, 0, 1.0]), 0)
+
+
+def test_a_client_without_steps_keeps_the_model():
+    setup, fed = laws.federation(FEDAVG, drop_last=True, batch_size=8, clients_per_chunk="1")
+    cohort = fed.cohort(0)
+    assert fed.plan(cohort).steps.tolist() == [2, 0, 2, 0]
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    for chunk in ("1", "2", "4"):
+        _, fed = laws.federation(FEDAVG, drop_last=True, batch_size=8, clients_per_chunk=chunk)
+        trained, terms = fed.train(start, cohort, setup.method.module.make_local_loss(fed.network))
+        assert laws.distance(select(trained.params, 1), select(start.params, 1)) == 0
+        assert laws.distance(select(trained.params, 0), select(start.params, 0)) > 0
+        assert (terms["cross_entropy"] > 0).tolist() == [True, False, True, False]
+
+
+def test_weighted_mean_by_hand():
+    tree = {"a": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "n": torch.tensor([1, 4])}
+    mean = weighted_mean(tree, torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(mean["a"], torch.tensor([2.5, 5.0]))
+    assert mean["n"] == 3  # 3.25, rounded
+    assert mean["n"].dtype == torch.int64
+
+
+def test_class_means_by_loop():
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(20, 3, dtype=torch.float64, generator=draw)
+    labels = torch.randint(0, 4, (20,), generator=draw)
+    labels[labels == 2] = 1  # class 2 is absent
+    mask = torch.rand(20, generator=draw) < 0.7
+    features[~mask] = torch.nan
+    means, counts = class_means(features, labels, 4, mask)
+    for label in range(4):
+        own = [features[i] for i in range(20) if mask[i] and labels[i] == label]
+        assert counts[label] == len(own)
+        expected = sum(own) / len(own) if own else torch.zeros(3, dtype=torch.float64)
+        torch.testing.assert_close(means[label], expected)
+
+
+def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
+    logits = torch.tensor([[1.0, 2.0], [torch.inf, 0.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([True, False])
+    values = torch.where(mask[:, None], logits, 0.0)
+    loss = cross_entropy(values, torch.tensor([0, 0]), mask)
+    loss.backward()
+    assert loss.item() == pytest.approx(np.log(1 + np.e))
+    assert torch.isfinite(logits.grad).all()
+    assert masked_mean(torch.tensor([3.0, 5.0]), torch.tensor([False, False])) == 0

@@ -1,0 +1,76 @@
+"""Each law catches the defect it is there for."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedcli.registry import find_method
+from papers import fedfm
+from tests import laws, toys
+
+FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
+RESNET = {
+    "backbone": "resnet10-3x3", "local_epochs": 1, "data": laws.toy_dataset(channels=3, size=8, num_train=12),
+    "parts": laws.toy_parts((4, 3, 2, 3)),
+}  # fmt: skip
+
+
+def planted(method, run_round):
+    return replace(method, name="planted", run_round=run_round)
+
+
+def catches(law, *arguments, match="", **options):
+    with pytest.raises(AssertionError, match=match):
+        law(*arguments, **options)
+
+
+def without_matching(state, cohort, fed, config):
+    return fedfm.run_round(state, cohort, fed, replace(config, match_weight=0.0))
+
+
+def always_matching(state, cohort, fed, config):
+    return fedfm.run_round(state, cohort, fed, replace(config, match_weight=1.0, start_round=0))
+
+
+def test_law_1_catches_a_term_that_cannot_be_switched_off():
+    catches(laws.law_1_off_is_the_simpler_method, planted(FEDFM, always_matching), match="against fedavg")
+
+
+def test_law_1_catches_buffers_that_are_not_averaged():
+    method = replace(planted(FEDAVG, toys.skips_buffers), reduces_to=("fedavg", {}))
+    catches(laws.law_1_off_is_the_simpler_method, method, rounds=1, match="against fedavg", **RESNET)
+
+
+def test_law_2_catches_a_term_that_does_nothing():
+    catches(laws.law_2_on_is_not, planted(FEDFM, without_matching), match="is fedavg")
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        (toys.forgets, "keeps the state"),
+        (toys.never_stores, "stores nothing new"),
+        (toys.never_reads, "does not read"),
+        (toys.touches_others, "sat out"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_law_3_catches_lost_client_state(defect, message):
+    catches(laws.law_3_state_survives, planted(toys.STATEFUL, defect), match=message)
+
+
+def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():
+    method = planted(FEDAVG, toys.drops_local_buffers)
+    catches(laws.law_4_chunking_is_invisible, method, rounds=1, chunks=(1,), match="planted", **RESNET)
+
+
+def test_law_4_catches_padding_that_counts():
+    catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="2 clients per chunk")
+
+
+def test_law_5_catches_a_server_that_minds_the_order():
+    catches(laws.law_5_order_is_invisible, planted(FEDAVG, toys.first_counts_most), match="permuted cohort")
+
+
+def test_law_6_catches_a_division_by_an_absent_class():
+    catches(laws.law_6_edge_data, planted(FEDAVG, toys.divides_by_absent), 1, match="not finite")

@@ -1,0 +1,49 @@
+"""Laws 1 to 6 over the registry and a method that keeps client state; law 7 is in test_runs.py."""
+
+import pytest
+
+from fedcli.registry import methods
+from tests import laws
+from tests.toys import STATEFUL
+
+METHODS = [*methods().values(), STATEFUL]
+REDUCING = [method for method in METHODS if method.reduces_to is not None]
+KEEPING = [method for method in METHODS if any(kind.__name__ == "ClientState" for kind in method.state_types)]
+
+
+def named(method):
+    return method.name
+
+
+@pytest.mark.parametrize("method", REDUCING, ids=named)
+def test_law_1_off_is_the_simpler_method(method):
+    laws.law_1_off_is_the_simpler_method(method)
+
+
+@pytest.mark.parametrize("method", REDUCING, ids=named)
+def test_law_2_on_is_not(method):
+    laws.law_2_on_is_not(method)
+
+
+@pytest.mark.parametrize("method", KEEPING, ids=named)
+def test_law_3_state_survives(method):
+    laws.law_3_state_survives(method)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", METHODS, ids=named)
+def test_law_4_chunking_is_invisible(method, optimizer):
+    active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
+    rate = {"sgd": 0.05, "adam": 0.003}[optimizer]
+    laws.law_4_chunking_is_invisible(method, overrides=active, optimizer=optimizer, lr=rate)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=named)
+def test_law_5_order_is_invisible(method):
+    laws.law_5_order_is_invisible(method)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("method", METHODS, ids=named)
+def test_law_6_edge_data(method, chunk):
+    laws.law_6_edge_data(method, chunk)

@@ -1,0 +1,222 @@
+"""A run's folder: records, checkpoints, and law 7, resume is invisible."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import fedcli
+from fedcli import records, runs
+from fedcli.errors import UserError
+from fedcli.registry import methods
+
+TINY = {
+    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
+    "batch_size": 16, "device": "cpu", "checkpoint_every": 1,
+}  # fmt: skip
+
+
+class Stop(Exception):
+    """Ends a run from outside."""
+
+
+class StopAfter(runs.Progress):
+    def __init__(self, rounds):
+        self.left = rounds
+
+    def round(self, entry):
+        self.left -= 1
+        if self.left == 0:
+            raise Stop
+
+
+def essence(record):
+    """What must not depend on whether a run was interrupted."""
+    rounds = [{key: value for key, value in entry.items() if key != "seconds"} for entry in record["rounds"]]
+    return {"rounds": rounds, **{key: record[key] for key in ("summary", "status", "config", "cost", "partition")}}
+
+
+@pytest.mark.parametrize("method", list(methods()))
+def test_law_7_resume_is_invisible(method, tmp_path):
+    whole = fedcli.run(method, out=tmp_path / "whole", **TINY)
+    assert whole.record["status"] == "finished"
+    for killed_after in (1, 2, 3):
+        folder = tmp_path / f"killed-{killed_after}"
+        with pytest.raises(Stop):
+            fedcli.run(method, out=folder, progress=StopAfter(killed_after), **TINY)
+        again = runs.resume(folder)
+        assert essence(again.record) == essence(whole.record)
+        assert again.record["resumed"] == [killed_after]
+        saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+        assert len(saved["record"]["rounds"]) == 4
+
+
+def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path):
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "killed", progress=StopAfter(3), **{**TINY, "checkpoint_every": 2})
+    assert len(records.read_record(tmp_path / "killed")["rounds"]) == 3
+    again = runs.resume(tmp_path / "killed")
+    assert again.record["resumed"] == [2]
+    assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
+    assert again.record["summary"] == whole.record["summary"]
+
+
+KILLER = """
+import os, signal
+import fedcli.records, fedcli.runs
+from dataclasses import replace
+from fedcli.registry import find_method
+from papers.baselines import fedavg
+
+def run_round(state, cohort, fed, config):
+    if cohort.round == 2 and not os.path.exists("killed-in-round"):
+        open("killed-in-round", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fedavg.run_round(state, cohort, fed, config)
+
+save = fedcli.runs.torch.save
+def half_a_save(saved, path):
+    save(saved, path)
+    if len(saved["record"]["rounds"]) == 2 and not os.path.exists("killed-in-save"):
+        open("killed-in-save", "w").close()
+        os.truncate(path, os.path.getsize(path) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+fedcli.runs.torch.save = half_a_save
+
+write = fedcli.runs.write_record
+def no_write(folder, record):
+    if len(record["rounds"]) == 4 and record["status"] == "running" and not os.path.exists("killed-before-record"):
+        open("killed-before-record", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, record)
+fedcli.runs.write_record = no_write
+
+METHOD = replace(find_method("fedavg"), name="killer", run_round=run_round)
+"""
+
+
+def test_kill_9_in_a_round_in_a_checkpoint_and_before_a_record(tmp_path):
+    (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
+    start = f"import fedcli; fedcli.run('killer.py', out='run', **{TINY!r})"
+    again = "from fedcli import runs; runs.resume('run')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # as in this process
+    codes = []
+    for program in (start, again, again, again):
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        codes.append(done.returncode)
+        json.loads((tmp_path / "run" / "record.json").read_text())  # valid after every kill
+    assert codes == [-signal.SIGKILL] * 3 + [0], done.stderr
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
+    ours = records.read_record(tmp_path / "run")
+    assert essence(ours)["rounds"] == essence(whole.record)["rounds"]
+    assert ours["summary"] == whole.record["summary"]
+    assert ours["resumed"] == [1, 2, 4]
+
+
+def test_the_record_says_what_was_run(tmp_path):
+    run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "start_round": 1, "lr": 0.02})
+    record = run.record
+    assert json.loads((run.path / "record.json").read_text()) == json.loads(json.dumps(record))
+    assert (record["schema"], record["method"], record["protocol"]) == (1, "fedfm", "fedfm:digits")
+    assert (record["dataset"], record["seed"], record["reduced"]) == ("digits", 0, True)
+    assert record["config"]["lr"] == 0.02
+    assert record["origin"]["lr"] == record["origin"]["start_round"] == "command line"
+    assert record["origin"]["momentum"] == "protocol fedfm:digits"
+    assert record["origin"]["temperature"] == "default"
+    assert [entry["round"] for entry in record["rounds"]] == [0, 1, 2, 3]
+    assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
+    assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])
+    assert record["summary"]["params_sha256"] == records.params_hash(run.state.params)
+    assert record["summary"]["last"] == record["rounds"][-1]["test_accuracy"]
+    best = max(record["rounds"], key=lambda entry: entry["validation_accuracy"])
+    assert record["summary"]["selected"] == best["test_accuracy"]
+    parameters, anchors = record["model"]["parameters"], 10 * 64
+    expected = {"floats_down": parameters + anchors, "floats_up": parameters + anchors}
+    assert record["cost"] == {**expected, "memory_floats": parameters + anchors, "buffer_floats": 0}
+    assert sum(record["partition"]["sizes"]) == 120
+
+
+def test_two_methods_see_the_same_partition_and_a_seed_changes_everything(tmp_path):
+    prints = {}
+    for name, method, seed in (("a", "fedavg", 0), ("b", "fedfm", 0), ("c", "fedavg", 1)):
+        run = fedcli.run(method, out=tmp_path / name, **{**TINY, "rounds": 1, "seed": seed})
+        prints[name] = (run.record["partition"]["fingerprint"], run.record["summary"]["params_sha256"])
+    assert prints["a"][0] == prints["b"][0] != prints["c"][0]
+    assert len({pair[1] for pair in prints.values()}) == 3 or prints["a"][1] == prints["b"][1] != prints["c"][1]
+
+
+def test_evaluation_every_other_round_and_after_the_last(tmp_path):
+    run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 5, "eval_every": 3})
+    tested = [entry["test_accuracy"] is not None for entry in run.record["rounds"]]
+    assert tested == [False, False, True, False, True]
+
+
+def test_resume_refuses_what_is_not_the_same_run(tmp_path):
+    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
+    with pytest.raises(UserError, match="has finished"):
+        runs.resume(run.path)
+    for key, value, message in (
+        ("method_hash", "0" * 16, "has changed since"),
+        ("dataset_fingerprint", "0" * 16, "data set is not the one"),
+        ("partition", {**run.record["partition"], "fingerprint": "0"}, "partition is not the one"),
+    ):
+        records.write_record(run.path, {**run.record, "status": "interrupted", key: value})
+        with pytest.raises(UserError, match=message):
+            runs.resume(run.path)
+    records.write_record(run.path, {**run.record, "status": "interrupted", "method_hash": "0" * 16})
+    again = runs.resume(run.path, changed_method=True)
+    assert again.record["method_hash"].startswith("0" * 16 + ", then ")
+
+
+def test_an_existing_folder_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match="never overwritten"):
+        fedcli.run("fedavg", out=tmp_path / "mine", **TINY)
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_runs_without_a_folder_get_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs.time, "strftime", lambda *arguments: "20260101-000000")
+    paths = [str(fedcli.run("fedavg", **{**TINY, "rounds": 1}).path) for _ in "ab"]
+    assert paths == ["runs/20260101-000000-fedavg-digits", "runs/20260101-000000-fedavg-digits-2"]
+
+
+ROUNDS = [
+    {"round": 0, "test_accuracy": 0.5, "validation_accuracy": 0.7},
+    {"round": 1, "test_accuracy": None, "validation_accuracy": None},
+    {"round": 2, "test_accuracy": 0.9, "validation_accuracy": 0.6},
+    {"round": 3, "test_accuracy": 0.6, "validation_accuracy": 0.7},
+    {"round": 4, "test_accuracy": 0.3, "validation_accuracy": 0.1},
+]
+
+
+@pytest.mark.parametrize(
+    ("selection", "selected", "chosen"),
+    [("best-validation", 0.5, 0), ("last", 0.3, 4), ("mean-last-3", 0.6, 4), ("best-test", 0.9, 2)],
+)
+def test_the_headline_follows_the_protocols_rule(selection, selected, chosen):
+    summary = records.summarise(ROUNDS, selection)
+    assert summary["selected"] == pytest.approx(selected)
+    assert (summary["selected_round"], summary["last"], summary["rounds"]) == (chosen, 0.3, 5)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+
+    def fail(path):
+        path.write_text("ne")
+        raise Stop
+
+    with pytest.raises(Stop):
+        records.write_atomically(file, fail)
+    assert file.read_text() == "old"

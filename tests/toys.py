@@ -1,0 +1,136 @@
+"""Small methods for the tests: one that keeps state at the clients, and ones with a planted defect."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcli import option
+from fedcli.aggregate import weighted_mean
+from fedcli.clients import Aux, Params
+from fedcli.registry import find_method
+from papers.baselines import fedavg
+
+
+@dataclass(frozen=True)
+class Config:
+    pull: float = option(0.5, "Pull towards the client's last local model", low=0, off=0)
+
+
+class ClientState(NamedTuple):
+    params: Params  # the client's last local model
+
+
+class Context(NamedTuple):
+    last: Params
+    pull: Tensor
+
+
+class ServerState(NamedTuple):
+    params: Params
+    buffers: Params
+    clients: dict[int, ClientState]
+
+
+def make_local_loss(network):
+    task = fedavg.make_local_loss(network)
+
+    def local_loss(params, buffers, batch, context):
+        loss, aux = task(params, buffers, batch, None)
+        pull = sum((params[name] - context.last[name]).square().sum() for name in params) / 2
+        return loss + context.pull * pull, Aux(aux.buffers, {**aux.terms, "pull": pull})
+
+    return local_loss
+
+
+def init(fed, config):
+    return ServerState(*fed.initial_model(), clients={})
+
+
+def run_round(state, cohort, fed, config):
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    last = fed.recall(state.clients, cohort, ClientState(state.params)).params
+    context = Context(last, torch.tensor(config.pull, dtype=fed.dtype))
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network), context, Context(last=0, pull=None))
+    kept = fed.remember(state.clients, cohort, ClientState(clients.params))
+    return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights), kept), terms
+
+
+STATEFUL = replace(
+    find_method("fedavg"), name="stateful", title="pulled to the last local model", config=Config, init=init,
+    run_round=run_round, reduces_to=("fedavg", {"pull": 0.0}), state_types=(ServerState, ClientState),
+)  # fmt: skip
+
+
+def forgets(state, cohort, fed, config):
+    """Defect: the clients' states are thrown away after the round."""
+    state, terms = run_round(state, cohort, fed, config)
+    return state._replace(clients={}), terms
+
+
+def never_stores(state, cohort, fed, config):
+    """Defect: what is stored for a client is the received model, every time."""
+    after, terms = run_round(state, cohort, fed, config)
+    same = {client: state.clients.get(client, ClientState(state.params)) for client in after.clients}
+    return after._replace(clients=same), terms
+
+
+def never_reads(state, cohort, fed, config):
+    """Defect: the stored state is not used."""
+    after, terms = run_round(state._replace(clients={}), cohort, fed, config)
+    return after._replace(clients={**state.clients, **after.clients}), terms
+
+
+def touches_others(state, cohort, fed, config):
+    """Defect: clients that sit out are changed."""
+    after, terms = run_round(state, cohort, fed, config)
+    return after._replace(clients={c: ClientState(after.params) for c in after.clients}), terms
+
+
+def skips_buffers(state, cohort, fed, config):
+    """Defect: the buffers are not averaged."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
+    return fedavg.ServerState(weighted_mean(clients.params, cohort.weights), state.buffers), terms
+
+
+def drops_local_buffers(state, cohort, fed, config):
+    """Defect: the local objective returns the buffers it was given."""
+    task = fedavg.make_local_loss(fed.network)
+
+    def local_loss(params, buffers, batch, context):
+        loss, aux = task(params, buffers, batch, context)
+        return loss, aux._replace(buffers=buffers)
+
+    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+
+
+def ignores_mask(state, cohort, fed, config):
+    """Defect: padding counts in the loss."""
+    task = fedavg.make_local_loss(fed.network)
+
+    def local_loss(params, buffers, batch, context):
+        return task(params, buffers, batch._replace(mask=None), context)
+
+    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+
+
+def first_counts_most(state, cohort, fed, config):
+    """Defect: the clients' weights go by their place in the cohort."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
+    weights = torch.arange(len(cohort.client_ids), 0, -1, dtype=fed.dtype)
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), weights)), terms
+
+
+def divides_by_absent(state, cohort, fed, config):
+    """Defect: the class means of a client that lacks a class are 0 / 0, and they reach the model."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    means, counts = fed.class_means(clients, cohort)
+    means = means / (counts > 0)[..., None]
+    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return fedavg.ServerState({name: value + 0 * means.sum() for name, value in params.items()}, buffers), terms
