@@ -1,0 +1,175 @@
+"""Figures by what they draw: the lines' numbers, the bands, the labels, the areas of bubbles, the files' bytes."""
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.collections import EllipseCollection, PolyCollection
+
+from fedcli import plots
+from fedcli.errors import UserError
+from tests.test_tables import record
+
+
+def curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
+    """A record with these test accuracies; None for a round that was not evaluated."""
+    run = record(method, seed, done=len(accuracies), **keywords)
+    for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
+        entry["test_accuracy"] = accuracy
+    return run
+
+
+def drawn(figure):
+    """The lines and the bands of the figure's axes, and the labels of its legend."""
+    axes = figure.axes[0]
+    lines = [line for line in axes.lines if line.get_gid() != "selected"]
+    bands = [item for item in axes.collections if isinstance(item, PolyCollection)]
+    return lines, bands, [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def rings(figure):
+    return [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_gid() == "selected"]
+
+
+def bubbles(figure):
+    """The bubbles of the grid: positions [n, 2] and squared diameters [n]."""
+    grid = next(item for item in figure.axes[0].collections if isinstance(item, EllipseCollection))
+    return grid.get_offsets(), grid.get_widths() ** 2
+
+
+def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation():
+    runs = [curve(seed=0, accuracies=(0.2, 0.4)), curve(seed=1, accuracies=(0.4, 0.4)), curve("two")]
+    (one, two), (band,), labels = drawn(plots.curves_figure(runs))
+    assert one.get_xdata().tolist() == [0, 1]
+    assert one.get_ydata() == pytest.approx([30, 40])
+    assert two.get_ydata() == pytest.approx([20, 40, 50])
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((30 - 200**0.5, 30 + 200**0.5))  # variance 200 at round 0
+    assert labels[:2] == ["one (n = 2)", "two (n = 1)"]
+
+
+def test_a_single_run_has_no_band():
+    (_,), bands, _ = drawn(plots.curves_figure([curve()]))
+    assert bands == []
+
+
+def test_rounds_that_were_not_evaluated_are_left_out():
+    (line,), _, _ = drawn(plots.curves_figure([curve(accuracies=(None, 0.4, None, 0.6))]))
+    assert line.get_xydata().tolist() == [[1, 40], [3, 60]]
+
+
+def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so():
+    runs = [curve(), curve(seed=1, accuracies=(0.9,), status="interrupted")]
+    (line,), bands, labels = drawn(plots.curves_figure(runs))
+    assert line.get_ydata() == pytest.approx([20, 40, 50])
+    assert bands == []
+    assert labels[0] == "one (n = 1, 1 unfinished not shown)"
+
+
+def test_unfinished_runs_alone_are_drawn_over_the_rounds_they_share():
+    runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
+    (line,), (_,), labels = drawn(plots.curves_figure(runs))
+    assert line.get_xydata().tolist() == [[0, pytest.approx(30)], [1, pytest.approx(50)]]
+    assert labels == ["one (n = 2, unfinished)"]
+
+
+@pytest.mark.parametrize("accuracies", [(), (None, None)])
+def test_without_an_evaluated_round_there_is_nothing_to_draw(accuracies):
+    with pytest.raises(UserError, match="no run has an evaluated round"):
+        plots.curves_figure([curve(accuracies=accuracies, status="running")])
+    lines, _, _ = drawn(plots.curves_figure([curve("two"), curve(accuracies=accuracies, status="running")]))
+    assert len(lines) == 1
+
+
+def test_the_best_round_of_single_runs_is_ringed():
+    figure = plots.curves_figure([curve(), curve("two", 0), curve("two", 1)])
+    assert rings(figure) == [[[1, 40]]]
+    assert drawn(figure)[2][-1] == "selected round"
+    last = curve()
+    last["summary"]["selection"] = "last"
+    figure = plots.curves_figure([last])
+    assert rings(figure) == []
+    assert drawn(figure)[2] == ["one (n = 1)"]
+
+
+def test_title_and_axes_say_what_is_shared_and_measured():
+    axes = plots.curves_figure([curve(lr=0.1), curve(lr=0.2)]).axes[0]
+    assert axes.get_title() == "one, digits, dirichlet:0.5"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
+    figure = plots.curves_figure([curve(dataset="a"), curve("two", dataset="b")])
+    assert figure.axes[0].get_title() == "dirichlet:0.5"
+    assert drawn(figure)[2][:2] == ["one, a (n = 1)", "two, b (n = 1)"]
+
+
+def test_lines_differ_in_more_than_colour():
+    lines, _, _ = drawn(plots.curves_figure([curve(f"m{number}") for number in range(20)]))
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
+    assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
+
+
+def test_the_area_of_a_bubble_is_the_number_of_examples():
+    counts = np.array([[100, 0, 25], [4, 1, 0], [0, 64, 50], [9, 9, 9]])
+    positions, areas = bubbles(plots.partition_figure(counts, ["a", "b", "c"], "title"))
+    assert len(areas) == np.count_nonzero(counts)
+    shown = np.zeros(counts.shape)
+    for (client, label), area in zip(positions.astype(int), areas, strict=True):
+        shown[client, label] = area
+    assert shown / shown.max() * 100 == pytest.approx(counts)
+
+
+def tick_labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_the_longer_side_runs_across():
+    names = [f"class {number}" for number in range(4)]
+    tall = plots.partition_figure(np.eye(9, 4), names, "").axes[0]
+    assert (tall.get_xlabel(), tall.get_ylabel()) == ("Client", "Class")
+    assert tick_labels(tall.yaxis) == names
+    wide = plots.partition_figure(np.eye(2, 4), names, "").axes[0]
+    assert (wide.get_xlabel(), wide.get_ylabel()) == ("Class", "Client")
+    assert tick_labels(wide.xaxis) == names
+    positions, _ = bubbles(plots.partition_figure(np.array([[0, 0, 7], [0, 0, 0]]), list("abc"), ""))
+    assert positions.tolist() == [[2, 0]]
+
+
+@pytest.mark.parametrize("shape", [(100, 10), (10, 100), (3500, 10), (1, 1)])
+def test_the_labels_of_large_partitions_are_thinned_to_fit(shape):
+    figure = plots.partition_figure(np.ones(shape, int), [f"name {number}" for number in range(shape[1])], "")
+    axis = figure.axes[0].xaxis
+    prefix = "" if shape[0] >= shape[1] else "name "
+    assert tick_labels(axis) == [f"{prefix}{place}" for place in axis.get_ticklocs()]
+    if max(shape) > 1:
+        spacing = figure.get_figwidth() * np.diff(axis.get_ticklocs()).min() / max(shape)
+        assert spacing >= plots.LABEL_HEIGHT
+
+
+def test_a_partition_without_examples_is_refused():
+    for counts in (np.zeros((3, 2)), np.zeros((0, 2))):
+        with pytest.raises(UserError, match="no example"):
+            plots.partition_figure(counts, ["a", "b"], "")
+
+
+def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
+    counts = np.array([[5, 1], [2, 3]])
+    for out in ("first/dirichlet:0.5", "second.png"):
+        curves = plots.learning_curves([curve(seed=seed) for seed in (0, 1)], tmp_path / f"curves-{out}")
+        charts = plots.partition_chart(counts, ["a", "b"], tmp_path / f"chart-{out}", "title")
+        for png, pdf in (curves, charts):
+            assert png.read_bytes().startswith(b"\x89PNG")
+            assert pdf.read_bytes().startswith(b"%PDF")
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.p*"))
+    assert "curves-first/dirichlet:0.5.png" in names
+    assert "curves-second.pdf" in names
+    for kind in ("curves", "chart"):
+        for suffix in (".png", ".pdf"):
+            first, second = tmp_path / f"{kind}-first/dirichlet:0.5{suffix}", tmp_path / f"{kind}-second{suffix}"
+            assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_style_stays_inside(tmp_path):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        before = dict(matplotlib.rcParams)
+        plots.learning_curves([curve()], tmp_path / "curves")
+        plots.partition_chart(np.ones((2, 2)), ["a", "b"], tmp_path / "chart", "")
+        assert dict(matplotlib.rcParams) == before

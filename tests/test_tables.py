@@ -1,0 +1,293 @@
+"""Tables against hand numbers: what is pooled, what is shown, and what is not claimed."""
+
+import copy
+import csv
+import io
+import json
+
+import pytest
+
+from fedcli import tables
+from fedcli.errors import UserError
+
+PLANNED = 4
+
+
+def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNED, origin=None, **options):
+    """A record as a run writes it; `done` of the planned rounds, the selected one being round 1."""
+    rounds = [
+        {
+            "round": number,
+            "test_accuracy": selected - 0.1 * abs(number - 1),
+            "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
+            "clients": None,
+            "terms": {"loss": 1.0},
+            "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
+        }
+        for number in range(done)
+    ]
+    config = {
+        "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:.5", "partition_seed": seed,
+        "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
+        "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
+    }  # fmt: skip
+    summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
+    if done:
+        last = rounds[-1]["test_accuracy"]
+        summary |= {"selected": selected, "selected_round": 1, "last": last, "params_sha256": f"{seed}" * 64}
+    return {
+        "schema": 1, "status": status, "method": method, "method_hash": f"{method:0<16}",
+        "protocol": config["protocol"], "dataset": config["dataset"], "seed": seed,
+        "reduced": config["train_examples"] is not None,
+        "command": f"fedcli run {method} --seeds 0,1", "config": config, "origin": origin or {"partition_seed": "seed"},
+        "partition": {"flag": str(config["partition"]).replace(":.", ":0."), "seed": seed, "fingerprint": "ab" * 8},
+        "model": {"backbone": "net", "parameters": 12345},
+        "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
+        "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2},
+        "versions": {"torch": "2.13", "cuda": None}, "seconds_total": 66.0, "peak_bytes": 1, "resumed": [],
+        "method_source": method, "dataset_fingerprint": "cd" * 8,
+    }  # fmt: skip
+
+
+def cells(text):
+    """The rows of the first Markdown table in `text`, each by column."""
+    lines = [line for line in text.split("\n\n")[1 if text.startswith("All") else 0].splitlines() if line[:1] == "|"]
+    split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
+
+
+def write(folder, content):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "record.json").write_text(json.dumps(content))
+
+
+SELECTED = "Selected (best-validation), %"
+
+
+def test_means_and_sample_deviations_of_known_values():
+    # 50, 52, 57: mean 53, sample variance (9 + 1 + 16) / 2 = 13
+    (row,) = cells(tables.markdown([record(seed=seed, selected=value) for seed, value in enumerate((0.5, 0.52, 0.57))]))
+    assert row[SELECTED] == "53.00 ± 3.61 (3)"
+    assert row["Last round, %"] == "33.00 ± 3.61 (3)"
+    assert row["Validation at the selected round, %"] == "58.00 ± 3.61 (3)"
+    assert row["Seeds"] == "0, 1, 2"
+    assert row["Rounds"] == "4"
+    assert row["Floats up / down, client and round"] == "12,400 / 12,345"
+
+
+def test_a_single_run_has_no_deviation():
+    (row,) = cells(tables.markdown([record(selected=0.123456)]))
+    assert row[SELECTED] == "12.35 (1)"
+
+
+def test_seconds_are_the_median_round_and_a_range_over_runs():
+    slow = record(seed=1)
+    for entry in slow["rounds"]:
+        entry["seconds"]["train"] += 3
+    assert cells(tables.markdown([record()]))[0]["Seconds a round, median"] == "2.00"  # not moved by 61 s of warming up
+    assert cells(tables.markdown([record(), slow]))[0]["Seconds a round, median"] == "2.00 to 5.00"
+
+
+def test_the_seed_and_what_follows_it_do_not_divide_a_group():
+    runs = [record(seed=seed, device=device) for seed, device in ((2, "cpu"), (0, "cuda"), (1, "auto"))]
+    (group,) = tables.group(runs)
+    assert [run["seed"] for run in group.records] == [0, 1, 2]
+    assert group.settings == {}
+    assert group.label == "one"
+
+
+def test_a_partition_seed_that_was_given_divides_groups_where_it_differs():
+    given = {"partition_seed": "command line"}
+    fixed = [record(seed=seed, partition_seed=7, origin=given) for seed in (0, 1)]
+    assert len(tables.group(fixed)) == 1
+    following, other = tables.group([record(seed=0), *fixed])
+    assert following.settings == {"partition_seed": "as seed"}
+    assert other.label == "partition seed 7"
+
+
+@pytest.mark.parametrize("option", [{"lr": 0.2}, {"drop_last": True}, {"partition": "iid"}, {"dataset": "other"}])
+def test_any_other_option_divides(option):
+    first, second = tables.group([record(), record(seed=1, **option)])
+    (name, value), *more = second.settings.items()
+    assert {name: value} == option
+    assert not more
+    assert set(first.settings) == set(option)
+
+
+def test_another_version_of_a_method_is_another_group():
+    changed = record(seed=1) | {"method_hash": "changed!" * 8}
+    assert [group.settings for group in tables.group([record(), changed])] == [
+        {"code": "one00000"},
+        {"code": "changed!"},
+    ]
+    assert [group.settings for group in tables.group([record("one"), record("two")])] == [{}, {}]
+
+
+def test_labels_hold_what_differs_and_no_more():
+    labels = [group.label for group in tables.group([record("one"), record("two", mu=1)])]
+    assert labels == ["one", "two"]  # an option that only one method has tells nothing
+    labels = [group.label for group in tables.group([record("one"), record("two", mu=1), record("two", mu=0.5)])]
+    assert labels == ["one", "two, mu 1", "two, mu 0.5"]
+    labels = [group.label for group in tables.group([record(), record(drop_last=True), record(partition="iid")])]
+    assert labels == ["dirichlet:0.5, drop last off", "dirichlet:0.5, drop last on", "iid, drop last off"]
+
+
+def test_unfinished_runs_are_shown_and_enter_no_mean():
+    runs = [
+        record(seed=0, selected=0.5),
+        record(seed=1, selected=0.9, status="interrupted", done=2),
+        record(seed=2, status="failed", done=0),
+    ]
+    text = tables.markdown(runs)
+    (row,) = cells(text)
+    assert row[SELECTED] == "50.00 (1)"
+    assert row["Seeds"] == "0; seed 1 interrupted after 2 of 4 rounds; seed 2 failed after 0 of 4 rounds"
+    assert "Only finished runs enter the means." in text
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+def test_costs_are_those_of_a_finished_run(failed):
+    (row,) = cells(tables.markdown([record(seed=failed, status="failed", done=0), record(seed=1)]))
+    assert row["Floats up / down, client and round"] == "12,400 / 12,345"
+
+
+def test_a_group_without_a_finished_run_has_no_numbers():
+    running = record(status="running", done=0)
+    running["summary"] = None
+    (row,) = cells(tables.markdown([running]))
+    assert row["Selected (rule in the row), %"] == row["Last round, %"] == row["Seconds a round, median"] == "–"
+    assert row["Seeds"] == "seed 0 running after 0 of 4 rounds"
+    assert row["Floats up / down, client and round"] == "– / –"
+    assert tables.latex([running])
+    assert tables.csv([running])
+
+
+def test_rounds_without_evaluation_or_validation():
+    run = record()
+    for entry in run["rounds"]:
+        entry |= {"validation_accuracy": None}
+    (row,) = cells(tables.markdown([run]))
+    assert row["Validation at the selected round, %"] == "–"
+
+
+def test_reduced_runs_are_labelled():
+    text = tables.markdown([record(train_examples=100)])
+    assert cells(text)[0]["Method"] == "one (reduced)"
+    assert "Reduced: trained on part of the training images." in text
+    assert "Reduced" not in tables.markdown([record()])
+
+
+def test_a_seed_that_ran_twice_is_pointed_out():
+    assert "more than once, and each run counts, in: one." in tables.markdown([record(), record(checkpoint_every=2)])
+    assert "more than once" not in tables.markdown([record(), record(seed=1), record("two")])
+
+
+def bold(runs):
+    return [row["Method"] for row in cells(tables.markdown(runs)) if row["Method"].startswith("**")]
+
+
+def test_the_best_comparable_row_is_bold():
+    assert bold([record("one", selected=0.5), record("two", selected=0.6), record("three", selected=0.4)]) == [
+        "**two**"
+    ]
+    assert bold([record("one", selected=0.5), record("two", selected=0.5)]) == ["**one**", "**two**"]
+    assert bold([record("one"), record("two", selected=0.9, status="failed")]) == []
+    pairs = [record(name, selected=value, dataset=data) for name, value, data in (
+        ("one", 0.5, "a"), ("two", 0.6, "a"), ("one", 0.9, "b"), ("two", 0.8, "b"),
+    )]  # fmt: skip
+    assert bold(pairs) == ["**two**", "**one**"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"partition": "iid"}, {"dataset": "other"}, {"rounds": 5}, {"protocol": "paper:other"}, {"train_examples": 9}],
+)
+def test_rows_that_cannot_be_compared_are_not_bold(option):
+    text = tables.markdown([record("one"), record("two", selected=0.6, **option)])
+    assert "**" not in text
+    assert "Bold" not in text
+
+
+def test_different_selection_rules_are_not_compared_and_stand_in_the_row():
+    other = record("two", selected=0.6)
+    other["summary"]["selection"] = "best-test"
+    text = tables.markdown([record("one"), other])
+    assert "**" not in text
+    assert [row["Settings"] for row in cells(text)] == ["selection best-validation", "selection best-test"]
+
+
+def test_what_all_rows_share_stands_above_them():
+    shared = "All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
+    assert tables.markdown([record("one"), record("two")]).startswith(shared)
+    assert tables.markdown([record(), record(dataset="x")]).startswith("All rows: protocol paper:skew, partition")
+
+
+def test_csv_has_one_line_a_run_in_full_precision():
+    runs = [record("one", selected=1 / 3), record("two", seed=1, mu=0.25, status="interrupted", done=2)]
+    first, second = csv.DictReader(io.StringIO(tables.csv(runs)))
+    assert float(first["selected"]) == 1 / 3
+    assert (second["status"], second["rounds_done"], second["config.rounds"]) == ("interrupted", "2", "4")
+    assert (first["config.mu"], second["config.mu"]) == ("", "0.25")
+    assert float(first["validation_accuracy"]) == 1 / 3 + 0.05
+    assert first["params_sha256"] == "0" * 64
+
+
+def test_latex_is_booktabs_with_everything_escaped():
+    runs = [record("one", selected=0.5), record("my_method", 0, 0.6), record("my_method", 1, 0.62)]
+    lines = tables.latex(runs).splitlines()
+    assert lines[1] == r"\begin{tabular}{llrrr}"
+    assert lines[3] == r"Method & Seeds & Selected (best-validation), \% & Last round, \% & Rounds \\"
+    assert lines[5] == r"one & 0 & 50.00 (1) & 30.00 (1) & 4 \\"
+    assert lines[6] == (r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & 4 \\")
+    assert lines[7:9] == [r"\bottomrule", r"\end{tabular}"]
+
+
+def test_tables_leave_the_records_as_they_are():
+    runs = [record("one"), record("two", mu=1)]
+    before = copy.deepcopy(runs)
+    tables.markdown(runs), tables.csv(runs), tables.latex(runs)
+    assert runs == before
+
+
+def test_records_are_found_at_any_depth_and_once(tmp_path):
+    write(tmp_path / "a" / "deep" / "run", record("one"))
+    write(tmp_path / "b", record("two"))
+    found = tables.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
+    assert [run["method"] for run in found] == ["two", "one"]
+    assert found[0] == record("two")
+
+
+def test_a_folder_without_a_record_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no record\.json under the folder"):
+        tables.find_records([tmp_path])
+    with pytest.raises(UserError, match="no record"):
+        tables.find_records([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="no run to show"):
+        tables.markdown([])
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "schema"), ('{"schema": 2}', "schema 2")])
+def test_a_file_that_is_no_record_is_refused(tmp_path, text, message):
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        tables.load_record(tmp_path)
+
+
+def test_the_page_of_a_study(tmp_path):
+    study = tmp_path / "skew"
+    runs = [record("one", 0), record("one", 1, 0.52), record("two", 0, status="interrupted", done=2)]
+    runs[0]["command"] = "fedcli.run"  # from Python: nothing to type again
+    for number, run in enumerate(runs):
+        write(study / "runs" / str(number), run)
+    with pytest.raises(UserError, match=r"intro\.md"):
+        tables.page(study)
+    (study / "intro.md").write_text("# Skew\n\nA question.\n")
+    page = tables.page(study)
+    assert page.startswith("# Skew\n\nA question.\n\n## Results\n\nAll rows: ")
+    assert tables.markdown(runs).strip() in page
+    assert "](figures/skew-curves.png)" in page
+    assert "| one | 1 | finished | 52.00 | 1 | 32.00 | 66 | `abababababab` | `111111111111` |" in page
+    assert "| two | 0 | interrupted after 2 of 4 rounds |" in page
+    assert "- 3 runs: device cpu, cores 2 · torch 2.13" in page
+    assert page.endswith("```console\n$ fedcli run one --seeds 0,1\n$ fedcli run two --seeds 0,1\n```\n")
+    assert str(tmp_path) not in page
