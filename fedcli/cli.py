@@ -1,0 +1,401 @@
+"""The command line, `fedcli list | show | run | resume | data | plot | table`: the only module that prints.
+
+PyTorch and the papers are imported inside the commands, so that help comes at once.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+from fedcli import registry
+from fedcli.errors import UserError
+
+Result = TypeVar("Result")
+SETTINGS = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    """Ends the program with one line on stderr."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+class _Root(TyperGroup):
+    """The group of all commands, where every mistake of the user's ends."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        return ["list", "show", "run", "resume", "data", "plot", "table"]
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            _stop(f"error: {error}", 2)
+        except KeyboardInterrupt:
+            _stop("interrupted.", 130)
+
+
+class _Methods(TyperGroup):
+    """The group whose commands are the registered methods, and any path of a method file."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        return list(registry.methods())
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
+        return _method_command(registry.find_method(cmd_name), cmd_name)
+
+
+class _HelpLast(TyperCommand):
+    """A command whose `--help` stands in the last panel, so that the method's own panel is the first."""
+
+    def get_help_option(self, ctx: typer.Context) -> Any:
+        option = super().get_help_option(ctx)
+        option.rich_help_panel = "Output"
+        return option
+
+
+app = typer.Typer(
+    cls=_Root,
+    no_args_is_help=True,
+    help="Federated-learning papers, reproduced. Start with 'fedcli list' and 'fedcli run METHOD'.",
+    **SETTINGS,
+)
+run_app = typer.Typer(
+    cls=_Methods,
+    no_args_is_help=True,
+    subcommand_metavar="METHOD [OPTIONS]",
+    help="Run a method, by its name or by the path of a method file.\n\n"
+    "'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.",
+    **SETTINGS,
+)
+data_app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.", **SETTINGS)
+app.add_typer(run_app, name="run")
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """The program `fedcli`."""
+    app()
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
+
+    Args:
+        columns: Titles; all empty for a table without a line of titles.
+        rows: Cells, which are printed as `str` gives them.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
+    for number, column in enumerate(columns):
+        numbers = all(str(row[number]).isdigit() for row in rows)
+        table.add_column(column, no_wrap=number == 0, justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    _console().print(table)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# Methods and their options
+
+
+@app.command("list")
+def list_() -> None:
+    """List the methods and the protocols."""
+    from fedcli.describe import protocol_names
+
+    methods = registry.methods().values()
+    rows = [(method.name, method.title, protocol_names(method)) for method in methods]
+    _print_table(("Method", "Title", "Default protocol"), rows)
+    typer.echo()
+    protocols = registry.protocols().values()
+    _print_table(("Protocol", "Set-up"), [(protocol.name, protocol.summary) for protocol in protocols])
+    typer.echo("\n'fedcli show METHOD' tells more of a method, 'fedcli data list' shows the data sets.")
+
+
+@app.command()
+def show(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Name of a method, or path of a method file.")],
+) -> None:
+    """Show a method's card, its options and its protocols."""
+    from fedcli import describe
+
+    chosen = registry.find_method(method)
+    typer.echo("\n".join(describe.reflow(chosen.card, _console().width)))
+    typer.echo(f"\nOptions of its own ('fedcli run {method} --help' shows those of every method too)")
+    rows = [(f"    {_flag(field.name)}", describe.option_help(chosen, field)) for field in fields(chosen.config)]
+    _print_table(("", ""), rows or [("    none", "")])
+    for protocol in describe.protocols_of(chosen):
+        typer.echo(f"\nProtocol {protocol.name}")
+        _print_table(("", ""), [(f"    {title}", text) for title, text in describe.protocol_rows(protocol)])
+
+
+# Running
+
+
+def _method_command(method: registry.Method, given_name: str) -> Any:
+    """The command `run METHOD`, made from the fields of `RunConfig` and of the method's `Config`."""
+    from fedcli.config import RunConfig, option_panels
+    from fedcli.describe import option_help
+
+    types = {**get_type_hints(RunConfig), **get_type_hints(method.config)}
+    parameters = []
+    for title, panel in option_panels(method).items():
+        for name, field in panel.items():
+            parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title))
+            if name == "seed":
+                several = "Several runs, one after the other, with these seeds, e.g. 0,1,2; each in OUT/seed-<seed>."
+                parameters.append(_parameter("seeds", str, several, title))
+    folder = "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data set>]"
+    parameters.append(_parameter("out", str, folder, "Output"))
+
+    def command(**given: Any) -> None:
+        _run(given_name, given)
+
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    about = f"{escape(method.title)}.\n\n'fedcli show {given_name}' prints its card and its protocols."
+    single = typer.Typer(**SETTINGS)
+    register = single.command(
+        given_name, cls=_HelpLast, help=about, short_help=escape(method.title), rich_help_panel="Methods"
+    )
+    register(command)
+    return typer.main.get_command(single)
+
+
+def _parameter(name: str, kind: Any, help_: str, panel: str) -> inspect.Parameter:
+    """A parameter of a command that is None unless its flag is given."""
+    flag = f"{_flag(name)}/--no-{_flag(name)[2:]}" if kind is bool else _flag(name)
+    option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _run(method: str, given: dict[str, Any]) -> None:
+    """Runs a method with what was given; draws one curve over the seeds where there are several."""
+    from fedcli import plots, runs, tables
+
+    seeds = None if given["seeds"] is None else _parse_seeds(given["seeds"])
+    done = _watch(lambda display: runs.run(method, **{**given, "seeds": seeds, "progress": display}))
+    if seeds is not None:
+        parent = done[0].path.parent
+        files = plots.learning_curves(tables.find_records([parent]), parent / "curve")
+        typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
+
+
+def _parse_seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.") from None
+
+
+def _watch(start: Callable[[Any], Result]) -> Result:
+    """Starts a run with a display; when it fails or is interrupted, says where it stands."""
+    from fedcli.display import Display
+    from fedcli.federation import NonFiniteLoss
+    from fedcli.records import RECORD
+
+    display = Display(_console())
+    try:
+        return start(display)
+    except NonFiniteLoss as error:
+        _stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
+    except KeyboardInterrupt:
+        if display.folder is None:
+            _stop("interrupted before the first round.", 130)
+        place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
+        _stop(f"interrupted after {place}; 'fedcli resume {display.folder}' goes on.", 130)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    changed_method: Annotated[
+        bool, typer.Option("--changed-method", help="Go on although the method's file has changed since.")
+    ] = False,
+) -> None:
+    """Take up a run that was killed or interrupted, from its last checkpoint."""
+    from fedcli import runs
+
+    _watch(lambda display: runs.resume(run, changed_method=changed_method, progress=display))
+
+
+# Data sets
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets: built in, to be downloaded, and imported."""
+    from fedcli import datasets
+
+    rows = []
+    for name in datasets.names():
+        about = datasets.describe(name)
+        shape = " x ".join(map(str, about["shape"])) if about["shape"] else ""
+        present = "yes" if about["present"] else "no"
+        rows.append((name, about["kind"], present, about["train"], about["test"], about["classes"], shape))
+    _print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
+    typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+
+
+@data_app.command()
+def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
+    """Download a data set into the cache."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from fedcli import datasets
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=_console()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def moved(file: str, so_far: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file)
+            bar.update(tasks[file], completed=so_far, total=total)
+
+        kept = datasets.download(name, moved)
+    typer.echo(f"{name}: {kept}")
+
+
+@data_app.command("import")
+def import_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="An .npz file, an image folder, or the official archive.")
+    ],
+) -> None:
+    """Take a data set from files into the cache."""
+    from fedcli import datasets
+
+    kept = datasets.import_path(name, path)
+    about = datasets.describe(name)
+    typer.echo(f"{name}: {about['train']} training and {about['test']} test images, {about['classes']} classes: {kept}")
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set that is present.")],
+    partition: Annotated[str | None, typer.Option(help="A partition to draw, as for 'fedcli run'.")] = None,
+    num_clients: Annotated[int, typer.Option(help="Clients of the partition.")] = 10,
+    partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    train_examples: Annotated[int | None, typer.Option(help="Use a stratified part of the training images.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Chart of the partition. \\[default: <name>-partition.png]")] = None,
+) -> None:
+    """Show what a data set holds and, with --partition, what each client would get."""
+    from fedcli import datasets
+    from fedcli.config import RunConfig
+    from fedcli.partition import from_flag
+
+    for option, value in (("num_clients", num_clients), ("partition_seed", partition_seed)):
+        registry.check_value(option, value, RunConfig.__dataclass_fields__[option].metadata)
+    if out is not None and partition is None:
+        raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
+    chosen = from_flag(partition) if partition is not None else None
+    dataset = datasets.load(name)
+    if train_examples is not None:
+        dataset = datasets.take(dataset, train_examples, partition_seed)
+    train, test = len(dataset.y_train), len(dataset.y_test)
+    rows = [
+        ("images", f"{train:,} to train{' (reduced)' if dataset.reduced else ''}, {test:,} to test"),
+        ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
+        ("classes", f"{dataset.num_classes}: {', '.join(dataset.class_names)}"),
+        *([("domains", ", ".join(dataset.domain_names))] if dataset.domain_names else []),
+        ("fingerprint", dataset.fingerprint),
+    ]
+    _print_table(("Data set", name), rows)
+    if chosen is not None:
+        _show_partition(dataset, chosen, num_clients, partition_seed, out or Path(f"{name}-partition.png"))
+
+
+def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
+    """Prints how many examples of each class each client would get, and draws the chart."""
+    from fedcli import partition, plots
+
+    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train)
+    counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
+    few = dataset.num_classes <= 10  # more columns than that fit no terminal
+    names = dataset.class_names if few else ()
+    rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]
+    typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
+    _print_table(("Client", "Images", "Classes", *names), rows)
+    title = f"{dataset.name}, {chosen}, seed {seed}"
+    files = _written(out, lambda: plots.partition_chart(counts, dataset.class_names, out, title))
+    typer.echo(f"chart: {' and '.join(map(str, files))}")
+
+
+# Tables and figures
+
+
+class Format(StrEnum):
+    """Forms of a table."""
+
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+
+
+RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], RUNS],
+    out: Annotated[Path, typer.Option(help="File to write; PNG and PDF are both written.")] = Path("curves.png"),
+) -> None:
+    """Draw the learning curves of runs; those that differ only in the seed become one line with a band."""
+    from fedcli import plots, tables
+
+    records = tables.find_records(runs)
+    typer.echo(" and ".join(map(str, _written(out, lambda: plots.learning_curves(records, out)))))
+
+
+@app.command()
+def table(
+    runs: Annotated[list[Path] | None, RUNS] = None,
+    format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
+    page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. \\[default: the terminal]")] = None,
+) -> None:
+    """Make a table of runs, from their records: mean and standard deviation over seeds."""
+    from fedcli import tables
+
+    if bool(runs) == (page is not None):
+        given = "both" if runs else "neither"
+        raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
+    if page is not None and format is not Format.markdown:
+        raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
+    forms = {Format.markdown: tables.markdown, Format.csv: tables.csv, Format.latex: tables.latex}
+    text = tables.page(page) if page is not None else forms[format](tables.find_records(runs))
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        _written(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
+        _written(out, lambda: out.write_text(text, encoding="utf-8"))
+        typer.echo(str(out))
+
+
+def _written(out: Path, write: Callable[[], Result]) -> Result:
+    """What `write` returns; a file that cannot be written is the user's mistake."""
+    try:
+        return write()
+    except OSError as error:
+        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with --out.") from error

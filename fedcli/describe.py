@@ -1,0 +1,95 @@
+"""Methods, options and protocols as text for the terminal: nothing is printed here."""
+
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any
+
+from fedcli import config, registry
+from fedcli.registry import Method, Protocol
+
+
+def reflow(text: str, width: int) -> list[str]:
+    """A method's card in lines of at most `width`: paragraphs and items are filled, tables and commands are kept.
+
+    Args:
+        text: The card; a numbered item or a paragraph continues in lines of the same indent.
+        width: Characters a line; a card that fits stays as it is.
+    """
+    lines = text.splitlines()
+    if max(map(len, lines), default=0) <= width:
+        return lines
+    blocks: list[tuple[str, int]] = []  # text, and the indent of what continues it
+    joins = False
+    for line in lines:
+        indent, item = len(line) - len(line.lstrip()), re.match(r"\s*\d+\. ", line)
+        kept = not line.strip() or "  " in line.strip() or line.strip().startswith("fedcli ")
+        if joins and not kept and not item and indent == blocks[-1][1]:
+            blocks[-1] = (f"{blocks[-1][0]} {line.strip()}", indent)
+        else:
+            start = item or re.match(
+                r"(.*\s{2,})?", line
+            )  # of an item's text, of a table's last column, of a paragraph
+            blocks.append((line, start.end()))
+            joins = not kept
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    filled = []
+    for block, wrap.subsequent_indent in ((block, " " * hang) for block, hang in blocks):
+        filled += wrap.wrap(block) or [""]
+    return filled
+
+
+def protocols_of(method: Method) -> list[Protocol]:
+    """The protocols of the method's file; where it has none, those of the paper of its default protocol."""
+    if own := getattr(method.module, "PROTOCOLS", ()):
+        return list(own)
+    paper = method.default_protocol.split(":")[0]
+    return [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
+
+
+def protocol_names(method: Method) -> str:
+    """The method's default protocol, and in brackets the one for built-in data where it is another."""
+    if not protocols_of(method):
+        return ""
+    names = [registry.default_protocol(method, config.DEFAULT_DATASET, built_in).name for built_in in (False, True)]
+    return names[0] if names[0] == names[1] else f"{names[0]} ({names[1]} for built-in data)"
+
+
+def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
+    """What a protocol fixes, as pairs of title and text."""
+    rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
+    for name, setting in protocol.datasets.items():
+        options = f"; {_settings(setting.settings)}" if setting.settings else ""
+        rows.append((name, f"{setting.backbone}, augmentation {setting.augmentation}{options} ({setting.source})"))
+    rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
+    rows += [("headline", protocol.selection), ("evaluation", protocol.evaluation)]
+    return [*rows, *(("note", note) for note in protocol.notes)]
+
+
+def option_help(method: Method, field: Field) -> str:
+    """The help of one of a method's options, with what it is where it is not given."""
+    default = _default(method, field)
+    return registry.help_text(field.metadata) + (f" [default: {default}]" if default else "")
+
+
+def _default(method: Method, field: Field) -> str:
+    """The default as far as it can be told without a data set; empty where the help says it in words."""
+    if field.name == "protocol":
+        return protocol_names(method)
+    known = [*registry.protocols().values(), *protocols_of(method)]
+    if field.name == "backbone" or any(field.name in protocol.settings for protocol in known):
+        return "from the protocol"
+    tuned = any(field.name in protocol.method_options.get(method.name, {}) for protocol in known)
+    default = "" if field.default is None else _word(field.default)
+    return f"{default}, unless the protocol says otherwise" if tuned else default
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_word(value)}" for name, value in settings.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,684 @@
+"""The command line: what it shows, what it refuses, and what it passes on."""
+
+import dataclasses
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import cli, config, describe, display, registry, runs
+from fedcli.errors import UserError
+from papers.baselines import fedavg
+
+TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
+OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder and an empty cache of data sets; one thread, so that tests side by side stay quick."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "120")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield work
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Runs draw nothing, for tests that are not about figures."""
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="fedcli")
+
+
+def done(*arguments):
+    """The output of a command that must succeed."""
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return plain(result.stdout)
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def flat(text):
+    """A text without frames, colours and line breaks."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", plain(text)).split())
+
+
+def refused(*arguments, code=2):
+    """The one line on stderr of a command that must be refused, and must write nothing."""
+    before = sorted(Path.cwd().rglob("*"))
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert sorted(Path.cwd().rglob("*")) == before
+    return result.stderr.removeprefix("error: ").strip()
+
+
+def read(path):
+    return json.loads((Path(path) / "record.json").read_text())
+
+
+# Help, list, show
+
+
+def test_help_comes_without_torch_from_a_new_process(tmp_path):
+    program = "import sys; from fedcli.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, "--help"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "False"
+    places = [next(i for i, line in enumerate(lines) if re.match(rf"\W*{name} ", line)) for name in
+              ("list", "show", "run", "resume", "data", "plot", "table")]  # fmt: skip
+    assert places == sorted(places)
+
+
+def test_run_help_names_the_methods_and_where_their_options_are():
+    text = flat(done("run", "--help"))
+    for method in registry.methods().values():
+        assert f"{method.name} {method.title}" in text
+    assert "fedcli run METHOD --help" in text
+
+
+@pytest.mark.parametrize("name", list(registry.methods()))
+def test_help_has_every_option_in_the_order_of_the_panels(name):
+    method, text = registry.find_method(name), done("run", name, "--help")
+    own = [method.title] if dataclasses.fields(method.config) else []
+    titles = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
+    assert titles == [*own, "Federation", "Local training", "Machine", "Output"]
+    options = [*dataclasses.fields(config.RunConfig), *dataclasses.fields(method.config)]
+    for field in options:
+        assert re.search(rf"--{field.name.replace('_', '-')}\s", text), field.name
+        assert registry.help_text(field.metadata) in flat(text)
+
+
+def test_help_says_symbol_source_range_off_value_and_default():
+    text = flat(done("run", "fedfm", "--help"))
+    weight = "Weight of feature matching (λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says"
+    assert weight in text
+    assert "Temperature of contrastive guiding (α, Section IV-C); > 0. [default: 0.1]" in text
+    assert "contrastive or l2. [default: contrastive]" in text
+    assert "Learning rate; > 0. [default: from the protocol]" in text
+    assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
+    assert "--drop-last --no-drop-last" in text
+    assert text.index("--match-weight") < text.index("--protocol") < text.index("--help")
+
+
+def test_list_shows_methods_and_protocols():
+    text = flat(done("list"))
+    for method in registry.methods().values():
+        assert f"{method.name} {method.title} {describe.protocol_names(method)}" in text
+    for protocol in registry.protocols().values():
+        assert f"{protocol.name} {protocol.summary}" in text
+
+
+@pytest.mark.parametrize("name", list(registry.methods()))
+def test_show_prints_card_options_and_protocols(name):
+    method, text = registry.find_method(name), done("show", name)
+    assert text.startswith(method.card)  # 120 columns hold every card as it is
+    for field in dataclasses.fields(method.config):
+        assert f"--{field.name.replace('_', '-')} {registry.help_text(field.metadata)}" in flat(text)
+    for protocol in describe.protocols_of(method):
+        assert f"Protocol {protocol.name} set-up {protocol.summary}" in flat(text)
+        assert all(f"{dataset} {setting.backbone}" in flat(text) for dataset, setting in protocol.datasets.items())
+    assert "rounds 100" in flat(text)
+
+
+CARD = """A title of one line.
+
+A paragraph that is longer than the narrow terminal
+in which it is shown, over two lines.
+
+Notation
+    code     paper    shape
+    weights  p_k      [K], which sum to one over the cohort
+
+Deviations
+    1. The first deviation is told in more than
+       one line.
+    2. The second one is short.
+
+Run it
+    fedcli run one --dataset digits
+    fedcli run two --dataset digits
+"""
+
+
+@pytest.mark.parametrize("width", [36, 44, 50])
+def test_a_card_is_filled_to_the_width_and_keeps_tables_items_and_commands(width):
+    lines = describe.reflow(CARD, width)
+    assert max(map(len, lines)) <= width
+    assert " ".join(CARD.split()) == " ".join(" ".join(lines).split())
+    assert "    code     paper    shape" in lines
+    assert next(line for line in lines if "weights" in line).startswith("    weights  p_k      [K], ")
+    items = [line for line in lines if re.match(r"    \d\. ", line)]
+    assert [item[:10] for item in items] == ["    1. The", "    2. The"]
+    assert lines[lines.index(items[0]) + 1].startswith("       ")  # under the item's text
+    assert lines[-2:] == ["    fedcli run one --dataset digits", "    fedcli run two --dataset digits"]
+
+
+def test_a_card_that_fits_stays_as_it_is():
+    assert describe.reflow(CARD, 59) == CARD.splitlines()
+
+
+# Running
+
+
+def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and_defaults():
+    given = ("--match-weight", "2.5", "--guiding", "l2", "--lr", "0.02", "--drop-last", "--cohort-size", "3")
+    text = done("run", "fedfm", *TINY, *given, "--batch-size", "8", "--seed", "3", "--out", "a/b")
+    record = read("a/b")
+    assert record["status"] == "finished"
+    expected = {"match_weight": 2.5, "guiding": "l2", "lr": 0.02, "drop_last": True, "cohort_size": 3, "seed": 3}
+    assert record["config"] == {**record["config"], **expected, **OPTIONS, "batch_size": 8}
+    assert {record["origin"][name] for name in (*expected, *OPTIONS)} == {"command line"}
+    assert record["origin"]["momentum"] == "protocol fedfm:digits"
+    assert record["origin"]["temperature"] == record["origin"]["eval_every"] == "default"
+    parameters = f"cnn-small, {record['model']['parameters']:,} parameters"
+    shown = ("fedfm, protocol fedfm:digits", "digits, 200 training images on 4 clients, reduced", parameters, "iid, 50")
+    for part in (*shown, "4, of which 3 in each of 1 rounds", "cpu, float32, 1 client at once", "a/b/record.json"):
+        assert part in text
+    entry = record["rounds"][0]
+    line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
+    assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
+    assert f"matching {entry['terms']['matching']:.4g}, " in line
+    assert f"selected    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
+    assert f"last round  {100 * record['summary']['last']:.2f} %" in text
+    for name in ("curve", "partition"):
+        assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_negative_flag_arrives(no_figures):
+    done("run", "fedavg", *TINY, "--no-drop-last", "--out", "a")
+    assert (read("a")["config"]["drop_last"], read("a")["origin"]["drop_last"]) == (False, "command line")
+
+
+def test_without_a_folder_the_run_is_in_runs(no_figures):
+    done("run", "fedavg", *TINY)
+    (folder,) = Path("runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-fedavg-digits", folder.name)
+
+
+def test_several_seeds_make_a_folder_each_and_one_curve(no_figures):
+    text = done("run", "fedavg", *TINY, "--seeds", "3,5", "--out", "many")
+    assert [read(f"many/seed-{seed}")["config"]["seed"] for seed in (3, 5)] == [3, 5]
+    assert sorted(path.name for path in Path("many").iterdir()) == ["curve.pdf", "curve.png", "seed-3", "seed-5"]
+    assert "curve over the seeds: many/curve.png" in text
+    assert read("many/seed-3")["summary"]["params_sha256"] != read("many/seed-5")["summary"]["params_sha256"]
+    done("run", "fedavg", *TINY, "--seeds", "4", "--out", "many")  # another seed beside those that are there
+    assert Path("many/seed-4/record.json").is_file()
+    assert "many/seed-5' exists" in refused("run", "fedavg", *TINY, "--seeds", "6,5", "--out", "many")
+
+
+def test_seeds_from_python_give_a_list_of_runs(folder):
+    done = fedcli.run("fedavg", seeds=[1, 0], out="many", **OPTIONS)
+    assert [run.path for run in done] == [Path("many/seed-1"), Path("many/seed-0")]
+    assert [run.record["seed"] for run in done] == [1, 0]
+    alone = fedcli.run("fedavg", seed=0, out="one", **OPTIONS)
+    assert alone.record["summary"] == done[1].record["summary"]
+
+
+def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
+    prepare = runs.prepare
+
+    def refuses_seed_1(setup, progress=None):
+        if setup.run.seed == 1:
+            raise UserError("seed 1 cannot run.")
+        return prepare(setup, progress)
+
+    monkeypatch.setattr(runs, "prepare", refuses_seed_1)
+    assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
+
+
+@pytest.fixture
+def method_file(folder):
+    """A user's own method file in the working folder."""
+    text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
+    (folder / "mine.py").write_text(text)
+    return folder / "mine.py"
+
+
+def test_a_method_file_is_shown_run_and_resumed(method_file, no_figures, monkeypatch):
+    assert "Run it" in done("show", "./mine.py")
+    assert "--protocol" in done("run", "mine.py", "--help")
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=1)
+        assert (
+            invoke("run", "./mine.py", "--protocol", "fedfm:digits", *TINY, "--rounds", 2, "--out", "a").exit_code
+            == 130
+        )
+    assert read("a")["method"] == "mine"
+    method_file.write_text(method_file.read_text() + "\n# changed\n")
+    message = refused("resume", "a")
+    assert message.startswith("the file of 'mine' has changed since the run began")
+    assert "--changed-method" in message
+    done("resume", "a", "--changed-method")
+    assert read("a")["status"] == "finished"
+
+
+def test_a_method_whose_option_every_method_has_is_refused(method_file):
+    text = method_file.read_text().replace('    """FedAvg adds no option."""', "    lr: float = option(0.1, 'Mine')")
+    method_file.write_text(text.replace("import Method\n", "import Method, option\n"))
+    for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
+        assert "the option 'lr' of 'mine' is one that every method has" in refused(*command)
+    with pytest.raises(UserError, match="'lr' of 'mine'"):
+        fedcli.run("mine.py", out="a", **OPTIONS)
+
+
+def interrupt(monkeypatch, after):
+    """Makes Ctrl-C arrive in round `after`, counted from 0."""
+    one_round = runs.one_round
+
+    def interrupted(setup, fed, state, cohort):
+        if cohort.round == after:
+            raise KeyboardInterrupt
+        return one_round(setup, fed, state, cohort)
+
+    monkeypatch.setattr(runs, "one_round", interrupted)
+
+
+def test_an_interrupted_run_says_how_to_resume_and_resume_finishes_it(no_figures, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=1)
+        result = invoke("run", "fedavg", *TINY, "--rounds", "2", "--out", "a")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted after 1/2 rounds; 'fedcli resume a' goes on.\n"
+    assert (read("a")["status"], len(read("a")["rounds"])) == ("interrupted", 1)
+    text = done("resume", "a")
+    assert "resumed     after 1/2 rounds" in text
+    assert "round 2/2: " in text
+    assert "round 1/2: " not in text
+    done("run", "fedavg", *TINY, "--rounds", "2", "--out", "b")
+    assert read("a")["summary"] == read("b")["summary"]
+    message = "the run 'a' has finished (all 2 rounds); start a new one."
+    assert refused("resume", "a") == message
+
+
+def test_ctrl_c_before_the_first_round_leaves_nothing(monkeypatch):
+    def interrupted(setup, progress=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "prepare", interrupted)
+    result = invoke("run", "fedavg", *TINY)
+    assert (result.exit_code, result.stderr) == (130, "interrupted before the first round.\n")
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
+    result = invoke("run", "fedavg", *TINY, "--rounds", "3", "--lr", "1e6", "--out", "a")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert re.match(r"error: the term 'cross_entropy' is not finite in round \d for client\(s\) 0", result.stderr)
+    assert result.stderr.endswith("The record is a/record.json.\n")
+    assert read("a")["status"] == "failed"
+    assert "not finite" in read("a")["error"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fedmf",), "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list' shows all."),
+        (("fedavg", "--dataset", "digit"), "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
+        (("fedavg", "--protocol", "fedfm:digit"), "unknown protocol 'fedfm:digit'; did you mean 'fedfm:digits'?"),
+        (("fedavg", "--partition", "dirichle:1"), "unknown partition 'dirichle'; did you mean 'dirichlet'?"),
+        (("fedavg", "--backbone", "cnn-smal"), "unknown backbone 'cnn-smal'; did you mean 'cnn-small'?"),
+        (("fedavg", "--dataset", "mnist"), "or without a network 'fedcli data import mnist PATH'."),
+        (("fedavg", "--num-clients", 20, "--cohort-size", 30), "--cohort-size 30 is larger than --num-clients 20; use"),
+        (("fedavg", "--rounds", 0), "--rounds must be >= 1 (got 0); choose a value in that range."),
+        (("fedavg", "--lr", -0.1), "--lr must be > 0 (got -0.1); choose a value in that range."),
+        (("fedavg", "--lr", "nan"), "--lr must be finite and > 0 (got nan)"),
+        (("fedavg", "--lr", "inf"), "--lr must be finite and > 0 (got inf)"),
+        (("fedavg", "--seed", 2**40), "--seed must be >= 0 and <= 4294967295 (got"),
+        (("fedfm", "--temperature", 0), "--temperature must be > 0 (got 0); choose a value in that range."),
+        (("fedfm", "--guiding", "x"), "--guiding must be contrastive or l2 (got 'x'); choose one of them."),
+        (("fedavg", "--optimizer", "x"), "--optimizer must be sgd or adam (got 'x'); choose one of them."),
+        (("fedavg", "--partition", "dirichlet"), "write dirichlet:0.5."),
+        (("fedavg", "--partition", "dirichlet:0.5", "--num-clients", 100), "100 clients"),
+        (("fedavg", "--partition", "domains"), "needs a data set with domains"),
+        (("fedavg", "--batch-size", 500, "--drop-last"), "--batch-size 500 is larger than every client's training"),
+        (("fedavg", "--train-examples", 5), "--train-examples 5 does not fit the data set 'digits'"),
+        (("fedavg", "--clients-per-chunk", "some"), "--clients-per-chunk must be auto or a whole number from 1"),
+        (("fedavg", "--device", "gpu"), "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
+        (("fedavg", "--public-dataset", "digits"), "'fedavg' uses no public images (got --public-dataset digits)"),
+        (("fedavg", "--seed", 0, "--seeds", "0,1"), "--seed 0 was given with --seeds; one of the two"),
+        (("fedavg", "--seeds", "0,x"), "--seeds must be distinct whole numbers from 0 (got '0,x'); write --seeds"),
+        (("fedavg", "--seeds", "1,1"), "--seeds must be distinct whole numbers from 0 (got '1,1')"),
+        (("fedavg", "--seeds", "-1"), "--seeds must be distinct whole numbers from 0 (got '-1')"),
+        (("fedavg", "--seeds", ""), "--seeds must be distinct whole numbers from 0 (got '')"),
+        (("./none.py",), "there is no method file at 'none.py'"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_start_is_refused_in_one_line(arguments, message):
+    assert message in refused("run", arguments[0], "--train-examples", "200", *arguments[1:])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_is_refused_where_there_is_none():
+    message = "--device cuda is not there (PyTorch sees 0 CUDA devices); use --device cpu or a PyTorch built for CUDA."
+    assert refused("run", "fedavg", "--device", "cuda") == message
+
+
+def test_an_existing_folder_is_refused_and_left_alone():
+    Path("mine").mkdir()
+    Path("mine/file").write_text("keep me")
+    for path in ("mine", "mine/file"):
+        assert f"the output folder '{path}' exists; an existing one is never overwritten" in refused(
+            "run", "fedavg", *TINY, "--out", path
+        )
+    assert "'mine/file/below' cannot be made (Not a directory)" in refused(
+        "run", "fedavg", *TINY, "--out", "mine/file/below"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rounds", "x"), "Invalid value for '--rounds'"),
+        (("--round", "1"), "--rounds"),  # the option that was meant
+        (("--nonsense",), "--nonsense"),
+        (("extra",), "unexpected extra argument"),
+    ],
+)
+def test_a_wrong_type_or_option_is_answered_by_typer(arguments, message):
+    result = invoke("run", "fedavg", *arguments)
+    assert result.exit_code == 2
+    assert message in flat(result.stderr)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no record at 'run/record.json'"),
+        ('{"schema": 1, "sta', "is not JSON"),
+        ('{"schema": 99}', "has schema 99; this version reads schema 1."),
+        ("[]", "has schema list"),
+        ('{"schema": 1, "status": "running"}', "lacks method_source"),
+    ],
+)
+def test_resume_refuses_a_folder_without_a_readable_record(text, message):
+    Path("run").mkdir()
+    if text is not None:
+        Path("run/record.json").write_text(text)
+    assert message in refused("resume", "run")
+
+
+def test_resume_refuses_a_damaged_checkpoint(no_figures, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=1)
+        invoke("run", "fedavg", *TINY, "--rounds", "2", "--out", "a")
+    checkpoint = Path("a/checkpoint.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert "the checkpoint 'a/checkpoint.pt' is damaged" in refused("resume", "a")
+    checkpoint.unlink()
+    done("resume", "a")
+    assert len(read("a")["rounds"]) == 2
+
+
+# Data sets
+
+
+def write_npz(path, **changes):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.integers(0, 256, (40, 8, 8), dtype=np.uint8), "y_train": np.arange(40) % 4,
+        "x_test": rng.integers(0, 256, (8, 8, 8), dtype=np.uint8), "y_test": np.arange(8) % 4,
+    }  # fmt: skip
+    np.savez(path, **{**arrays, **changes})
+
+
+def test_data_import_list_show_and_run(no_figures):
+    assert "unknown data set 'shapes'" in refused("data", "show", "shapes")
+    write_npz("shapes.npz")
+    text = done("data", "import", "shapes", "shapes.npz")
+    assert "shapes: 40 training and 8 test images, 4 classes: " in text
+    rows = {line.split()[0]: line.split() for line in done("data", "list").splitlines() if line}
+    assert rows["shapes"] == ["shapes", "imported", "yes", "40", "8", "4", "1", "x", "8", "x", "8"]
+    assert rows["digits"][1:3] == ["built-in", "yes"]
+    assert rows["cifar10"][1:3] == ["download", "no"]
+    text = flat(done("data", "show", "shapes"))
+    assert "images 40 to train, 8 to test shape 1 x 8 x 8 classes 4: " in text
+    assert "fingerprint" in text
+    assert "names no network for 'shapes'" in refused("run", "fedavg", "--dataset", "shapes")
+    options = ("--backbone", "cnn-small", "--num-clients", "2", "--partition", "iid", "--rounds", "1", "--no-drop-last")
+    done("run", "fedavg", "--dataset", "shapes", *options, "--local-epochs", "1", "--out", "a")
+    assert read("a")["dataset"] == "shapes"
+
+
+def test_data_import_refuses_bad_files():
+    Path("text.npz").write_text("no zip")
+    write_npz("labels.npz", y_train=np.arange(39) % 4)
+    write_npz("floats.npz", x_train=np.zeros((40, 8, 8)))
+    write_npz("shape.npz")
+    Path("empty").mkdir()
+    for name, path in (
+        ("shapes", "none.npz"), ("shapes", "text.npz"), ("shapes", "labels.npz"), ("shapes", "floats.npz"),
+        ("cifar10", "shape.npz"), ("shapes", "empty"), ("digits", "shape.npz"), ("A name", "shape.npz"),
+    ):  # fmt: skip
+        message = refused("data", "import", name, path)
+        assert path in message or name in message
+    assert not Path("../data").exists()
+
+
+def test_data_download_shows_progress_and_refuses_what_has_no_site(monkeypatch):
+    from fedcli import datasets
+
+    def download(name, progress):
+        progress("a.gz", 10, 100)
+        progress("a.gz", 100, 100)
+        progress("b.gz", 5, None)
+        return Path("cache") / name
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "download", download)
+        text = done("data", "download", "mnist")
+    assert "a.gz" in text
+    assert "b.gz" in text
+    assert text.endswith("mnist: cache/mnist\n")
+    assert "these can be downloaded: mnist, " in refused("data", "download", "digits")
+
+
+def test_data_show_draws_a_partition():
+    options = ("--partition", "classes:2", "--num-clients", 5, "--train-examples", 200, "--partition-seed", 3)
+    text = done("data", "show", "digits", *options, "--out", "chart.png")
+    assert "200 to train (reduced), 359 to test" in text
+    assert "partition classes:2, seed 3, fingerprint " in text
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Client"))
+    counts = [[int(cell) for cell in line.split()] for line in lines[start + 1 : start + 6]]
+    assert [row[0] for row in counts] == list(range(5))
+    assert all(row[1] == sum(row[3:]) == 40 and row[2] == sum(count > 0 for count in row[3:]) for row in counts)
+    assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
+    done("data", "show", "digits", "--partition", "iid", "--out", "chart.png")  # a chart may be overwritten
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digit",), "unknown data set 'digit'; did you mean 'digits'?"),
+        (("digits", "--out", "a.png"), "--out a.png is for the chart of a partition (got no --partition)"),
+        (("digits", "--partition", "x"), "unknown partition 'x'"),
+        (("digits", "--partition", "iid", "--num-clients", 0), "--num-clients must be >= 1 (got 0)"),
+        (("digits", "--partition", "iid", "--partition-seed", -1), "--partition-seed must be >= 0 (got -1)"),
+    ],
+)
+def test_data_show_refuses(arguments, message):
+    assert message in refused("data", "show", *arguments)
+
+
+# Tables and figures
+
+
+def test_plot_and_table_of_runs(no_figures):
+    done("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "demo/one")
+    done("run", "fedfm", *TINY, "--out", "demo/two")
+    text = done("table", "demo")
+    assert re.search(r"\| \W*fedavg \(reduced\)", text)
+    assert re.search(r"\| \W*fedfm \(reduced\)", text)
+    lines = done("table", "demo", "--format", "csv").splitlines()
+    assert len(lines) == 1 + 3
+    assert lines[0].startswith("method,")
+    assert r"\toprule" in done("table", "demo/one/seed-0", "demo/two", "--format", "latex")
+    assert done("table", "demo", "--out", "new/table.md") == "new/table.md\n"
+    assert Path("new/table.md").read_text() == text
+    assert done("plot", "demo", "--out", "demo/curves.png") == "demo/curves.png and demo/curves.pdf\n"
+    done("plot", "demo/two", "--out", "demo/curves.png")  # generated files may be overwritten
+    done("plot", "demo/two")
+    assert Path("curves.png").is_file()
+    assert "introduction" in refused("table", "--page", "demo")
+    Path("demo/intro.md").write_text("# Which is better?\n")
+    page = done("table", "--page", "demo")
+    assert page.startswith("# Which is better?")
+    assert "demo-curves.png" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table",), "a table is of runs or of a study's --page (got neither)"),
+        (("table", "a", "--page", "b"), "a table is of runs or of a study's --page (got both)"),
+        (("table", "--page", "a", "--format", "csv"), "--page is written in Markdown (got --format csv)"),
+        (("table", "nowhere"), "nowhere"),
+        (("plot", "nowhere"), "nowhere"),
+        (("plot", "."), "no record.json under the folder"),
+    ],
+)
+def test_plot_and_table_refuse(arguments, message):
+    assert message in refused(*arguments)
+
+
+def test_a_file_that_cannot_be_written_is_refused(no_figures):
+    done("run", "fedavg", *TINY, "--out", "a")
+    Path("file").write_text("")
+    for command in (
+        ("table", "a", "--out", "file/t.md"),
+        ("plot", "a", "--out", "file/c.png"),
+        ("table", "a", "--out", "."),
+    ):
+        assert "cannot be written" in refused(*command)
+
+
+# The display
+
+
+def record_of(rounds, done=0):
+    """A record as far as the display reads it."""
+    return {
+        "status": "running", "method": "m", "protocol": "p:q", "dataset": "d", "reduced": False, "seed": 0,
+        "config": {"rounds": rounds, "num_clients": 3, "cohort_size": 2},
+        "partition": {"flag": "iid", "sizes": [1000, 2000, 3000]}, "model": {"backbone": "b", "parameters": 12345},
+        "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2},
+        "rounds": [entry_of(number) for number in range(done)],
+    }  # fmt: skip
+
+
+def entry_of(number, test=0.5):
+    return {
+        "round": number,
+        "test_accuracy": test,
+        "validation_accuracy": None,
+        "terms": {"task": 1.23456, "pull": 2e-9},
+    }
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The display's clock, moved by hand."""
+    now = [100.0]
+    monkeypatch.setattr(display.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_lines_of_a_run_say_speed_and_time_left(clock):
+    out = io.StringIO()
+    shown = display.Display(Console(file=out, width=40))  # narrower than the lines, which are not broken
+    record = record_of(rounds=6, done=2)
+    shown.start(record, Path("there"), samples_per_round=400, first_round=2)
+    clock[0] += 10
+    shown.samples(400)
+    record["rounds"].append(entry_of(2))
+    shown.round(entry_of(2))
+    clock[0] += 10
+    shown.samples(200)
+    record["rounds"].append(entry_of(3, test=None))
+    shown.round(entry_of(3, test=None))
+    record["status"] = "interrupted"
+    shown.finish(record)
+    lines = out.getvalue().splitlines()
+    assert lines[:8] == [
+        "method      m, protocol p:q",
+        "data set    d, 6,000 training images on 3 clients",
+        "partition   iid, 1,000 to 3,000 images a client",
+        "network     b, 12,345 parameters",
+        "clients     3, of which 2 in each of 6 rounds",
+        "machine     cpu, float32, 2 clients at once",
+        "seed        0",
+        "folder      there",
+    ]
+    assert lines[8:] == [
+        "resumed     after 2/6 rounds",
+        "round 3/6: test 50.00 %, task 1.235, pull 2e-09, 40 samples/s, 0:00:30 left",
+        "round 4/6: task 1.235, pull 2e-09, 30 samples/s, 0:00:20 left",
+    ]
+    assert shown.folder == Path("there")  # what is to be resumed
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_bar_fits_the_terminal_and_moves_with_the_samples(clock, width):
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    shown = display.Display(console)
+    record = record_of(rounds=4)
+
+    def bar():
+        with console.capture() as captured:
+            console.print(shown._render())
+        return captured.get().splitlines()
+
+    shown.start(record, Path("there"), samples_per_round=100, first_round=0)
+    shown._live.stop()  # its thread would draw while we look
+    assert bar()[0].startswith("round 1/4 ")
+    assert bar()[0].endswith("-:--:-- left")
+    clock[0] += 5
+    shown.samples(50)
+    assert bar()[0].endswith("10 samples/s, 0:00:35 left")
+    shown.samples(100)  # more than was expected: the bar waits for the end of the round
+    record["rounds"].append(entry_of(0))
+    shown.round(entry_of(0))
+    lines = bar()
+    assert lines[0].startswith("round 2/4 ")
+    assert lines[0].endswith("30 samples/s, 0:00:15 left")
+    assert lines[1].strip() == "test 50.00 %   task 1.235   pull 2e-09"
+    assert max(map(len, lines)) <= width
+    record["rounds"] += [entry_of(number) for number in (1, 2, 3)]
+    assert bar()[0].startswith("round 4/4 ")
+    assert "0:00:00 left" in bar()[0]
