@@ -10,29 +10,27 @@ from fedcli import config, registry
 from fedcli.registry import Method, Protocol
 
 
-def reflow(text: str, width: int) -> list[str]:
+def reflow(card: str, width: int) -> list[str]:
     """A method's card in lines of at most `width`: paragraphs and items are filled, tables and commands are kept.
 
     Args:
-        text: The card; a numbered item or a paragraph continues in lines of the same indent.
+        card: A numbered item or a paragraph continues in lines of the same indent.
         width: Characters a line; a card that fits stays as it is.
     """
-    lines = text.splitlines()
+    lines = card.splitlines()
     if max(map(len, lines), default=0) <= width:
         return lines
     blocks: list[tuple[str, int]] = []  # text, and the indent of what continues it
-    joins = False
     for line in lines:
-        indent, item = len(line) - len(line.lstrip()), re.match(r"\s*\d+\. ", line)
-        kept = not line.strip() or "  " in line.strip() or line.strip().startswith("fedcli ")
-        if joins and not kept and not item and indent == blocks[-1][1]:
-            blocks[-1] = (f"{blocks[-1][0]} {line.strip()}", indent)
+        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. ", line)
+        begins = not text or item or "  " in text or text.startswith("fedcli ")
+        if blocks and not begins and indent == blocks[-1][1]:
+            blocks[-1] = (f"{blocks[-1][0]} {text}", indent)
         else:
             start = item or re.match(
                 r"(.*\s{2,})?", line
             )  # of an item's text, of a table's last column, of a paragraph
-            blocks.append((line, start.end()))
-            joins = not kept
+            blocks.append((line, start.end() if text else -1))
     wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     filled = []
     for block, wrap.subsequent_indent in ((block, " " * hang) for block, hang in blocks):

@@ -24,13 +24,13 @@ Readings and deviations
        cosines over the temperature. The anchors themselves are kept and averaged as plain class means (Eqs. 8, 9).
     2. l2 guiding: on the normalised vectors, mean over samples *and* the D coordinates, (2 - 2 cos) / D. Eq. 3 has
        the sum over the coordinates. With lambda = 50 and D = 512 this is 0.098 times the squared distance. It is the
-       convention of the authors' code, from which Table IX's "FedFM-l2" comes.
+       convention of the authors' code; the paper's figures for l2 are in Fig. 8(b) and Section VII-D.6.
     3. Anchors are taken over every example of a client's training part, without augmentation, by the received model in
        evaluation mode. (The authors' loader shuffles, augments and drops the last batch; the rows left over count as
        zero features of class 0.) The held-out part is not used.
     4. Rounds are counted from 0, so T_s = 20 makes rounds 0 to 19 FedAvg. Anchors are refreshed in them all the same.
-    5. Uniform anchors (Section VII-C): plain mean over clients; for a class that a client lacks, it contributes the
-       previous anchor.
+    5. Uniform anchors (Sections IV-D.2 and VII-D.1): plain mean over clients; for a class that a client lacks, it
+       contributes the previous anchor, as in the authors' code.
     6. A class that no client of the cohort has keeps its anchor; one that has never had an anchor is left out of the
        softmax, and samples of it out of the mean. With all clients taking part neither occurs.
     7. A zero feature vector has no direction: its cosines are 0 and it gets no gradient.
@@ -77,7 +77,7 @@ class Config:
     anchor_weighting: str = option(
         "weighted",
         "Mean over clients that makes the anchors",
-        source="Eq. 9, Table IX",
+        source="Eq. 9, Table VIII",
         choices=("weighted", "uniform"),
     )
 

@@ -126,7 +126,8 @@ def test_help_says_symbol_source_range_off_value_and_default():
     assert "Learning rate; > 0. [default: from the protocol]" in text
     assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
     assert "--drop-last --no-drop-last" in text
-    assert text.index("--match-weight") < text.index("--protocol") < text.index("--help")
+    order = ("--match-weight", "--protocol", "--seed ", "--seeds ", "--device", "--out", "--help")
+    assert sorted(order, key=text.index) == list(order)
 
 
 def test_list_shows_methods_and_protocols():
@@ -155,10 +156,12 @@ A paragraph that is longer than the narrow terminal
 in which it is shown, over two lines.
 
 Notation
+    Names are the code's.
     code     paper    shape
     weights  p_k      [K], which sum to one over the cohort
 
 Deviations
+    There are two of them.
     1. The first deviation is told in more than
        one line.
     2. The second one is short.
@@ -320,14 +323,19 @@ def test_an_interrupted_run_says_how_to_resume_and_resume_finishes_it(no_figures
     assert refused("resume", "a") == message
 
 
-def test_ctrl_c_before_the_first_round_leaves_nothing(monkeypatch):
-    def interrupted(setup, progress=None):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("finished", [[], ["seed-0"]])
+def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(finished, no_figures, monkeypatch):
+    begin = runs._begin
 
-    monkeypatch.setattr(runs, "prepare", interrupted)
-    result = invoke("run", "fedavg", *TINY)
+    def interrupted(setup, folder, source, progress):
+        if folder.name not in finished:
+            raise KeyboardInterrupt
+        return begin(setup, folder, source, progress)
+
+    monkeypatch.setattr(runs, "_begin", interrupted)
+    result = invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many")
     assert (result.exit_code, result.stderr) == (130, "interrupted before the first round.\n")
-    assert list(Path.cwd().iterdir()) == []
+    assert [path.name for path in Path("many").glob("*")] == finished
 
 
 def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
