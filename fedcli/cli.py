@@ -170,7 +170,7 @@ def _method_command(method: registry.Method, given_name: str) -> Any:
 
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    about = f"{escape(method.title)}.\n\n'fedcli show {given_name}' prints its card and its protocols."
+    about = f"{escape(method.title)}.\n\n'fedcli show {escape(given_name)}' prints its card and its protocols."
     single = typer.Typer(**SETTINGS)
     register = single.command(
         given_name, cls=_HelpLast, help=about, short_help=escape(method.title), rich_help_panel="Methods"
@@ -248,7 +248,11 @@ def data_list() -> None:
 
     rows = []
     for name in datasets.names():
-        about = datasets.describe(name)
+        try:
+            about = datasets.describe(name)
+        except UserError:
+            rows.append((name, "damaged: import or download it again", *[""] * 5))
+            continue
         shape = " x ".join(map(str, about["shape"])) if about["shape"] else ""
         present = "yes" if about["present"] else "no"
         rows.append((name, about["kind"], present, about["train"], about["test"], about["classes"], shape))
@@ -306,7 +310,7 @@ def data_show(
     from fedcli.partition import from_flag
 
     for option, value in (("num_clients", num_clients), ("partition_seed", partition_seed)):
-        registry.check_value(option, value, RunConfig.__dataclass_fields__[option].metadata)
+        registry.check_value(RunConfig.__dataclass_fields__[option], value)
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
     chosen = from_flag(partition) if partition is not None else None

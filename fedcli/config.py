@@ -132,7 +132,7 @@ def resolve(method: Method, given: Mapping[str, Any]) -> Setup:
     run_given = {name: value for name, value in given.items() if name in run_fields}
     method_given = {name: value for name, value in given.items() if name not in run_fields}
     for name, value in run_given.items():
-        check_value(name, value, run_fields[name].metadata)
+        check_value(run_fields[name], value)
     method_options(method, method_given)
 
     dataset = run_given.get("dataset") or DEFAULT_DATASET

@@ -113,6 +113,8 @@ def download(name: str, progress: official.Progress | None = None) -> Path:
     Raises:
         UserError: The name is not one of those, or the download fails.
     """
+    if name in BUILT_IN:
+        raise UserError(f"the data set '{name}' is built in (got a download of it); use it as it is.")
     if name not in official.KNOWN:
         remedy = f"these can be downloaded: {', '.join(official.KNOWN)}."
         raise unknown("data set to download", name, official.KNOWN, remedy)

@@ -27,14 +27,13 @@ def reflow(card: str, width: int) -> list[str]:
         if blocks and not begins and indent == blocks[-1][1]:
             blocks[-1] = (f"{blocks[-1][0]} {text}", indent)
         else:
-            start = item or re.match(
-                r"(.*\s{2,})?", line
-            )  # of an item's text, of a table's last column, of a paragraph
+            # Where an item's text begins, or the last column of a table, or a paragraph.
+            start = item or re.match(r"(.*\s{2,})?", line)
             blocks.append((line, start.end() if text else -1))
-    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     filled = []
-    for block, wrap.subsequent_indent in ((block, " " * hang) for block, hang in blocks):
-        filled += wrap.wrap(block) or [""]
+    for block, hang in blocks:
+        whole = {"break_long_words": False, "break_on_hyphens": False}
+        filled += textwrap.wrap(block, width, subsequent_indent=" " * hang, **whole) or [""]
     return filled
 
 

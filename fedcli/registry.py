@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType
+from typing import Any, get_args
 
 from fedcli.errors import UserError, unknown
 
@@ -77,13 +77,21 @@ def help_text(metadata: Mapping[str, Any]) -> str:
     return text + "."
 
 
-def check_value(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Refuses a value outside of an option's range.
+def check_value(field: dataclasses.Field, value: Any) -> None:
+    """Refuses a value of the wrong type or outside of an option's range.
+
+    Args:
+        field: A field made by `option`.
+        value: What was given.
 
     Raises:
         UserError: Naming the option, the value and what is allowed.
     """
-    flag = "--" + name.replace("_", "-")
+    flag, metadata = "--" + field.name.replace("_", "-"), field.metadata
+    kinds = {*get_args(field.type)} or {field.type}
+    if type(value) not in kinds | ({int} if float in kinds else set()):
+        names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
+        raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
     allowed = describe_range(metadata)
     if metadata["choices"]:
         if value not in metadata["choices"]:
@@ -314,5 +322,5 @@ def method_options(method: Method, values: Mapping[str, Any]) -> Any:
         if name not in fields:
             remedy = f"'fedcli run {method.name} --help' shows all."
             raise unknown(f"option of {method.name}", name, fields, remedy)
-        check_value(name, value, fields[name].metadata)
+        check_value(fields[name], value)
     return method.config(**values)

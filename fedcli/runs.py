@@ -4,7 +4,8 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,6 +31,8 @@ from fedcli.records import (
 )
 from fedcli.registry import find_method
 from fedcli.trees import from_plain, to_plain
+
+SMALL_NETWORK = 100_000  # parameters
 
 
 class Progress:
@@ -111,16 +114,17 @@ def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
-    record = _new_record(setup, dataset, parts, fed, source)
-    state = setup.method.init(fed, setup.options)
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
-        ) from error
-    write_record(folder, record)
-    return _go_on(setup, fed, record, state, folder, progress or Progress())
+    with _fitting_threads(fed):
+        record = _new_record(setup, dataset, parts, fed, source)
+        state = setup.method.init(fed, setup.options)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(
+                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
+            ) from error
+        write_record(folder, record)
+        return _go_on(setup, fed, record, state, folder, progress or Progress())
 
 
 def resume(path: str | Path, *, changed_method: bool = False, progress: Progress | None = None) -> Run:
@@ -150,11 +154,24 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
     _refuse_other_data(record, dataset, parts)
     if method.file_hash != record["method_hash"]:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
-    state, known = _read_checkpoint(folder, setup, fed)
-    record.update(known)
-    record["resumed"].append(len(record["rounds"]))
-    record.pop("error", None)
-    return _go_on(setup, fed, record, state, folder, progress or Progress())
+    with _fitting_threads(fed):
+        state, known = _read_checkpoint(folder, setup, fed)
+        record.update(known)
+        record["resumed"].append(len(record["rounds"]))
+        record.pop("error", None)
+        return _go_on(setup, fed, record, state, folder, progress or Progress())
+
+
+@contextmanager
+def _fitting_threads(fed: Federation) -> Iterator[None]:
+    """One thread for a small network on the CPU, where handing work to several costs more than the work."""
+    before = torch.get_num_threads()
+    if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Dataset, list, Federation]:

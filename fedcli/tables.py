@@ -13,8 +13,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.records import RECORD
-from fedcli.records import read_record as load_record
+from fedcli.records import RECORD, read_record
 
 HOW_NOT_WHAT = ("seed", "device", "clients_per_chunk", "checkpoint_every")  # a result does not depend on the last three
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
@@ -66,7 +65,7 @@ def find_records(paths: Iterable[Path]) -> list[dict]:
             raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
         for file in found:
             files.setdefault(file.resolve(), file)
-    return [load_record(file) for file in files.values()]
+    return [read_record(file) for file in files.values()]
 
 
 def group(records: Iterable[dict]) -> list[Group]:

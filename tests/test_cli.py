@@ -177,6 +177,7 @@ def test_a_card_is_filled_to_the_width_and_keeps_tables_items_and_commands(width
     lines = describe.reflow(CARD, width)
     assert max(map(len, lines)) <= width
     assert " ".join(CARD.split()) == " ".join(" ".join(lines).split())
+    assert lines.count("") == CARD.splitlines().count("")
     assert "    code     paper    shape" in lines
     assert next(line for line in lines if "weights" in line).startswith("    weights  p_k      [K], ")
     items = [line for line in lines if re.match(r"    \d\. ", line)]
@@ -512,7 +513,8 @@ def test_data_download_shows_progress_and_refuses_what_has_no_site(monkeypatch):
     assert "a.gz" in text
     assert "b.gz" in text
     assert text.endswith("mnist: cache/mnist\n")
-    assert "these can be downloaded: mnist, " in refused("data", "download", "digits")
+    assert "is built in" in refused("data", "download", "digits")
+    assert "these can be downloaded: mnist, " in refused("data", "download", "digit")
 
 
 def test_data_show_draws_a_partition():

@@ -220,3 +220,28 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(Stop):
         records.write_atomically(file, fail)
     assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("rounds", "3", "--rounds must be of type int \\(got '3'\\)"),
+        ("rounds", 2.5, "--rounds must be of type int"),
+        ("lr", True, "--lr must be of type float"),
+        ("drop_last", 1, "--drop-last must be of type bool"),
+        ("match_weight", "a", "--match-weight must be of type float"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(option, value, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, option: value})
+
+
+def test_a_small_network_runs_on_one_thread_and_leaves_the_setting_alone(tmp_path, monkeypatch):
+    threads = []
+    monkeypatch.setattr(runs.torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(runs.torch, "set_num_threads", threads.append)
+    fedcli.run("fedavg", out=tmp_path / "small", **{**TINY, "rounds": 1})
+    assert threads == [1, 3]
+    fedcli.run("fedavg", out=tmp_path / "large", **{**TINY, "rounds": 1, "backbone": "resnet10-3x3", "cohort_size": 1})
+    assert threads == [1, 3, 3]

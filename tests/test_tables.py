@@ -270,7 +270,7 @@ def test_a_folder_without_a_record_is_refused(tmp_path):
 def test_a_file_that_is_no_record_is_refused(tmp_path, text, message):
     (tmp_path / "record.json").write_text(text)
     with pytest.raises(UserError, match=message):
-        tables.load_record(tmp_path)
+        tables.read_record(tmp_path)
 
 
 def test_the_page_of_a_study(tmp_path):
