@@ -1,6 +1,6 @@
 """fedcli: federated-learning papers, reproduced.
 
-`fedcli.run("fedfm", dataset="digits")` is `fedcli run` from Python; a method file imports `Method`, `Protocol`,
+`fedcli.run(METHOD, dataset="digits")` is `fedcli run METHOD` from Python; a method file imports `Method`, `Protocol`,
 `DataSetting` and `option` from here.
 """
 
