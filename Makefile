@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test lint tables clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -32,6 +32,14 @@ test: install ## Run the tests on two cores
 lint: install ## Check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+STUDIES := $(notdir $(wildcard results/records/*))
+
+tables: install ## Write the pages and figures in results/ anew from the records
+	for study in $(STUDIES); do \
+	  $(BIN)/fedcli table --page results/records/$$study --out results/$$study.md && \
+	  $(BIN)/fedcli plot results/records/$$study --out results/figures/$$study-curves.png || exit 1; \
+	done
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo
