@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -389,7 +390,9 @@ def table(
         raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
     forms = {Format.markdown: tables.markdown, Format.csv: tables.csv, Format.latex: tables.latex}
     text = tables.page(page) if page is not None else forms[format](tables.find_records(runs))
-    if out is None:
+    if out is None and format is Format.markdown and _console().is_terminal:
+        _console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
+    elif out is None:
         typer.echo(text, nl=False)
     else:
         _written(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))

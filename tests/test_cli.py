@@ -26,7 +26,7 @@ OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty working folder and an empty cache of data sets; one thread, so that tests side by side stay quick."""
+    """An empty working folder and an empty cache of data sets."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "data"))
@@ -34,10 +34,7 @@ def folder(tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield work
-    torch.set_num_threads(threads)
+    return work
 
 
 @pytest.fixture
@@ -496,6 +493,15 @@ def test_data_import_refuses_bad_files():
         message = refused("data", "import", name, path)
         assert path in message or name in message
     assert not Path("../data").exists()
+
+
+def test_a_table_is_drawn_on_a_terminal_and_written_as_markdown_elsewhere(monkeypatch):
+    done("run", "fedavg", *TINY, "--out", "a")
+    assert "| fedavg " in done("table", "a")
+    monkeypatch.setattr(cli, "_console", lambda: Console(width=150, force_terminal=True, color_system=None))
+    text = done("table", "a")
+    assert "fedavg" in text
+    assert "| fedavg " not in text
 
 
 def test_data_download_shows_progress_and_refuses_what_has_no_site(monkeypatch):
