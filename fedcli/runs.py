@@ -114,7 +114,7 @@ def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
-    with _fitting_threads(fed):
+    with _machine_settings(fed):
         record = _new_record(setup, dataset, parts, fed, source)
         state = setup.method.init(fed, setup.options)
         try:
@@ -154,7 +154,7 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
     _refuse_other_data(record, dataset, parts)
     if method.file_hash != record["method_hash"]:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
-    with _fitting_threads(fed):
+    with _machine_settings(fed):
         state, known = _read_checkpoint(folder, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
@@ -163,15 +163,22 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
 
 
 @contextmanager
-def _fitting_threads(fed: Federation) -> Iterator[None]:
-    """One thread for a small network on the CPU, where handing work to several costs more than the work."""
-    before = torch.get_num_threads()
+def _machine_settings(fed: Federation) -> Iterator[None]:
+    """PyTorch's process-wide settings as this run needs them; put back afterwards.
+
+    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. One thread for a
+    small network on the CPU, where handing work to several costs more than the work.
+    """
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
+    matmul.allow_tf32 = convolution.allow_tf32 = fed.config.precision == "tf32"
     if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        matmul.allow_tf32, convolution.allow_tf32 = before[:2]
+        torch.set_num_threads(before[2])
 
 
 def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Dataset, list, Federation]:
@@ -185,8 +192,6 @@ def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Da
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
     parts = setup.partition(dataset.y_train, config.num_clients, config.partition_seed, dataset.domain_train)
-    if config.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
     fed = Federation(setup, dataset, parts, progress.samples if progress else lambda count: None)
     return dataset, parts, fed
 

@@ -14,6 +14,7 @@ import fedcli
 from fedcli import records, runs
 from fedcli.errors import UserError
 from fedcli.registry import methods
+from tests import laws
 
 TINY = {
     "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
@@ -235,6 +236,28 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 def test_a_value_of_the_wrong_type_is_refused(option, value, message, tmp_path):
     with pytest.raises(UserError, match=message):
         fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, option: value})
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "float64"])
+def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(precision, tmp_path, monkeypatch):
+    flags, one_round = [], runs.one_round
+
+    def spy(*arguments):
+        flags.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return one_round(*arguments)
+
+    monkeypatch.setattr(runs, "one_round", spy)
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "rounds": 1, "precision": precision})
+    assert flags == [(precision == "tf32",) * 2]
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    assert {value.dtype for value in run.state.params.values()} == {dtype}
+
+
+def test_bf16_is_near_float32_and_not_it():
+    states = [laws.simulate(*laws.federation("fedavg", precision=kind), 1).params for kind in ("bf16", "float32")]
+    assert 1e-5 < laws.distance(*states) < 0.1
 
 
 def test_a_small_network_runs_on_one_thread_and_leaves_the_setting_alone(tmp_path, monkeypatch):
