@@ -37,10 +37,11 @@ Readings and deviations
     8. The weights p_k count a client's validation examples too.
 
 Known from the authors' code only
-    Fresh optimizer in every round, no decay of the learning rate, incomplete last batches dropped in training, running
-    statistics of batch normalisation averaged with p_k, augmentation for CIFAR-100 alone, the constants of the
-    normalisation, and the best round chosen by validation accuracy pooled over clients. One of the released run scripts
-    sets T_s = 200 for 100 rounds, which is FedAvg; the paper's T_s = 20 is taken here.
+    Fresh optimizer in every round, no decay of the learning rate, incomplete last batches dropped in training (a client
+    with fewer than 64 training examples returns the model as it came), running statistics of batch normalisation
+    averaged with p_k, augmentation for CIFAR-100 alone (there of the validation part too; here of the training part
+    only), the constants of the normalisation, and the best round chosen by validation accuracy pooled over clients. One
+    of the released run scripts sets T_s = 200 for 100 rounds, which is FedAvg; the paper's T_s = 20 is taken here.
 
 Run it
     fedcli run fedfm --dataset cifar10
@@ -170,7 +171,9 @@ def l2_guiding(
     return masked_mean(squares, _usable(labels, has_class, mask))
 
 
-def aggregate_anchors(prototypes: Tensor, class_counts: Tensor, previous: Tensor, weighting: str) -> Tensor:
+def aggregate_anchors(
+    prototypes: Tensor, class_counts: Tensor, previous: Tensor, weighting: str = "weighted"
+) -> Tensor:
     """Eq. 9: a_c = sum_k |B_kc| a_kc / sum_k |B_kc|; or the plain mean over clients.
 
     Args:
@@ -188,7 +191,7 @@ def aggregate_anchors(prototypes: Tensor, class_counts: Tensor, previous: Tensor
         return torch.where(present, prototypes, previous).mean(0)
     counts = class_counts.to(prototypes.dtype)[..., None]
     total = counts.sum(0)  # [C, 1]
-    mean = (torch.where(present, prototypes, 0.0) * counts).sum(0) / total.clamp(min=1)
+    mean = (torch.where(present, prototypes, 0.0) * counts).sum(0) / torch.where(total > 0, total, 1.0)
     return torch.where(total > 0, mean, previous)
 
 

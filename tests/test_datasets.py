@@ -703,7 +703,7 @@ def test_a_download_that_fails_says_how_to_import(official_files, cache, tmp_pat
 
 
 def test_what_cannot_or_need_not_be_downloaded(tmp_path, monkeypatch):
-    refused(lambda: datasets.download("digits"), "'digits'", "mnist")
+    refused(lambda: datasets.download("digits"), "'digits'", "built in")
     refused(lambda: datasets.download("cifar1"), "'cifar1'", "did you mean 'cifar10'?")
     there = from_npz("mnist", tmp_path / "a", **known_images("mnist"))
     monkeypatch.setattr(official, "download", lambda *_: pytest.fail("downloaded again"))
