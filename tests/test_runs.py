@@ -268,3 +268,13 @@ def test_a_small_network_runs_on_one_thread_and_leaves_the_setting_alone(tmp_pat
     assert threads == [1, 3]
     fedcli.run("fedavg", out=tmp_path / "large", **{**TINY, "rounds": 1, "backbone": "resnet10-3x3", "cohort_size": 1})
     assert threads == [1, 3, 3]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "killed", progress=StopAfter(1), **{**TINY, "checkpoint_every": 4})
+    assert not (tmp_path / "killed" / "checkpoint.pt").exists()
+    again = runs.resume(tmp_path / "killed")
+    assert again.record["summary"] == whole.record["summary"]
+    assert len(again.record["rounds"]) == 4
