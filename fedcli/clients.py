@@ -5,9 +5,12 @@ at once under `vmap` (stacked); a method cannot tell the difference. Nothing els
 """
 
 import contextlib
+import copy
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +24,10 @@ from fedcli.trees import Tree, concatenate, select, select_axes, stack, tree_map
 Params = dict[str, Tensor]
 
 _stacked: ContextVar[bool] = ContextVar("stacked", default=False)  # whether the step now running is under vmap
+
+
+class Stopped(Exception):
+    """Ends a thread whose result nobody waits for any more."""
 
 
 class Client(NamedTuple):
@@ -67,6 +74,15 @@ class Network:
         self.feature_dim: int = module.feature_dim
         self._autocast = precision == "bf16"
         self._device = device
+        self._own = threading.local()
+
+    def _module(self) -> nn.Module:
+        """This thread's copy of the module: a call puts other tensors into it, so two threads must not share one."""
+        if threading.current_thread() is threading.main_thread():
+            return self.module
+        if not hasattr(self._own, "module"):
+            self._own.module = copy.deepcopy(self.module)
+        return self._own.module
 
     def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
         """Features, logits and new buffers for a batch of one client.
@@ -78,11 +94,13 @@ class Network:
             mask: `[B]`, False for padding, which must not reach batch statistics.
             train: Use and update batch statistics; otherwise the running ones.
         """
-        self.module.train(train)
+        module = self._module()
+        if module.training != train:
+            module.train(train)
         buffers = {name: value.clone() for name, value in buffers.items()} if train else buffers
         bf16 = torch.autocast(self._device.type, torch.bfloat16) if self._autocast else contextlib.nullcontext()
         with bf16:
-            features, logits = functional_call(self.module, (params, buffers), (x, mask))
+            features, logits = functional_call(module, (params, buffers), (x, mask))
         if self._autocast:
             features, logits = features.float(), logits.float()
         return Output(features, logits, buffers)
@@ -117,11 +135,11 @@ def sgd(
     for name, value in params.items():
         g = grads[name]
         if weight_decay:
-            g = g + weight_decay * value
+            g = torch.add(g, value, alpha=weight_decay)
         if momentum:
-            g = momentum * slots[name] + g
+            g = torch.add(g, slots[name], alpha=momentum)
             velocity[name] = g
-        new[name] = value - lr * g
+        new[name] = torch.addcmul(value, g, lr, value=-1)
     return new, velocity if momentum else ()
 
 
@@ -230,7 +248,8 @@ class Engine:
         labels: `[N]`.
         transform: From uint8 images to network input.
         clients_per_chunk: How many clients are trained together; 1 is one after the other.
-        on_samples: Told how many samples a step has processed.
+        on_samples: Told how many samples a step has processed; never by two threads at once.
+        stopping: Set while the threads of a run are to end before their work is done.
     """
 
     images: Tensor
@@ -238,6 +257,14 @@ class Engine:
     transform: Transform
     clients_per_chunk: int
     on_samples: Callable[[int], None]
+    stopping: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def _step_done(self, samples: int) -> None:
+        with self.lock:
+            self.on_samples(samples)
+        if self.stopping.is_set():
+            raise Stopped
 
     def train(
         self, step: Step, clients: Client, plan: Plan, lr: float, context: Tree, axes: Tree
@@ -257,18 +284,42 @@ class Engine:
             local steps, `[K]` (0 for a client without steps).
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
-        trained, sums = [], []
         num_clients = plan.size.shape[1]
-        for start in range(0, num_clients, self.clients_per_chunk):
-            chunk = slice(start, min(start + self.clients_per_chunk, num_clients))
-            run = self._looped if chunk.stop - chunk.start == 1 else self._stacked
-            after, terms = run(step, select(clients, chunk), plan, chunk, rate, select_axes(context, axes, chunk), axes)
-            trained.append(after)
-            sums.append((terms, rate.new_zeros(chunk.stop - chunk.start)))
+        starts = range(0, num_clients, self.clients_per_chunk)
+        chunks = [slice(start, min(start + self.clients_per_chunk, num_clients)) for start in starts]
+
+        def run(chunk: slice) -> tuple[Client, dict[str, Tensor]]:
+            train = self._looped if chunk.stop - chunk.start == 1 else self._stacked
+            own = select_axes(context, axes, chunk)
+            return train(step, select(clients, chunk), plan, chunk, rate, own, axes)
+
+        done = self.side_by_side(run, chunks)
+        trained = [after for after, _ in done]
+        sums = [(terms, rate.new_zeros(c.stop - c.start)) for (_, terms), c in zip(done, chunks, strict=True)]
         names = next((terms for terms, _ in sums if terms), {})  # a chunk whose clients took no step has none
         total = {name: torch.cat([terms.get(name, none) for terms, none in sums]) for name in names}
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
         return concatenate(trained), tree_map(lambda value: value / steps, total)
+
+    def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """`run` of each item, in their order; on the CPU one item a thread, each operation on one thread.
+
+        Two threads on two clients do more than two threads on every operation of one, much more where other programs
+        want the cores too, and the results do not depend on the number of threads.
+        """
+        threads = torch.get_num_threads()
+        if self.images.device.type != "cpu" or min(threads, len(items)) < 2:
+            return [run(item) for item in items]
+        pool = ThreadPoolExecutor(min(threads, len(items)), initializer=lambda: torch.set_num_threads(1))
+        try:
+            return list(pool.map(run, items))
+        except BaseException:
+            self.stopping.set()  # Ctrl-C, or a failure of one: the others need not go through their data
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self.stopping.clear()
+            torch.set_num_threads(threads)  # the workers' setting was everyone's
 
     def _looped(
         self, step: Step, clients: Client, plan: Plan, chunk: slice, rate: Tensor, context: Tree, axes: Tree
@@ -288,7 +339,7 @@ class Engine:
             batch = Batch(self._channels_last(x), y, None, epoch_end, num_batches, rate)
             client, aux = step.update(client, batch, context)
             total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
-            self.on_samples(size)
+            self._step_done(size)
         return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
 
     def _stacked(
@@ -322,7 +373,7 @@ class Engine:
             clients = where(active, after, clients)
             terms = where(active, aux.terms, tree_map(torch.zeros_like, aux.terms))
             total = {name: value + total.get(name, 0.0) for name, value in terms.items()}
-            self.on_samples(int(sizes[t].sum()))
+            self._step_done(int(sizes[t].sum()))
         return clients, total
 
     def gather(self, index: np.ndarray, draws: np.ndarray | None = None) -> tuple[Tensor, Tensor]:

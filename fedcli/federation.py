@@ -223,50 +223,46 @@ class Federation:
         _refuse_non_finite(terms, cohort)
         return trained, terms
 
-    def _batches(self, index: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(index), EVALUATION_BATCH):
-            yield self.engine.gather(index[start : start + EVALUATION_BATCH])
-
-    @torch.no_grad()
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Each client's mean feature of each class, over its training part, by its model in evaluation mode.
 
         Returns:
             Means `[K, C, D]`, zero where a client has no example of a class, and counts `[K, C]`.
         """
-        means, all_counts = [], []
-        with self._timed("train"):
-            for k, client in enumerate(cohort.client_ids):
-                model = select((clients.params, clients.buffers), k)
-                sums = torch.zeros(self.num_classes, self.feature_dim, dtype=self.dtype, device=self.device)
-                counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
-                for x, y in self._batches(self.training[client]):
-                    features = self.network(*model, x, train=False).features
-                    batch_sums, batch_counts = class_sums(features, y, self.num_classes)
-                    sums, counts = sums + batch_sums, counts + batch_counts
-                means.append(sums / counts.clamp(min=1)[:, None])
-                all_counts.append(counts)
-        return stack(means), stack(all_counts)
 
-    @torch.no_grad()
+        @torch.no_grad()
+        def of_client(k: int) -> tuple[Tensor, Tensor]:
+            model = select((clients.params, clients.buffers), k)
+            sums = torch.zeros(self.num_classes, self.feature_dim, dtype=self.dtype, device=self.device)
+            counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
+            for x, y in map(self.engine.gather, _portions(self.training[cohort.client_ids[k]])):
+                features = self.network(*model, x, train=False).features
+                batch_sums, batch_counts = class_sums(features, y, self.num_classes)
+                sums, counts = sums + batch_sums, counts + batch_counts
+            return sums / counts.clamp(min=1)[:, None], counts
+
+        with self._timed("train"):
+            return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
+
     def correct(self, params: Params, buffers: Params, index: np.ndarray | None) -> Tensor:
         """Whether one model is right, for each of the training examples `index` or each test image (None).
 
         Returns:
             `[n]`, bool, on the CPU.
         """
-        hits = [torch.zeros(0, dtype=torch.bool)]
-        with self._timed("evaluate"):
-            batches = self._batches(index) if index is not None else self._test_batches()
-            for x, y in batches:
-                logits = self.network(params, buffers, x, train=False).logits
-                hits.append((logits.argmax(1) == y).cpu())
-        return torch.cat(hits)
 
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(self.test_labels), EVALUATION_BATCH):
-            part = slice(start, start + EVALUATION_BATCH)
-            yield self.transform(self.test_images[part]), self.test_labels[part]
+        @torch.no_grad()
+        def of_portion(portion: np.ndarray) -> Tensor:
+            if index is None:
+                positions = torch.as_tensor(portion, device=self.device)
+                x, y = self.transform(self.test_images[positions]), self.test_labels[positions]
+            else:
+                x, y = self.engine.gather(portion)
+            return (self.network(params, buffers, x, train=False).logits.argmax(1) == y).cpu()
+
+        with self._timed("evaluate"):
+            portions = _portions(np.arange(len(self.test_labels)) if index is None else index)
+            return torch.cat([torch.zeros(0, dtype=torch.bool), *self.engine.side_by_side(of_portion, portions)])
 
     def evaluate(self, params: Params, buffers: Params) -> dict[str, Any]:
         """Accuracy of a global model: on the test set, by domain, and on the clients' validation parts.
@@ -289,6 +285,11 @@ class Federation:
         own = torch.stack([part.mean() for part in hits.split([len(part) for part in owners])])
         spread = {"mean": own.mean().item(), "std": own.std(correction=0).item(), "worst": own.min().item()}
         return {**result, "validation_accuracy": hits.mean().item(), "clients": spread}
+
+
+def _portions(index: np.ndarray) -> list[np.ndarray]:
+    """Positions in portions of the size that is evaluated at once."""
+    return [index[start : start + EVALUATION_BATCH] for start in range(0, len(index), EVALUATION_BATCH)]
 
 
 def _refuse_small_clients(training: Sequence[np.ndarray], batch_size: int, drop_last: bool) -> None:

@@ -1,5 +1,8 @@
 """The engine against the plain loop of tests/reference.py, and its optimizers against torch.optim."""
 
+import dataclasses
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -200,3 +203,65 @@ def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
     assert loss.item() == pytest.approx(np.log(1 + np.e))
     assert torch.isfinite(logits.grad).all()
     assert masked_mean(torch.tensor([3.0, 5.0]), torch.tensor([False, False])) == 0
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("chunk", ["1", "3"])
+def test_the_number_of_threads_is_invisible(chunk, two_threads):
+    sizes = (7, 4, 2, 6)
+    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=19, channels=3), "precision": "float32"}
+    states, accuracies = [], []
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        setup, fed = laws.federation(
+            "fedfm", {"start_round": 0}, clients_per_chunk=chunk, parts=laws.toy_parts(sizes), local_epochs=1, **run
+        )
+        states.append(laws.simulate(setup, fed, 2))
+        accuracies.append(fed.correct(*laws.model_of(setup, states[-1]), np.arange(19)))
+        assert torch.get_num_threads() == threads
+    assert laws.distance(*states) == 0
+    assert torch.equal(*accuracies)
+
+
+def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_threads):
+    _, fed = laws.federation(FEDAVG)
+    meeting = threading.Barrier(2, timeout=30)  # passed only by two threads at once
+
+    def meet(item):
+        meeting.wait()
+        return 2 * item
+
+    assert fed.engine.side_by_side(meet, [1, 2]) == [2, 4]
+    stopped = []
+
+    def fail(item):
+        if item == 0:
+            meeting.wait()
+            raise ValueError("broken")
+        meeting.wait()
+        stopped.append(fed.engine.stopping.wait(30))
+
+    with pytest.raises(ValueError, match="broken"):
+        fed.engine.side_by_side(fail, [0, 1])
+    assert stopped == [True]
+    assert not fed.engine.stopping.is_set()
+
+
+def test_a_stopped_thread_ends_before_its_data_does(two_threads):
+    setup, fed = laws.federation(FEDAVG)
+    cohort, seen = fed.cohort(0), []
+
+    def count(samples):
+        seen.append(samples)
+        raise KeyboardInterrupt
+
+    fed.engine = dataclasses.replace(fed.engine, on_samples=count)
+    with pytest.raises(KeyboardInterrupt):
+        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, setup.method.module.make_local_loss(fed.network))
+    assert 1 <= len(seen) <= 4  # of 20 steps

@@ -260,14 +260,24 @@ def test_bf16_is_near_float32_and_not_it():
     assert 1e-5 < laws.distance(*states) < 0.1
 
 
-def test_a_small_network_runs_on_one_thread_and_leaves_the_setting_alone(tmp_path, monkeypatch):
-    threads = []
-    monkeypatch.setattr(runs.torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr(runs.torch, "set_num_threads", threads.append)
-    fedcli.run("fedavg", out=tmp_path / "small", **{**TINY, "rounds": 1})
-    assert threads == [1, 3]
-    fedcli.run("fedavg", out=tmp_path / "large", **{**TINY, "rounds": 1, "backbone": "resnet10-3x3", "cohort_size": 1})
-    assert threads == [1, 3, 3]
+@pytest.mark.parametrize(("backbone", "threads"), [("cnn-small", 1), ("resnet10-3x3", 2)])
+def test_a_small_network_runs_on_one_thread_and_the_setting_is_put_back(backbone, threads, tmp_path, monkeypatch):
+    seen, one_round = [], runs.one_round
+
+    def spy(*arguments):
+        seen.append(torch.get_num_threads())
+        return one_round(*arguments)
+
+    monkeypatch.setattr(runs, "one_round", spy)
+    torch.set_num_threads(2)
+    try:
+        options = {**TINY, "train_examples": 40, "rounds": 1, "backbone": backbone}
+        record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [threads]
+    assert record["hardware"]["threads"] == threads
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
