@@ -224,7 +224,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     prototypes, class_counts = fed.upload(fed.class_means(clients, cohort))  # line 2, Eq. 8
     anchors = aggregate_anchors(prototypes, class_counts, state.anchors, config.anchor_weighting)  # line 3, Eq. 9
     has_anchor = state.has_anchor | (class_counts.sum(0) > 0)
-    weight = torch.tensor(config.match_weight if cohort.round >= config.start_round else 0.0).to(anchors)
+    weight = anchors.new_tensor(config.match_weight if cohort.round >= config.start_round else 0.0)
     context = Context(fed.download(anchors), has_anchor, weight)
     local_loss = make_local_loss(fed.network, config)
     clients, terms = fed.train(clients, cohort, local_loss, context, CONTEXT_AXES)  # line 4, Eq. 10
