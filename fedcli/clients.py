@@ -384,7 +384,8 @@ class Engine:
         return self.transform(self.images[positions], uniform), self.labels[positions]
 
     def _channels_last(self, tensor: Tensor) -> Tensor:
-        """On the CPU, image-shaped tensors with the channels last, which its convolutions are faster in."""
+        """On the CPU, image-shaped tensors with the channels last, which its convolutions and poolings are faster in."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
-            return tensor.contiguous(memory_format=torch.channels_last)
+            # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
+            return tensor.to(memory_format=torch.channels_last)
         return tensor
