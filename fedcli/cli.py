@@ -1,4 +1,4 @@
-"""The command line, `fedcli list | show | run | resume | data | plot | table`: the only module that prints.
+"""The command line, `fedcli list | show | run | resume | data | plot | table | bench`: the only module that prints.
 
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from enum import StrEnum
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
@@ -35,7 +36,7 @@ class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        return ["list", "show", "run", "resume", "data", "plot", "table"]
+        return ["list", "show", "run", "resume", "data", "plot", "table", "bench"]
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
@@ -400,9 +401,73 @@ def table(
         typer.echo(str(out))
 
 
-def _written(out: Path, write: Callable[[], Result]) -> Result:
+# Speed
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKLOAD", help="w1, w2, w3. \\[default: w1 w2; none with --plot]", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Name of a method, or path of a method file. \\[default: the simplest]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, float64, tf32 or bf16.")] = "float32",
+    clients_per_chunk: Annotated[str, typer.Option(help="Clients that the engine trains together.")] = "auto",
+    epochs: Annotated[int | None, typer.Option(help="Local epochs. \\[default: the workload's]")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed rounds of each side.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of images, models and batches.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line in place of the table.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="File to append the results to.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Figures to write, PNG and PDF: w1 over clients per round and batch sizes.")
+    ] = None,
+) -> None:
+    """Measure the engine against a plain PyTorch loop in the same run.
+
+    w1: 28 x 28 grey images, 100 clients x 600, 10 a round, 5 epochs, batch 64, cnn-mcmahan.
+    w2: the same images, 20 clients a round, 1 epoch, batch 10.
+    w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64, resnet18; hours on a CPU.
+    Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
+    """
+    from fedcli import bench, plots
+
+    chosen = [bench.find_workload(name) for name in workloads or (() if plot else bench.DEFAULT_WORKLOADS)]
+    scaling = bench.scaling_workloads() if plot else []
+    options = {
+        "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
+        "epochs": epochs, "repeats": repeats, "seed": seed,
+    }  # fmt: skip
+    cases = [bench.prepare(workload, **options) for workload in [*chosen, *scaling]]
+    if csv is not None:  # refused now rather than after minutes
+        _written(csv, lambda: bench.append_csv(csv, []), "--csv")
+    if plot is not None:
+        _written(plot, lambda: plot.parent.mkdir(parents=True, exist_ok=True), "--plot")
+    results = []
+    try:
+        for case in cases:
+            with Console(stderr=True).status(case.workload.name) as status:
+                results.append(bench.measure(case, status.update))
+            if json:
+                typer.echo(dumps(results[-1]))
+            if csv is not None:
+                _written(csv, lambda: bench.append_csv(csv, results[-1:]), "--csv")
+    finally:  # also what was measured before Ctrl-C
+        if results and not json:
+            for cells in bench.TABLES:
+                _print_table(tuple(cells), [bench.table_row(result, cells) for result in results])
+                typer.echo()
+            typer.echo(bench.MACHINE.format(**results[0]))
+    if plot is not None:
+        files = _written(plot, lambda: plots.scaling_chart(results[len(chosen) :], plot), "--plot")
+        typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
+
+
+def _written(out: Path, write: Callable[[], Result], flag: str = "--out") -> Result:
     """What `write` returns; a file that cannot be written is the user's mistake."""
     try:
         return write()
     except OSError as error:
-        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with --out.") from error
+        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error

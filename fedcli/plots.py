@@ -1,4 +1,4 @@
-"""Figures from run records and partitions, each as PNG and PDF; the same input gives the same bytes.
+"""Figures from run records, partitions and measured speeds, each as PNG and PDF; the same input gives the same bytes.
 
 Figures are made without pyplot, so no global state is touched and no window system is needed.
 """
@@ -6,6 +6,7 @@ Figures are made without pyplot, so no global state is touched and no window sys
 from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
+from statistics import mode
 
 import matplotlib
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.errors import UserError
 from fedcli.tables import Group, agreed, group
@@ -87,6 +88,22 @@ def partition_chart(class_counts: np.ndarray, class_names: Sequence[str], out: P
     """
     with matplotlib.rc_context(STYLE):
         return _save(partition_figure(class_counts, class_names, title), out)
+
+
+def scaling_chart(rows: Sequence[dict], out: Path) -> list[Path]:
+    """Draws seconds a round of the engine and of the plain loop, over clients per round and over batch sizes.
+
+    A line is the median, its band from least to largest.
+
+    Args:
+        rows: Results of `fedcli.bench.measure` that differ in the clients per round or in the batch size.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+    """
+    with matplotlib.rc_context(STYLE):
+        return _save(scaling_figure(rows), out)
 
 
 def curves_figure(records: Iterable[dict]) -> Figure:
@@ -188,6 +205,42 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
         sides.reverse()
         counts = counts.T
     return _bubbles(counts, sides, title)
+
+
+def scaling_figure(rows: Sequence[dict]) -> Figure:
+    """The figure of `scaling_chart`, to be drawn under `STYLE`."""
+    figure = Figure(figsize=(CHART_WIDTH, 2.8), layout="constrained")
+    panels = (("cohort_size", "Clients per round", "batch_size"), ("batch_size", "Batch size", "cohort_size"))
+    for axes, (varied, label, other) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        usual = mode(row[other] for row in rows)  # the value it has where it is not varied itself
+        shown = sorted((row for row in rows if row[other] == usual), key=lambda row: row[varied])
+        values = [row[varied] for row in shown]
+        _draw_seconds(axes, 0, "engine", values, shown, "seconds_per_round", "seconds_spread")
+        _draw_seconds(axes, 1, "plain loop", values, shown, "plain_seconds_per_round", "plain_spread")
+        axes.set(xscale="log", yscale="log", xlabel=label, title=f"{other.replace('_', ' ')} {usual}")
+        axes.set_xticks(values, map(str, values))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(axis="y")
+    figure.axes[0].set_ylabel("Seconds a round")
+    same = rows[0]
+    figure.suptitle(f"{same['method']}, {same['device']}, {same['precision']}, local epochs: {same['local_epochs']}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3.4)
+    return figure
+
+
+def _draw_seconds(
+    axes: Axes, index: int, label: str, values: list[int], rows: list[dict], seconds: str, spread: str
+) -> None:
+    """A line through `row[seconds]` and a band over `row[spread]`."""
+    colour = COLOURS[index]
+    low, high = np.array([row[spread] for row in rows]).T
+    axes.fill_between(values, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(
+        values, [row[seconds] for row in rows], label=label, color=colour, linestyle=DASHES[index],
+        marker=MARKERS[index], markeredgecolor="white", markeredgewidth=0.4,
+    )  # fmt: skip
 
 
 def _bubbles(counts: np.ndarray, sides: list[tuple[str, list[str]]], title: str) -> Figure:

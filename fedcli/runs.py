@@ -114,7 +114,7 @@ def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
-    with _machine_settings(fed):
+    with machine_settings(fed):
         record = _new_record(setup, dataset, parts, fed, source)
         state = setup.method.init(fed, setup.options)
         try:
@@ -154,7 +154,7 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
     _refuse_other_data(record, dataset, parts)
     if method.file_hash != record["method_hash"]:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
-    with _machine_settings(fed):
+    with machine_settings(fed):
         state, known = _read_checkpoint(folder, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
@@ -163,7 +163,7 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
 
 
 @contextmanager
-def _machine_settings(fed: Federation) -> Iterator[None]:
+def machine_settings(fed: Federation) -> Iterator[None]:
     """PyTorch's process-wide settings as this run needs them; put back afterwards.
 
     TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. One thread for a

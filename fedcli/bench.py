@@ -1,0 +1,474 @@
+"""Speed of the engine against a plain PyTorch loop, both measured in the same run.
+
+The workloads; all train with SGD, learning rate 0.01 and momentum 0.9, new in every round:
+
+    w1    28 x 28 grey, 100 clients x 600 images, 10 a round, 5 epochs, batch 64, `cnn-mcmahan`
+    w2    the same images and network, 20 clients a round, 1 epoch, batch 10
+    w3    32 x 32 colour, 10 clients x 4,000 images, all in a round, 10 epochs, batch 64, `resnet18` (7 x 7 stem)
+
+The images are Fashion-MNIST's and CIFAR-10's where those sets are on the machine, and random ones of the same shape
+where they are not; every result says which.
+
+The plain loop is what a user of PyTorch writes: one module in the default memory layout, convolution, ReLU and pooling
+in the usual order (torchvision's own network for w3), `torch.optim.SGD`, a `DataLoader` over a client's normalised
+float images, which go to the device batch by batch; a copy of the `state_dict` in, the mean of the `state_dict`s out.
+Both sides train the same clients on the same number of images, under the same threads and precision settings. Each has
+one round to warm up; then a round of the engine and one of the plain loop take turns, so that a noisy machine hits
+both. The ratio is the median over these pairs of plain seconds over engine seconds: above 1 the engine is faster.
+
+The floors say how fast the plain loop's work could be at best, by this machine's own ceilings, each the fastest of
+some tries: arithmetic, the FLOPs of a round over those of a large matrix product in the same precision; memory, the
+bytes of parameters, gradients and momentum, each read and written once in every step of every client, over those of a
+large copy. The floor is the larger of the two.
+"""
+
+import copy
+import csv
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedcli import datasets, registry, runs
+from fedcli.config import DEFAULT_DATASET, RunConfig, Setup, resolve
+from fedcli.errors import UserError, unknown
+from fedcli.federation import Federation
+from fedcli.records import environment, peak_memory
+
+SGD = {"lr": 0.01, "momentum": 0.9}
+FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
+MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
+COPY_BYTES = 2**28  # beyond any cache
+TRIES = 6  # of a ceiling, the fastest counts; the first warms up
+SCALING_CLIENTS, SCALING_BATCHES = (1, 2, 5, 10, 20, 50, 100), (10, 32, 64, 128)
+SHAPE = ("cohort_size", "local_epochs", "batch_size")  # of a workload: what a result says
+COLUMNS = (
+    "workload", "engine", "device", "method", "seconds_per_round", "seconds_spread", "plain_seconds_per_round",
+    "plain_spread", "ratio", "samples_per_second", "floor_seconds", "arithmetic_floor_seconds",
+    "memory_floor_seconds", "peak_bytes", "evaluation_seconds", "data_seconds_share", "images", "torch", "threads",
+    "hardware", "precision", *SHAPE, "repeats", "seed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained in a round; all clients hold equally many images, of 10 classes."""
+
+    name: str
+    dataset: str  # whose images are taken where it is on the machine
+    channels: int
+    image_size: int  # pixels
+    num_clients: int
+    images_per_client: int
+    cohort_size: int
+    local_epochs: int
+    batch_size: int
+    backbone: str
+    num_test: int = 10_000  # random images for the evaluation
+
+    @property
+    def samples(self) -> int:
+        """Samples trained in a round, by all clients together."""
+        return self.cohort_size * self.local_epochs * self.images_per_client
+
+    @property
+    def steps(self) -> int:
+        """Local steps in a round, of all clients together."""
+        return self.cohort_size * self.local_epochs * -(-self.images_per_client // self.batch_size)
+
+
+_W1 = Workload("w1", "fmnist", 1, 28, 100, 600, 10, 5, 64, "cnn-mcmahan")
+_W2 = replace(_W1, name="w2", cohort_size=20, local_epochs=1, batch_size=10)
+_W3 = Workload("w3", "cifar10", 3, 32, 10, 4_000, 10, 10, 64, "resnet18")
+WORKLOADS = {workload.name: workload for workload in (_W1, _W2, _W3)}
+DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
+
+
+def find_workload(name: str) -> Workload:
+    """The workload of that name.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if name not in WORKLOADS:
+        raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}.")
+    return WORKLOADS[name]
+
+
+def scaling_workloads() -> list[Workload]:
+    """The first workload with one local epoch, over numbers of clients per round and over batch sizes."""
+    base = replace(WORKLOADS["w1"], local_epochs=1)
+    varied = [replace(base, cohort_size=size) for size in SCALING_CLIENTS]
+    varied += [replace(base, batch_size=size) for size in SCALING_BATCHES if size != base.batch_size]
+    return [replace(each, name=f"w1 K={each.cohort_size} B={each.batch_size}") for each in varied]
+
+
+def simplest_method() -> str:
+    """The name of the first registered method that others reduce to and that reduces to none."""
+    known = registry.methods().values()
+    bases = {method.reduces_to[0] for method in known if method.reduces_to is not None}
+    return next(method.name for method in known if method.reduces_to is None and method.name in bases)
+
+
+def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
+    """The images of a workload, as many as its clients hold, and whether they are "real" or "random"."""
+    count = workload.num_clients * workload.images_per_client
+    if workload.dataset in datasets.names() and datasets.describe(workload.dataset)["present"]:
+        return datasets.take(datasets.load(workload.dataset), count, seed), "real"
+    draw = torch.Generator().manual_seed(seed)
+
+    def part(number: int) -> tuple[Tensor, Tensor]:
+        shape = (number, workload.channels, workload.image_size, workload.image_size)
+        pixels = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
+        return pixels, torch.randint(10, (number,), generator=draw)
+
+    classes = tuple(map(str, range(10)))
+    return datasets.Dataset(workload.name, *part(count), *part(workload.num_test), class_names=classes), "random"
+
+
+class EngineRounds:
+    """Rounds of a method by the engine.
+
+    Attributes:
+        fed: The federation.
+        state: The method's server state.
+        partition_seconds: Time it took to divide the images among the clients.
+    """
+
+    def __init__(self, setup: Setup, dataset: datasets.Dataset):
+        self.setup = setup
+        start = time.perf_counter()
+        parts = setup.partition(dataset.y_train, setup.run.num_clients, setup.run.seed, None)
+        self.partition_seconds = time.perf_counter() - start
+        self.fed = Federation(setup, dataset, parts)
+        self.state = setup.method.init(self.fed, setup.options)
+
+    def round(self, number: int) -> None:
+        """Trains one round; `fed.seconds` then says what it spent on what."""
+        self.fed.start_round()
+        cohort = self.fed.cohort(number)
+        self.state, _ = self.setup.method.run_round(self.state, cohort, self.fed, self.setup.options)
+
+    def evaluate(self) -> None:
+        """Tests the model as it is."""
+        self.fed.evaluate(*self.setup.method.model(self.state))
+
+
+class PlainCnn(nn.Module):
+    """The network of w1 and w2 as PyTorch's users write it."""
+
+    def __init__(self, channels: int, image_size: int):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(channels, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1 = nn.Linear(64 * (((image_size - 4) // 2 - 4) // 2) ** 2, 512)
+        self.fc2 = nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[B, 10]` of images `[B, channels, H, W]`."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+def plain_network(workload: Workload) -> nn.Module:
+    """The network of a workload without anything of the project's."""
+    if workload.backbone == "cnn-mcmahan":
+        return PlainCnn(workload.channels, workload.image_size)
+    from fedcli.vision import torchvision  # here, because it is slow to import
+
+    return getattr(torchvision.models, workload.backbone)(num_classes=10)
+
+
+class PlainRounds:
+    """Rounds of federated averaging by a plain PyTorch loop.
+
+    Attributes:
+        model: The one module that all clients train, one after the other.
+        parameters: How many it has.
+        state: The global model, a `state_dict`.
+    """
+
+    def __init__(self, workload: Workload, dataset: datasets.Dataset, fed: Federation):
+        """Takes the images and parts of a federation, and nothing else of it."""
+        self._epochs, self._device, seed = workload.local_epochs, fed.device, fed.config.seed
+        self._bf16 = fed.config.precision == "bf16"
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.model = plain_network(workload).to(fed.device, fed.dtype)
+        self.parameters = sum(value.numel() for value in self.model.parameters())
+        self.state = copy.deepcopy(self.model.state_dict())
+        draw = torch.Generator().manual_seed(seed)
+        self._loaders = []
+        for part in fed.training:
+            client = TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part])
+            self._loaders.append(DataLoader(client, workload.batch_size, shuffle=True, generator=draw))
+
+    def round(self, client_ids: Iterable[int]) -> None:
+        """Trains these clients; the new model is their plain mean, since all hold equally many images."""
+        states = []
+        for client in client_ids:
+            self.model.load_state_dict(self.state)
+            optimizer = torch.optim.SGD(self.model.parameters(), **SGD)
+            for _ in range(self._epochs):
+                for x, y in self._loaders[client]:
+                    optimizer.zero_grad()
+                    self._loss(x, y).backward()
+                    optimizer.step()
+            states.append(copy.deepcopy(self.model.state_dict()))
+        self.state = {name: sum(state[name] for state in states) / len(states) for name in self.state}
+
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of a training step, forward and backward, over its samples."""
+        x, y = next(iter(self._loaders[0]))
+        with FlopCounterMode(display=False) as counter:
+            self._loss(x, y).backward()
+        return counter.get_total_flops() / len(x)
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.to(self._device), y.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            return F.cross_entropy(self.model(x), y)
+
+
+class Ceilings(NamedTuple):
+    """What the device does at best."""
+
+    flops: float  # per second
+    bandwidth: float  # bytes per second, read and written
+
+
+@cache
+def ceilings(device: torch.device, precision: str) -> Ceilings:
+    """The ceilings of a device, by a large matrix product in the precision of a run and a large copy."""
+    side = MATMUL_SIDE[device.type]
+    dtype = {"float64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    left, right = torch.randn(2, side, side, device=device).to(dtype)
+    source = torch.zeros(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+
+    def fastest(work: Callable[[], Any]) -> float:
+        return min(_seconds(work, device) for _ in range(TRIES))
+
+    flops = 2 * side**3 / fastest(lambda: left @ right)
+    return Ceilings(flops, 2 * COPY_BYTES / fastest(lambda: target.copy_(source)))
+
+
+def floors(
+    workload: Workload, flops_per_sample: float, parameters: int, item_bytes: int, limits: Ceilings
+) -> dict[str, float]:
+    """The least seconds that a round's work needs, see the module's docstring.
+
+    Args:
+        workload: The round.
+        flops_per_sample: Of a training step, over its samples.
+        parameters: Of the network.
+        item_bytes: Bytes of a parameter.
+        limits: What the device does at best.
+    """
+    arithmetic = workload.samples * flops_per_sample / limits.flops
+    touched = 2 * 3 * parameters * item_bytes  # parameter, gradient and momentum: each read and written
+    memory = workload.steps * touched / limits.bandwidth
+    return {
+        "floor_seconds": max(arithmetic, memory),
+        "arithmetic_floor_seconds": arithmetic,
+        "memory_floor_seconds": memory,
+    }
+
+
+class Case(NamedTuple):
+    """A measurement that has been checked and can start."""
+
+    workload: Workload
+    setup: Setup
+    repeats: int  # pairs of rounds that are timed
+
+
+def prepare(
+    workload: Workload, *, method: str | None = None, epochs: int | None = None, repeats: int = 5, **machine: Any
+) -> Case:
+    """Checks a measurement; every option of its run is given, so that no protocol's values enter.
+
+    Args:
+        workload: The workload.
+        method: Name of a method or path of a method file; the simplest one where None.
+        epochs: Local epochs in place of the workload's.
+        repeats: Rounds of each side that are timed, after the warm-up.
+        **machine: `device`, `precision`, `clients_per_chunk` and `seed`, as for a run.
+
+    Raises:
+        UserError: If an option is out of range or the method unknown.
+    """
+    for flag, value in (("--epochs", epochs), ("--repeats", repeats)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} must be >= 1 (got {value}); choose a value in that range.")
+    workload = replace(workload, local_epochs=epochs or workload.local_epochs)
+    chosen = registry.find_method(method or simplest_method())
+    known = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
+    defaults = {field.name: field.default for field in known if field.default is not None}
+    protocol = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    rounds = FIRST_ROUND + 1 + repeats
+    own = {"protocol": protocol, "dataset": DEFAULT_DATASET, "rounds": rounds, "optimizer": "sgd", **SGD}
+    shape = {name: getattr(workload, name) for name in ("backbone", "num_clients", *SHAPE)}
+    setup = resolve(chosen, {**defaults, **own, **shape, **machine})
+    # Without a protocol's setting the images are normalised by their own mean and not augmented.
+    return Case(workload, replace(setup, setting=None), repeats)
+
+
+def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
+    """Measures one workload.
+
+    Args:
+        case: What to measure.
+        progress: Told what is being done.
+
+    Returns:
+        The result, by `COLUMNS`. `engine` is "looped" or "stacked x K"; spreads are [least, largest]. `peak_bytes` is
+        the engine's, its images included: on CUDA what PyTorch holds, on a CPU what the process does (where the system
+        cannot set the process's peak back, the largest so far). `evaluation_seconds` is a pass over the test images by
+        the engine. `data_seconds_share` is what a round spends outside of local training: drawing the batches,
+        aggregation, and the drawing of the partition, which is counted whole though a run does it once.
+    """
+    workload, setup, repeats = case
+    dataset, images = load_images(workload, setup.run.seed)
+    _reset_peak(setup.device)
+    engine = EngineRounds(setup, dataset)
+    with runs.machine_settings(engine.fed):  # what a run would set, for both sides
+        progress(f"{workload.name}: warming up")
+        engine.round(FIRST_ROUND)
+        engine.evaluate()
+        measured = {"images": images, "repeats": repeats, "peak_bytes": peak_memory(setup.device)}
+        plain = PlainRounds(workload, dataset, engine.fed)
+        plain.round(engine.fed.cohort(FIRST_ROUND).client_ids)
+        assert plain.parameters == engine.fed.sizes.parameters, "the two sides train different networks"
+        measured |= _time_pairs(case, engine, plain, progress)
+        measured["evaluation_seconds"] = _seconds(engine.evaluate, setup.device)
+        limits = ceilings(setup.device, setup.run.precision)
+        measured |= floors(workload, plain.flops_per_sample(), plain.parameters, engine.fed.dtype.itemsize, limits)
+        measured |= _describe(workload, engine)
+    return {name: measured[name] for name in COLUMNS}
+
+
+def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: Callable[[str], Any]) -> dict[str, Any]:
+    """What the seconds of the rounds say, engine and plain loop taking turns."""
+    own, server, other = [], [], []
+    workload, repeats = case.workload, case.repeats
+    for number in range(FIRST_ROUND + 1, FIRST_ROUND + 1 + repeats):
+        progress(f"{workload.name}: pair {number - FIRST_ROUND} of {repeats}")
+        clients = engine.fed.cohort(number).client_ids
+        own.append(_seconds(partial(engine.round, number), engine.fed.device))
+        server.append(own[-1] - engine.fed.seconds["train"])
+        other.append(_seconds(partial(plain.round, clients), engine.fed.device))
+    return {
+        "seconds_per_round": median(own),
+        "seconds_spread": [min(own), max(own)],
+        "plain_seconds_per_round": median(other),
+        "plain_spread": [min(other), max(other)],
+        "ratio": median(b / a for a, b in zip(own, other, strict=True)),
+        "samples_per_second": workload.samples / median(own),
+        "data_seconds_share": (engine.partition_seconds + median(server)) / (engine.partition_seconds + median(own)),
+    }
+
+
+def _describe(workload: Workload, engine: EngineRounds) -> dict[str, Any]:
+    """What was measured, on which machine."""
+    fed, about = engine.fed, environment(engine.fed.device)
+    chunk = fed.clients_per_chunk
+    return {
+        "workload": workload.name,
+        "engine": "looped" if chunk == 1 else f"stacked x {chunk}",
+        "device": str(fed.device),
+        "method": engine.setup.method.name,
+        "torch": about["versions"]["torch"],
+        "threads": about["hardware"]["threads"],
+        "hardware": about["hardware"]["name"],
+        **{name: getattr(fed.config, name) for name in ("precision", *SHAPE, "seed")},
+    }
+
+
+def _seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """Time of some work, until the device has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _reset_peak(device: torch.device) -> None:
+    """Sets the peak memory back to what is used now, on Linux that of the process too."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def append_csv(path: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Appends results to a CSV file, with `COLUMNS` as its first line where it is new; a spread is a JSON list.
+
+    Raises:
+        UserError: If the file holds something else.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    if lines and lines[0] != ",".join(COLUMNS):
+        raise UserError(
+            f"'{path}' does not hold results of this command (got '{lines[0][:40]}' as its first line); "
+            f"choose a new file or one that --csv wrote."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if not lines:
+            writer.writerow(COLUMNS)
+        for result in results:
+            writer.writerow(json.dumps(cell) if isinstance(cell, list) else cell for cell in result.values())
+
+
+TABLES = (  # column: cell, of a result; each table in the width of a terminal, times in seconds
+    {
+        "Workload": "{workload}",
+        "Engine": "{engine}",
+        "Round": "{seconds_per_round} ({seconds_spread})",
+        "Plain loop": "{plain_seconds_per_round} ({plain_spread})",
+        "Ratio": "{ratio}x",
+        "Samples/s": "{samples_per_second}",
+    },
+    {
+        "Workload": "{workload}",
+        "Arithmetic floor": "{arithmetic_floor_seconds}",
+        "Memory floor": "{memory_floor_seconds}",
+        "Not training": "{data_percent} %",
+        "Evaluation": "{evaluation_seconds}",
+        "Peak MiB": "{peak_mebibytes}",
+        "Images": "{images}",
+    },
+)
+MACHINE = (
+    "{method} on {device} ({hardware}), threads: {threads}, torch {torch}, {precision}; times in seconds, median of "
+    "{repeats} rounds (least-largest)"
+)
+
+
+def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
+    """A result as the cells of one of `TABLES`."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, list):
+            return "-".join(map(text, value))
+        return str(value) if not isinstance(value, float) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+    more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
+    shown = {name: text(value) for name, value in {**result, **more}.items()}
+    return [cell.format(**shown) for cell in cells.values()]

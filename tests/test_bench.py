@@ -1,0 +1,504 @@
+"""The benchmark: both sides do the same work, and its numbers are what they say. No test looks at a time."""
+
+import csv
+import dataclasses
+import json
+import mmap
+import re
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fedcli import backbones, bench, cli, datasets, plots, registry
+from fedcli.errors import UserError
+from fedcli.federation import Federation
+
+TINY = bench.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
+TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
+CPU = {"device": "cpu", "repeats": 1}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    """Ceilings and workloads that are measured in no time, and an empty working folder."""
+    monkeypatch.setattr(bench, "MATMUL_SIDE", {"cpu": 32})
+    monkeypatch.setattr(bench, "COPY_BYTES", 2**12)
+    bench.ceilings.cache_clear()
+    for name in bench.WORKLOADS:
+        monkeypatch.setitem(bench.WORKLOADS, name, dataclasses.replace(TINY, name=name))
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+
+def sides(workload, **options):
+    """Both sides of a workload."""
+    case = bench.prepare(workload, **{**CPU, **options})
+    dataset, _ = bench.load_images(workload, case.setup.run.seed)
+    engine = bench.EngineRounds(case.setup, dataset)
+    return engine, bench.PlainRounds(workload, dataset, engine.fed)
+
+
+def fake_seconds(monkeypatch, values):
+    """Work is done, but takes the times in `values`; returns the list of what was timed."""
+    timed, left = [], iter(values)
+
+    def seconds(work, device):
+        work()
+        timed.append(work)
+        return next(left)
+
+    monkeypatch.setattr(bench, "_seconds", seconds)
+    monkeypatch.setattr(bench, "ceilings", lambda device, precision: bench.Ceilings(1e6, 1e3))
+    return timed
+
+
+# Workloads
+
+
+@pytest.fixture
+def workloads(monkeypatch):
+    """The real ones."""
+    monkeypatch.undo()
+    return bench.WORKLOADS
+
+
+def test_the_workloads_are_those_of_the_docstring(workloads):
+    sizes = {name: (w.samples, w.steps, w.num_clients * w.images_per_client) for name, w in workloads.items()}
+    assert sizes == {
+        "w1": (30_000, 10 * 5 * 10, 60_000),  # 600 images in batches of 64 are 10 steps
+        "w2": (12_000, 20 * 60, 60_000),
+        "w3": (400_000, 10 * 10 * 63, 40_000),
+    }
+    assert bench.find_workload("w2") is workloads["w2"]
+    assert bench.scaling_workloads()[0].local_epochs == 1
+
+
+def test_both_networks_of_a_workload_have_the_same_number_of_parameters(workloads):
+    counts = {}
+    for name, workload in workloads.items():
+        built = backbones.build(workload.backbone, workload.channels, workload.image_size, 10, 0)
+        plain = bench.plain_network(workload)
+        own, other = ([value.shape for value in module.parameters()] for module in (built, plain))
+        assert own == other
+        counts[name] = sum(shape.numel() for shape in own)
+    assert counts == {"w1": 582_026, "w2": 582_026, "w3": 11_181_642}
+
+
+def test_different_networks_are_not_compared(monkeypatch):
+    other = dataclasses.replace(TINY, image_size=32)
+    monkeypatch.setattr(bench, "plain_network", lambda workload: nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10)))
+    with pytest.raises(AssertionError, match="different networks"):
+        bench.measure(bench.prepare(dataclasses.replace(other, image_size=28), **CPU))
+
+
+def test_scaling_varies_clients_per_round_and_batch_size_one_at_a_time(workloads):
+    made = bench.scaling_workloads()
+    base = workloads["w1"]
+    clients = [w.cohort_size for w in made if w.batch_size == base.batch_size]
+    batches = [w.batch_size for w in made if w.cohort_size == base.cohort_size]
+    assert (sorted(clients), sorted(batches)) == ([1, 2, 5, 10, 20, 50, 100], [10, 32, 64, 128])
+    assert len({w.name for w in made}) == len(made) == 10
+    same = {dataclasses.replace(w, name="", cohort_size=10, batch_size=64) for w in made}
+    assert same == {dataclasses.replace(base, name="", local_epochs=1)}
+
+
+def test_the_simplest_method_is_one_that_others_reduce_to(monkeypatch):
+    simplest = registry.find_method(bench.simplest_method())
+    assert simplest.reduces_to is None
+    alone = dataclasses.replace(simplest, name="alone")
+    derived = dataclasses.replace(simplest, name="derived", reduces_to=(simplest.name, {}))
+    known = {method.name: method for method in (derived, alone, simplest)}
+    monkeypatch.setattr(registry, "methods", lambda: known)
+    assert bench.simplest_method() == simplest.name
+
+
+# Images
+
+
+def test_random_images_have_the_shape_of_the_set():
+    for workload, shape in ((TINY, (80, 1, 28, 28)), (TINY_RESNET, (24, 3, 32, 32))):
+        dataset, kind = bench.load_images(workload, 0)
+        assert kind == "random"
+        assert dataset.x_train.shape == shape
+        assert (dataset.x_train.dtype, dataset.y_train.dtype) == (torch.uint8, torch.int64)
+        assert (dataset.x_train.min(), dataset.x_train.max()) == (0, 255)
+        assert (dataset.num_classes, len(dataset.y_test)) == (10, 10)
+    assert bench.load_images(TINY, 0)[0].fingerprint != bench.load_images(TINY, 1)[0].fingerprint
+
+
+def test_real_images_are_taken_where_they_are_there(tmp_path):
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (100, 28, 28), dtype=np.uint8)
+    labels = np.arange(100) % 10
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
+    workload = dataclasses.replace(TINY, dataset="own")
+    assert bench.measure(bench.prepare(workload, **CPU))["images"] == "random"
+    datasets.import_path("own", tmp_path / "own.npz")
+    dataset, kind = bench.load_images(workload, 0)
+    assert kind == "real"
+    known = {image.tobytes() for image in images}
+    assert len(dataset.x_train) == 80  # of 100, as many as the clients hold
+    assert {image.numpy().tobytes() for image in dataset.x_train} <= known
+    assert bench.measure(bench.prepare(workload, **CPU))["images"] == "real"
+
+
+# Both sides do the same
+
+
+@pytest.mark.parametrize("chunk", ["1", "2"])
+def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
+    engine_sizes, plain_sizes, steps, seen = [], [], [], []
+    monkeypatch.setattr(bench, "Federation", partial(Federation, on_samples=engine_sizes.append))
+    engine, plain = sides(TINY, clients_per_chunk=chunk)
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda *arguments: (steps.append(1), step(*arguments))[1])
+
+    def watch(module, inputs, output):
+        plain_sizes.append(len(inputs[0]))
+        seen.extend(image.numpy().tobytes() for image in inputs[0])
+
+    plain.model.register_forward_hook(watch)
+    cohort = engine.fed.cohort(0).client_ids
+    engine.round(0)
+    plain.round(cohort)
+    assert sum(engine_sizes) == sum(plain_sizes) == TINY.samples == 80
+    assert len(steps) == len(plain_sizes) == TINY.steps == 12
+    assert sorted(plain_sizes) == 4 * [4] + 8 * [8]
+    if chunk == "1":
+        assert sorted(engine_sizes) == sorted(plain_sizes)
+    images = engine.fed.engine.gather(np.concatenate([engine.fed.training[client] for client in cohort]))[0]
+    assert sorted(seen) == sorted(2 * [image.contiguous().numpy().tobytes() for image in images])
+
+
+@pytest.mark.parametrize("workload", [TINY, TINY_RESNET], ids=["cnn", "resnet"])
+def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
+    whole = dataclasses.replace(workload, batch_size=workload.images_per_client)
+    engine, plain = sides(whole, precision="float64")
+    trees = engine.state.params, engine.state.buffers
+    names = [name for name in plain.state if "num_batches_tracked" not in name]
+    parameters = [name for name, _ in plain.model.named_parameters()]
+    ordered = parameters + [name for name in names if name not in parameters]
+    for name, value in zip(ordered, [*trees[0].values(), *trees[1].values()], strict=True):
+        plain.state[name].copy_(value)
+    for number in range(2):
+        engine.round(number)
+        plain.round(engine.fed.cohort(number).client_ids)
+    model = [*engine.state.params.values(), *engine.state.buffers.values()]
+    for name, value in zip(ordered, model, strict=True):
+        torch.testing.assert_close(plain.state[name], value, rtol=1e-7, atol=1e-9)
+    assert "num_batches_tracked" in "".join(plain.state) or workload is TINY
+
+
+def test_no_value_of_a_protocol_enters(monkeypatch):
+    known = {name: each for name, each in registry.protocols().items() if "digits" in each.datasets}
+    monkeypatch.setattr(registry, "protocols", lambda: known)
+    for method in registry.methods().values():
+        setup = bench.prepare(TINY, method=method.name, **CPU).setup
+        run = setup.run
+        assert (run.lr, run.momentum, run.weight_decay, run.lr_decay, run.optimizer) == (0.01, 0.9, 0, 1, "sgd")
+        assert (run.validation, run.drop_last, run.partition, setup.setting) == (0, False, "iid", None)
+        assert (run.num_clients, run.cohort_size, run.local_epochs, run.batch_size) == (4, 2, 2, 8)
+        assert setup.options == method.config()
+
+
+@pytest.mark.parametrize("name", list(registry.methods()))
+def test_every_method_can_be_measured(name):
+    result = bench.measure(bench.prepare(TINY, method=name, **CPU))
+    assert result["method"] == name
+
+
+def test_the_rounds_are_late_ones_of_a_run_and_each_is_run_once_after_the_warm_up(monkeypatch):
+    numbers, cohorts = [], []
+    run, plain_run = bench.EngineRounds.round, bench.PlainRounds.round
+    monkeypatch.setattr(bench.EngineRounds, "round", lambda self, n: (numbers.append(n), run(self, n)))
+    monkeypatch.setattr(bench.PlainRounds, "round", lambda self, ids: (cohorts.append(ids), plain_run(self, ids)))
+    case = bench.prepare(TINY, device="cpu", repeats=3)
+    bench.measure(case)
+    assert numbers == [1000, 1001, 1002, 1003]
+    assert case.setup.run.rounds == 1004
+    fed = sides(TINY)[0].fed
+    assert [list(ids) for ids in cohorts] == [list(fed.cohort(number).client_ids) for number in numbers]
+
+
+# The numbers
+
+
+def test_flops_of_layers_by_hand():
+    _, plain = sides(TINY)
+    conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
+    conv2 = 2 * 8 * 8 * 64 * 32 * 25
+    linear = 2 * 1024 * 512 + 2 * 512 * 10
+    assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+
+
+def test_floors_by_hand():
+    limits = bench.Ceilings(flops=100.0, bandwidth=10.0)
+    result = bench.floors(TINY, flops_per_sample=5.0, parameters=7, item_bytes=4, limits=limits)
+    assert result["arithmetic_floor_seconds"] == 80 * 5 / 100
+    assert result["memory_floor_seconds"] == pytest.approx(12 * (7 * 4 * 3 * 2) / 10)
+    assert result["floor_seconds"] == result["memory_floor_seconds"]
+    result = bench.floors(TINY, 500.0, 7, 4, limits)
+    assert result["floor_seconds"] == result["arithmetic_floor_seconds"] == 400
+
+
+def test_ceilings_are_the_fastest_of_the_tries(monkeypatch):
+    values = iter([9.0, 2.0, 4.0, 3.0, 3.0, 3.0, 9.0, 0.5, 1.0, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(bench, "_seconds", lambda work, device: next(values))
+    limits = bench.ceilings(torch.device("cpu"), "float64")
+    assert limits == bench.Ceilings(2 * 32**3 / 2.0, 2 * 2**12 / 0.5)
+    assert bench.ceilings(torch.device("cpu"), "float64") is limits  # once a run
+
+
+def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
+    timed = fake_seconds(monkeypatch, [1.0, 3.0, 2.0, 2.0, 4.0, 8.0, 0.25])
+    result = bench.measure(bench.prepare(TINY, device="cpu", repeats=3))
+    names = [work.func.__qualname__ if isinstance(work, partial) else work.__qualname__ for work in timed]
+    assert names == [*3 * ["EngineRounds.round", "PlainRounds.round"], "EngineRounds.evaluate"]
+    assert (result["seconds_per_round"], result["seconds_spread"]) == (2.0, [1.0, 4.0])
+    assert (result["plain_seconds_per_round"], result["plain_spread"]) == (3.0, [2.0, 8.0])
+    assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
+    assert result["samples_per_second"] == 80 / 2.0
+    assert result["evaluation_seconds"] == 0.25
+    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
+    assert result["memory_floor_seconds"] == pytest.approx(12 * 24 * 582_026 / 1e3)
+
+
+def test_what_is_not_local_training_counts_as_data_and_server(monkeypatch):
+    fake_seconds(monkeypatch, [10.0, 1.0, 1.0])
+
+    def round(self, number):
+        self.fed.start_round()
+        self.fed.seconds["train"] = 6.0
+        self.partition_seconds = 2.0
+
+    monkeypatch.setattr(bench.EngineRounds, "round", round)
+    result = bench.measure(bench.prepare(TINY, **CPU))
+    assert result["data_seconds_share"] == (2 + 10 - 6) / (2 + 10)
+
+
+@pytest.mark.parametrize(
+    ("precision", "item"), [("float32", 4), ("bf16", 4), ("float64", 8)]
+)  # parameters stay float32 under bf16
+def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch):
+    fake_seconds(monkeypatch, [1.0, 1.0, 1.0])
+    result = bench.measure(bench.prepare(TINY, precision=precision, **CPU))
+    assert result["precision"] == precision
+    assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
+    _, plain = sides(TINY, precision=precision)
+    outputs = []
+    plain.model.register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
+    plain.flops_per_sample()
+    assert outputs == [{"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]]
+
+
+def test_a_result_has_the_documented_keys_and_says_what_was_measured():
+    result = bench.measure(bench.prepare(TINY, method=bench.simplest_method(), clients_per_chunk="2", seed=3, **CPU))
+    assert tuple(result) == bench.COLUMNS
+    needed = (
+        "workload engine device method seconds_per_round seconds_spread plain_seconds_per_round plain_spread ratio "
+        "samples_per_second floor_seconds arithmetic_floor_seconds memory_floor_seconds peak_bytes evaluation_seconds "
+        "data_seconds_share images torch threads"
+    )
+    assert set(needed.split()) <= set(result)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    said = {name: result[name] for name in ("workload", "engine", "device", "seed", "cohort_size", "threads", "torch")}
+    assert said == {
+        "workload": "tiny", "engine": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+    }  # fmt: skip
+    assert bench.measure(bench.prepare(TINY, **CPU))["engine"] == "looped"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system cannot set the peak back")
+def test_the_peak_is_set_back_before_a_workload():
+    with mmap.mmap(-1, 2**28) as block:  # torch may keep what it frees
+        block.write(bytes(2**28))
+    before = bench.peak_memory(torch.device("cpu"))
+    bench._reset_peak(torch.device("cpu"))
+    assert bench.peak_memory(torch.device("cpu")) < before - 2**27
+
+
+def test_fewer_epochs_are_said_and_done():
+    result = bench.measure(bench.prepare(TINY, epochs=1, **CPU))
+    assert result["local_epochs"] == 1
+    assert bench.prepare(TINY, epochs=1, **CPU).workload.samples == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "--epochs must be >= 1 (got 0); choose a value in that range."),
+        ({"repeats": 0}, "--repeats must be >= 1 (got 0); choose a value in that range."),
+        ({"seed": -1}, "--seed must be >= 0 and <= 4294967295 (got -1); choose a value in that range."),
+        ({"precision": "half"}, "--precision must be"),
+        ({"clients_per_chunk": "many"}, "--clients-per-chunk must be auto"),
+        ({"device": "tpu"}, "--device must be auto"),
+        ({"method": "no-such"}, "unknown method 'no-such'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        bench.prepare(TINY, **{**CPU, **options})
+
+
+# The command
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, ["bench", *map(str, arguments)], prog_name="fedcli")
+
+
+def done(*arguments):
+    result = invoke(*arguments, "--device", "cpu", "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments):
+    """The line on stderr; nothing may be written."""
+    before = sorted(Path.cwd().rglob("*"))
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert sorted(Path.cwd().rglob("*")) == before
+    return result.stderr
+
+
+def test_an_unknown_workload_is_refused_with_a_suggestion():
+    assert refused("w11") == "error: unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3.\n"
+
+
+def test_nothing_is_written_where_an_option_is_wrong():
+    assert "--repeats" in refused("w1", "--repeats", "0", "--csv", "new/out.csv", "--plot", "new/figure.png")
+
+
+def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
+    speed, rest, machine = done().split("\n\n")
+    for table, columns in zip((speed, rest), bench.TABLES, strict=True):
+        lines = table.splitlines()
+        assert [line.split()[0] for line in lines] == ["Workload", "w1", "w2"]
+        assert re.split(" {2,}", lines[0].strip()) == list(columns)
+    assert "looped" in speed.splitlines()[1]
+    assert rest.splitlines()[1].strip().endswith("random")
+    assert machine.startswith(f"{bench.simplest_method()} on cpu (")
+    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
+
+
+@pytest.mark.parametrize("cells", bench.TABLES)
+def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys):
+    result = {
+        **dict.fromkeys(bench.COLUMNS, 1.0), "workload": "w1 K=100 B=64", "engine": "stacked x 100", "ratio": 12.345,
+        "seconds_per_round": 123.4, "seconds_spread": [98.0, 152.6], "plain_seconds_per_round": 9.876,
+        "plain_spread": [9.0, 12.0], "samples_per_second": 1234567.0, "images": "random", "peak_bytes": 3 * 2**29,
+        "data_seconds_share": 0.025, "arithmetic_floor_seconds": 0.01234,
+    }  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+    row = bench.table_row(result, cells)
+    cli._print_table(tuple(cells), [row])
+    printed = capsys.readouterr().out
+    assert all(word in printed for cell in row for word in cell.split())
+    assert "…" not in printed
+    expected = (
+        ["w1 K=100 B=64", "stacked x 100", "123 (98-153)", "9.88 (9-12)", "12.3x", "1,234,567"],
+        ["w1 K=100 B=64", "0.0123", "1", "2.5 %", "1", "1,536", "random"],
+    )
+    assert row == expected[bench.TABLES.index(cells)]
+
+
+def test_json_is_one_object_a_line_and_nothing_else():
+    results = [json.loads(line) for line in done("w2", "w1", "--json").splitlines()]
+    assert [result["workload"] for result in results] == ["w2", "w1"]
+    assert all(tuple(result) == bench.COLUMNS for result in results)
+
+
+def test_options_reach_the_measurement():
+    options = ("--epochs", 1, "--precision", "float64", "--clients-per-chunk", 2, "--seed", 4, "--method", "fedfm")
+    result = json.loads(done("w1", "--json", *options))
+    said = [result[name] for name in ("local_epochs", "precision", "engine", "seed", "method", "device", "repeats")]
+    assert said == [1, "float64", "stacked x 2", 4, "fedfm", "cpu", 1]
+
+
+def test_csv_has_one_header_and_grows():
+    first = json.loads(done("w1", "--json", "--csv", "deep/out.csv"))
+    done("w1", "w2", "--csv", "deep/out.csv")
+    with open("deep/out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["workload"] for row in rows] == ["w1", "w1", "w2"]
+    assert {name: cell for name, cell in rows[0].items() if not cell.startswith("[")} == {
+        name: str(value) for name, value in first.items() if not isinstance(value, list)
+    }
+    assert json.loads(rows[0]["seconds_spread"]) == first["seconds_spread"]
+
+
+def test_a_file_that_is_something_else_is_not_appended_to(monkeypatch):
+    monkeypatch.setattr(bench, "SCALING_CLIENTS", (1, 2))
+    Path("notes.txt").write_text("my notes\n")
+    assert "does not hold results" in refused("w1", "--csv", "notes.txt")
+    assert Path("notes.txt").read_text() == "my notes\n"
+    assert "choose another file with --csv" in refused("w1", "--csv", "notes.txt/out.csv")
+    assert "choose another file with --plot" in refused("--plot", "notes.txt/figure.png")
+
+
+def test_plot_measures_the_scaling_and_draws_it(monkeypatch):
+    monkeypatch.setattr(bench, "SCALING_CLIENTS", (1, 2))
+    monkeypatch.setattr(bench, "SCALING_BATCHES", (4, 8))
+    lines = done("--plot", "speed/scaling.png", "--csv", "speed/scaling.csv").splitlines()
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
+    assert lines[-1] == "figures: speed/scaling.png and speed/scaling.pdf"
+    assert Path("speed/scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("speed/scaling.pdf").read_bytes().startswith(b"%PDF")
+    assert len(Path("speed/scaling.csv").read_text().splitlines()) == 4
+    result = invoke("w2", "--plot", "speed/scaling.png", "--json", "--device", "cpu", "--repeats", "1")
+    names = [json.loads(line)["workload"] for line in result.stdout.splitlines()]
+    assert names == ["w2", "w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
+    assert "figures: " in result.stderr
+
+
+def test_what_was_measured_before_an_interruption_is_shown(monkeypatch):
+    measure = bench.measure
+
+    def interrupted(case, progress):
+        if case.workload.name == "w2":
+            raise KeyboardInterrupt
+        return measure(case, progress)
+
+    monkeypatch.setattr(bench, "measure", interrupted)
+    result = invoke("w1", "w2", "--device", "cpu", "--repeats", "1", "--csv", "out.csv")
+    assert result.exit_code == 130
+    assert result.stdout.splitlines()[1].startswith("w1 ")
+    assert len(Path("out.csv").read_text().splitlines()) == 2
+
+
+def row(clients, batch, seconds):
+    return {
+        "cohort_size": clients, "batch_size": batch, "local_epochs": 1, "method": "m", "device": "cpu",
+        "precision": "float32", "seconds_per_round": seconds, "seconds_spread": [seconds - 1, seconds + 1],
+        "plain_seconds_per_round": 2 * seconds, "plain_spread": [seconds, 3 * seconds],
+    }  # fmt: skip
+
+
+def test_the_scaling_figure_draws_each_side_over_what_is_varied():
+    rows = [row(10, 64, 8), row(1, 64, 2), row(20, 64, 16), row(10, 10, 30), row(10, 128, 5)]
+    figure = plots.scaling_figure(rows)
+    left, right = figure.axes
+    assert [line.get_xydata().tolist() for line in left.lines] == [
+        [[1, 2], [10, 8], [20, 16]], [[1, 4], [10, 16], [20, 32]]
+    ]  # fmt: skip
+    assert [line.get_xydata().tolist() for line in right.lines] == [
+        [[10, 30], [64, 8], [128, 5]], [[10, 60], [64, 16], [128, 10]]
+    ]  # fmt: skip
+    heights = right.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (4, 31)
+    assert (left.get_xlabel(), right.get_xlabel()) == ("Clients per round", "Batch size")
+    assert (left.get_title(), right.get_title()) == ("batch size 64", "cohort size 10")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["engine", "plain loop"]
+    assert figure.get_suptitle() == "m, cpu, float32, local epochs: 1"
