@@ -384,7 +384,7 @@ class Engine:
         return self.transform(self.images[positions], uniform), self.labels[positions]
 
     def _channels_last(self, tensor: Tensor) -> Tensor:
-        """On the CPU, image-shaped tensors with the channels last, which its convolutions and poolings are faster in."""
+        """On the CPU, image-shaped tensors with the channels last, in which convolution and pooling are faster."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
             return tensor.to(memory_format=torch.channels_last)
