@@ -48,3 +48,30 @@ def test_a_round_is_the_weighted_mean_of_parameters_and_buffers():
             expected = sum(share * stacked[name][k] for k, share in enumerate(np.array([5, 3, 2, 2]) / 12))
             torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
     assert laws.distance(weighted_mean(clients.buffers, cohort.weights), fed.initial_model()[1]) > 1e-3
+
+
+def test_the_learning_rate_decays_from_round_to_round():
+    decaying, halved = laws.federation("fedavg", lr=0.04, lr_decay=0.5), laws.federation("fedavg", lr=0.01)
+    assert [decaying[1].lr(number) for number in range(3)] == [0.04, 0.02, 0.01]
+    results = []
+    for setup, fed in (decaying, halved):
+        start = setup.method.init(fed, setup.options)
+        results.append(setup.method.run_round(start, fed.cohort(2), fed, setup.options)[0])
+    laws.assert_agree(*results, "the third round at a quarter of the learning rate")
+
+
+def test_validation_accuracy_is_pooled_and_the_clients_spread_is_not():
+    _, fed = laws.federation("fedavg", validation=0.3)
+    model = fed.initial_model()
+    hits = []
+    for part in fed.validation:
+        x, y = fed.engine.gather(part)
+        hits.append((fed.network(*model, x, train=False).logits.argmax(1) == y).double())
+    assert [len(part) for part in hits] == [3, 2, 3, 1]
+    result = fed.evaluate(*model)
+    own = torch.stack([part.mean() for part in hits])
+    assert len(set(own.tolist())) > 1
+    assert result["validation_accuracy"] == torch.cat(hits).mean()
+    assert result["clients"] == {"mean": own.mean(), "std": own.std(correction=0), "worst": own.min()}
+    x, y = fed.transform(fed.test_images), fed.test_labels
+    assert result["test_accuracy"] == (fed.network(*model, x, train=False).logits.argmax(1) == y).double().mean()

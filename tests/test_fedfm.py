@@ -106,8 +106,10 @@ def test_uniform_anchors_take_the_previous_one_from_a_client_without_the_class()
     torch.testing.assert_close(anchors, torch.tensor([[2.0, 3.0], [7.0, 7.0], [5.5, 3.5]]))
 
 
-def test_weighted_anchors_are_the_class_means_over_all_examples():
-    setup, fed = laws.federation(FEDFM)
+@pytest.mark.parametrize("backbone", ["cnn-small", "resnet10-3x3"])  # the latter's features depend on the mode
+def test_weighted_anchors_are_the_class_means_over_all_examples(backbone):
+    run = {"data": laws.toy_dataset(num_train=16, channels=3), "parts": laws.toy_parts((6, 5, 3, 2)), "validation": 0.2}
+    setup, fed = laws.federation(FEDFM, backbone=backbone, local_epochs=1, **run)
     state = setup.method.init(fed, setup.options)
     after, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
     features, labels = [], []
@@ -116,9 +118,29 @@ def test_weighted_anchors_are_the_class_means_over_all_examples():
         features.append(fed.network(state.params, state.buffers, x, train=False).features)
         labels.append(y)
     features, labels = torch.cat(features), torch.cat(labels)
+    assert len(labels) == 14  # two are held out
     for label in range(3):  # the anchors of round 0 are those of the received, initial model
         torch.testing.assert_close(after.anchors[label], features[labels == label].mean(0).detach())
     assert after.has_anchor.all()
+
+
+def test_buffers_are_averaged_as_in_fedavg():
+    run = {"data": laws.toy_dataset(num_train=12, channels=3), "parts": laws.toy_parts((4, 3, 2, 3))}
+    laws.law_1_off_is_the_simpler_method(FEDFM, rounds=2, backbone="resnet10-3x3", local_epochs=1, **run)
+
+
+def test_a_class_absent_from_a_cohort_keeps_its_anchor():
+    data = laws.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
+    parts = [np.array([0, 3, 6]), np.array([1, 4, 7]), np.array([9, 10]), np.array([2, 5, 8, 11])]
+    setup, fed = laws.federation(FEDFM, data=data, parts=parts, cohort_size=2)
+    state = setup.method.init(fed, setup.options)
+    first, _ = setup.method.run_round(state, fed.cohort_of(0, [0, 1]), fed, setup.options)
+    assert first.has_anchor.tolist() == [True, True, False]
+    second, _ = setup.method.run_round(first, fed.cohort_of(1, [2, 3]), fed, setup.options)
+    third, _ = setup.method.run_round(second, fed.cohort_of(2, [0, 1]), fed, setup.options)
+    assert third.has_anchor.all()
+    assert torch.equal(third.anchors[2], second.anchors[2])
+    assert not torch.equal(third.anchors[0], second.anchors[0])
 
 
 def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():

@@ -288,3 +288,21 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
     again = runs.resume(tmp_path / "killed")
     assert again.record["summary"] == whole.record["summary"]
     assert len(again.record["rounds"]) == 4
+
+
+def test_without_a_validation_part_the_last_round_is_the_headline(tmp_path):
+    record = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "validation": 0.0}).record
+    assert record["summary"]["selection"] == "last"
+    assert record["origin"]["selection"] == "no validation part"
+    assert record["summary"]["selected"] == record["summary"]["last"]
+    assert {entry["validation_accuracy"] for entry in record["rounds"]} == {None}
+
+
+def test_a_rewritten_file_is_another_file(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+    with file.open() as reader:  # whoever reads the old one is not disturbed
+        records.write_atomically(file, lambda path: path.write_text("new"))
+        assert reader.read() == "old"
+    assert file.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [file]
