@@ -183,7 +183,7 @@ class Federation:
         with self._timed("data"):
             return plan_batches(
                 [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
-                cohort.round, epochs or range(self.config.local_epochs), self.config.batch_size,
+                cohort.round, range(self.config.local_epochs) if epochs is None else epochs, self.config.batch_size,
                 self.config.drop_last, self.transform.augmentation != "none",
             )  # fmt: skip
 

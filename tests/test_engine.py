@@ -130,6 +130,16 @@ def test_epochs_in_two_calls_are_epochs_in_one(chunk):
     assert laws.distance(restarted.params, whole.params) > 1e-6
 
 
+@pytest.mark.parametrize("chunk", ["1", "2", "4"])
+def test_no_epochs_leave_the_clients_as_they_are(chunk):
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
+    cohort = fed.cohort(0)
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    after, terms = fed.train(start, cohort, setup.method.module.make_local_loss(fed.network), epochs=range(0))
+    assert laws.distance(after.params, start.params) == 0
+    assert terms == {}
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_context_axes_give_each_client_its_own(chunk):
     _, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk))
