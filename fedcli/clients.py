@@ -1,7 +1,8 @@
 """The engine: from one local step of one client to all local steps of a cohort.
 
-Local work is a pure function of one client. The engine runs it for one client after the other (looped) or for several
-at once under `vmap` (stacked); a method cannot tell the difference. Nothing else in the project imports `torch.func`.
+Local work is a pure function of one client. The engine runs it for one client after the other (looped; on the CPU one
+in each thread) or for several under one `vmap` (stacked); a method cannot tell the difference. Nothing else in the
+project imports `torch.func`.
 """
 
 import contextlib
@@ -247,9 +248,10 @@ class Engine:
         images: uint8 `[N, channels, H, W]`, the training set, on the device.
         labels: `[N]`.
         transform: From uint8 images to network input.
-        clients_per_chunk: How many clients are trained together; 1 is one after the other.
+        clients_per_chunk: How many clients are stacked; 1 is looped.
         on_samples: Told how many samples a step has processed; never by two threads at once.
         stopping: Set while the threads of a run are to end before their work is done.
+        lock: Held while `on_samples` is called.
     """
 
     images: Tensor

@@ -59,7 +59,7 @@ class RunConfig:
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
     precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
     clients_per_chunk: str = option(
-        "auto", "Clients trained together, 1 to the cohort size; auto is 1 on a CPU and all on CUDA"
+        "auto", "Clients stacked into one computation, 1 to the cohort size; auto is 1 on a CPU and all on CUDA"
     )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     checkpoint_every: int = option(1, "Write a checkpoint after every so many rounds, and after the last", low=1)

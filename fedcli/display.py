@@ -28,14 +28,17 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     """The lines that say what is run, as pairs of title and text."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = ", reduced: part of the training images" if record["reduced"] else ""
-    at_once = engine["clients_per_chunk"]
+    stacked, threads = engine["clients_per_chunk"], record["hardware"]["threads"]
+    engine_mode = "one client after the other" if stacked == 1 else f"{stacked} clients stacked"
+    if engine["device"] == "cpu" and threads > 1:
+        engine_mode = f"{threads} threads, in each {engine_mode}"
     return [
         ("method", f"{record['method']}, protocol {record['protocol']}"),
         ("data set", f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients{reduced}"),
         ("partition", f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client"),
         ("network", f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters"),
         ("clients", f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds"),
-        ("machine", f"{engine['device']}, {engine['precision']}, {at_once} client{'s' * (at_once > 1)} at once"),
+        ("machine", f"{engine['device']}, {engine['precision']}, {engine_mode}"),
         ("seed", str(record["seed"])),
         ("folder", str(folder)),
     ]

@@ -202,7 +202,12 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     assert record["origin"]["temperature"] == record["origin"]["eval_every"] == "default"
     parameters = f"cnn-small, {record['model']['parameters']:,} parameters"
     shown = ("fedfm, protocol fedfm:digits", "digits, 200 training images on 4 clients, reduced", parameters, "iid, 50")
-    for part in (*shown, "4, of which 3 in each of 1 rounds", "cpu, float32, 1 client at once", "a/b/record.json"):
+    for part in (
+        *shown,
+        "4, of which 3 in each of 1 rounds",
+        "cpu, float32, one client after the other",
+        "a/b/record.json",
+    ):
         assert part in text
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
@@ -613,6 +618,7 @@ def record_of(rounds, done=0):
         "config": {"rounds": rounds, "num_clients": 3, "cohort_size": 2},
         "partition": {"flag": "iid", "sizes": [1000, 2000, 3000]}, "model": {"backbone": "b", "parameters": 12345},
         "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2},
+        "hardware": {"threads": 3},
         "rounds": [entry_of(number) for number in range(done)],
     }  # fmt: skip
 
@@ -656,7 +662,7 @@ def test_the_lines_of_a_run_say_speed_and_time_left(clock):
         "partition   iid, 1,000 to 3,000 images a client",
         "network     b, 12,345 parameters",
         "clients     3, of which 2 in each of 6 rounds",
-        "machine     cpu, float32, 2 clients at once",
+        "machine     cpu, float32, 3 threads, in each 2 clients stacked",
         "seed        0",
         "folder      there",
     ]
