@@ -9,7 +9,6 @@ import pickle
 import string
 import tarfile
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -301,12 +300,12 @@ def test_names_in_their_order(tmp_path, cache):
     assert {path.name for path in cache.iterdir()} == {"ape.npz", "zebra.npz", "Not A Name.npz"}  # nothing left over
 
 
-def test_the_cache_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
+def test_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDCLI_DATA", "~/data")
-    assert datasets.cache_folder() == Path("/home/someone/data")
+    assert datasets.cache_folder() == tmp_path / "data"
     monkeypatch.delenv("FEDCLI_DATA")
-    assert datasets.cache_folder() == Path("/home/someone/.cache/fedcli")
+    assert datasets.cache_folder() == tmp_path / ".cache" / "fedcli"
 
 
 def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
