@@ -48,8 +48,8 @@ class Federation:
         network: The network as a pure function of parameters and buffers.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client.
-        sent_down: Floats that one client was sent in the last round, by "params", "buffers" and "other".
-        sent_up: Floats that one client sent.
+        sent_down: Floats that all clients of the last round together were sent, by "params", "buffers" and "other".
+        sent_up: Floats that they sent.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
@@ -129,29 +129,39 @@ class Federation:
         Returns:
             Stacked clients `[K, ...]` without optimizer state.
         """
-        self.sent_down["params"] += count_floats(params)
-        self.sent_down["buffers"] += count_floats(buffers)
         size = len(cohort.client_ids)
+        self.sent_down["params"] += size * count_floats(params)
+        self.sent_down["buffers"] += size * count_floats(buffers)
         copies = tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers))
         return Client(*copies, optimizer={})
 
-    def download(self, tree: Tree) -> Tree:
+    def download(self, tree: Tree, cohort: Cohort) -> Tree:
         """Sends the same tensors to every client of the cohort; returns them as they are."""
-        self.sent_down["other"] += count_floats(tree)
+        self.sent_down["other"] += len(cohort.client_ids) * count_floats(tree)
         return tree
 
-    def upload(self, stacked: Tree) -> Tree:
+    def download_each(self, stacked: Tree) -> Tree:
+        """Sends each client its own part of a stacked tree `[K, ...]`; returns it as it is."""
+        self.sent_down["other"] += count_floats(stacked)
+        return stacked
+
+    def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
         """Every client of the cohort sends its part of a stacked tree `[K, ...]`; returns it as it is.
 
         Integers, such as class counts, and masks are not counted: the costs are in floats.
+
+        Args:
+            stacked: What is sent.
+            present: `[K, C]`, which rows of leaves `[K, C, ...]` a client sends; all where None.
         """
-        self.sent_up["other"] += count_floats(select(stacked, 0))
+        rows = 1.0 if present is None else present.double().mean().item()
+        self.sent_up["other"] += round(rows * count_floats(stacked))
         return stacked
 
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
         """Every client of the cohort sends its parameters and buffers; returns both, stacked."""
-        self.sent_up["params"] += count_floats(select(clients.params, 0))
-        self.sent_up["buffers"] += count_floats(select(clients.buffers, 0))
+        self.sent_up["params"] += count_floats(clients.params)
+        self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers
 
     def recall(self, states: dict[int, Tree], cohort: Cohort, first: Tree) -> Tree:
@@ -172,11 +182,32 @@ class Federation:
         new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
         return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
 
-    def optimizer_step(self, loss: LocalLoss) -> Step:
-        """The local step of the run's optimizer on a local objective."""
-        if self.config.optimizer == "adam":
-            return adam_step(loss, self.config.weight_decay)
-        return sgd_step(loss, self.config.momentum, self.config.weight_decay)
+    def optimizer_step(
+        self,
+        loss: LocalLoss,
+        *,
+        optimizer: str | None = None,
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        names: Sequence[str] | None = None,
+        key: str = "local",
+    ) -> Step:
+        """One update of a client by the gradient of a local objective.
+
+        Args:
+            loss: The objective of one client.
+            optimizer: "sgd" or "adam"; this and the next three are the run's where None.
+            lr: Learning rate; the run's is the round's.
+            momentum: Of SGD.
+            weight_decay: Coefficient of the L2 penalty's gradient.
+            names: Which parameters move; all where None.
+            key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
+        """
+        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
+        if (optimizer or self.config.optimizer) == "adam":
+            return adam_step(loss, weight_decay, lr, names, key)
+        return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, lr, names, key)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """The batches of the cohort in this round, for all local epochs or some of them."""

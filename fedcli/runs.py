@@ -353,11 +353,12 @@ def _weighted(values: Tensor, cohort: Cohort) -> float:
 
 
 def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
-    """Floats of one client in the last round; buffers of batch normalisation stand apart, one way."""
-    down, up = fed.sent_down, fed.sent_up
+    """Floats of one client in the last round, the mean over its clients; buffers of batch normalisation stand apart."""
+    size = setup.run.cohort_size
+    down, up = ({what: round(count / size) for what, count in sent.items()} for sent in (fed.sent_down, fed.sent_up))
     return {
         "floats_down": down["params"] + down["other"],
         "floats_up": up["params"] + up["other"],
         "memory_floats": setup.method.client_memory(fed.sizes),
-        "buffer_floats": max(down["buffers"], up["buffers"]),
+        "buffer_floats": max(down["buffers"], up["buffers"]),  # one way
     }

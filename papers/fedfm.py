@@ -206,7 +206,8 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
             matching = l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
         else:
             matching = contrastive_guiding(features, batch.y, anchors, config.temperature, has_anchor, batch.mask)
-        return task + context.weight * matching, Aux(buffers, {"cross_entropy": task, "matching": matching})
+        terms = {"cross_entropy": task, "matching": matching}
+        return task + context.weight * matching, Aux(buffers, terms, features)
 
     return local_loss
 
@@ -225,7 +226,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     anchors = aggregate_anchors(prototypes, class_counts, state.anchors, config.anchor_weighting)  # line 3, Eq. 9
     has_anchor = state.has_anchor | (class_counts.sum(0) > 0)
     weight = anchors.new_tensor(config.match_weight if cohort.round >= config.start_round else 0.0)
-    context = Context(fed.download(anchors), has_anchor, weight)
+    context = Context(fed.download(anchors, cohort), has_anchor, weight)
     local_loss = make_local_loss(fed.network, config)
     clients, terms = fed.train(clients, cohort, local_loss, context, CONTEXT_AXES)  # line 4, Eq. 10
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 5, Eq. 11

@@ -1,6 +1,7 @@
 """Local training the plain way: one `nn.Module`, `torch.optim`, one client after the other, true batch sizes.
 
-Nothing of `fedcli.clients` is used. `ReferenceFederation` puts it in the engine's place under any method.
+Of `fedcli.clients` only the tuple `Client` is used. `ReferenceFederation` puts this in the engine's place under any
+method.
 """
 
 import copy
@@ -11,22 +12,15 @@ from torch import Tensor, nn
 
 from fedcli import backbones
 from fedcli.batches import Batch
+from fedcli.clients import Client
 from fedcli.federation import Federation
+from fedcli.trees import stack, tree_map
 
 
 class Output(NamedTuple):
     features: Tensor
     logits: Tensor
     buffers: dict[str, Tensor]
-
-
-class Trained(NamedTuple):
-    """Takes the place of the engine's stacked clients."""
-
-    params: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    optimizer: dict
-    memory: tuple = ()
 
 
 def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
@@ -60,6 +54,40 @@ def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+class PlainUpdate:
+    """One update of one client by torch.optim, in the place of `fedcli.clients.sgd_step` and `adam_step`."""
+
+    def __init__(self, module, loss, kind, lr, momentum, weight_decay, names, key):
+        self.module, self.loss, self.names, self.key = module, loss, names, key
+        self.kind, self.rate = kind, lr
+        self.options = {"weight_decay": weight_decay, **({} if kind == "adam" else {"momentum": momentum})}
+
+    def update(self, client, batch, context):
+        load(self.module, client.params, client.buffers)
+        live = dict(self.module.named_parameters())
+        trained = list(live.values()) if self.names is None else [live[name] for name in self.names]
+        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.kind]
+        optimizer = kind(trained, lr=float(batch.lr) if self.rate is None else self.rate, **self.options)
+        if self.key in client.optimizer:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})
+        self.module.zero_grad()
+        loss, aux = self.loss(live, dict(self.module.named_buffers()), batch, context)
+        loss.backward()
+        optimizer.step()
+        state = copy.deepcopy(optimizer.state_dict()["state"])
+        aux = aux._replace(buffers=copied(aux.buffers))
+        return client._replace(
+            params=copied(live), buffers=aux.buffers, optimizer={**client.optimizer, self.key: state}
+        ), aux
+
+    def slots(self, params):
+        return {}
+
+
 def slice_context(context, axes, k):
     """Client k's part of a context."""
     if axes is None or context is None:
@@ -69,7 +97,8 @@ def slice_context(context, axes, k):
     if isinstance(context, dict):
         return {name: slice_context(value, axes if axes == 0 else axes[name], k) for name, value in context.items()}
     pairs = zip(context, [0] * len(context) if axes == 0 else axes, strict=True)
-    return type(context)(*(slice_context(value, axis, k) for value, axis in pairs))
+    parts = [slice_context(value, axis, k) for value, axis in pairs]
+    return type(context)(*parts) if hasattr(context, "_fields") else tuple(parts)
 
 
 class ReferenceFederation(Federation):
@@ -81,13 +110,25 @@ class ReferenceFederation(Federation):
         module = backbones.build(run.backbone, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
         self.network = PlainNetwork(module.to(self.dtype))
 
+    def optimizer_step(
+        self, loss, *, optimizer=None, lr=None, momentum=None, weight_decay=None, names=None, key="local"
+    ):
+        run = self.config
+        return PlainUpdate(
+            self.network.module, loss, optimizer or run.optimizer, lr,
+            run.momentum if momentum is None else momentum,
+            run.weight_decay if weight_decay is None else weight_decay, names, key,
+        )  # fmt: skip
+
     def train(self, clients, cohort, local, context=None, axes=None, epochs=None):
         plan, lr = self.plan(cohort, epochs), self.lr(cohort.round)
-        module, trained, terms = self.network.module, [], {}
+        step = local if hasattr(local, "update") else self.optimizer_step(local)
+        trained, terms = [], {}
         for k in range(len(cohort.client_ids)):
-            own = {name: value[k] for name, value in clients.params.items()}
-            load(module, own, {name: value[k] for name, value in clients.buffers.items()})
-            optimizer = optimizer_of(module, self.config, lr)
+            params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
+            own = slice_context(context, axes, k)
+            state = clients.optimizer[k] if clients.optimizer else {}
+            client = Client(params, buffers, state, memory)
             for t in range(int(plan.steps[k])):
                 size = int(plan.size[t, k])
                 draws = None if plan.draws is None else torch.as_tensor(plan.draws[t, k, :size])
@@ -95,18 +136,15 @@ class ReferenceFederation(Federation):
                 x, y = self.transform(self.engine.images[index], draws), self.engine.labels[index]
                 end, count = torch.tensor(bool(plan.epoch_end[t, k])), torch.tensor(int(plan.num_batches[k]))
                 batch = Batch(x, y, None, end, count, torch.tensor(lr, dtype=self.dtype))
-                params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-                loss, aux = local(params, buffers, batch, slice_context(context, axes, k))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                client, aux = step.update(client, batch, own)
                 for name, value in aux.terms.items():
                     per_client = terms.setdefault(name, torch.zeros(len(cohort.client_ids), dtype=self.dtype))
                     per_client[k] += value.detach() / int(plan.steps[k])
-            params = {name: value.detach().clone() for name, value in module.named_parameters()}
-            trained.append((params, {name: value.clone() for name, value in module.named_buffers()}))
-        stacked = [{name: torch.stack([pair[i][name] for pair in trained]) for name in trained[0][i]} for i in (0, 1)]
-        return Trained(*stacked, optimizer={}), terms
+            trained.append(client)
+        tensors = stack([(client.params, client.buffers, client.memory) for client in trained])
+        tensors = tree_map(Tensor.detach, tensors)
+        # torch.optim's own state: a list over the clients, which only goes back into this method.
+        return Client(tensors[0], tensors[1], [client.optimizer for client in trained], tensors[2]), terms
 
     def class_means(self, clients, cohort):
         means = torch.zeros(len(cohort.client_ids), self.num_classes, self.feature_dim, dtype=self.dtype)

@@ -162,8 +162,8 @@ def test_terms_and_costs_of_a_round():
     _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
     assert set(entry["terms"]) == {"cross_entropy", "matching"}
     model, anchors = fed.sizes.parameters, fed.num_classes * fed.feature_dim
-    assert fed.sent_down["params"] + fed.sent_down["other"] == model + anchors
-    assert fed.sent_up["params"] + fed.sent_up["other"] == model + anchors
+    assert fed.sent_down["params"] + fed.sent_down["other"] == 4 * (model + anchors)  # four clients
+    assert fed.sent_up["params"] + fed.sent_up["other"] == 4 * (model + anchors)
     assert setup.method.client_memory(fed.sizes) == model + anchors
 
 

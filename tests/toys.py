@@ -39,7 +39,7 @@ def make_local_loss(network):
     def local_loss(params, buffers, batch, context):
         loss, aux = task(params, buffers, batch, None)
         pull = sum((params[name] - context.last[name]).square().sum() for name in params) / 2
-        return loss + context.pull * pull, Aux(aux.buffers, {**aux.terms, "pull": pull})
+        return loss + context.pull * pull, Aux(aux.buffers, {**aux.terms, "pull": pull}, aux.outputs)
 
     return local_loss
 

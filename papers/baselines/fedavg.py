@@ -43,9 +43,9 @@ def make_local_loss(network: Network) -> LocalLoss:
     """The local objective F_k: mean cross-entropy over a client's examples."""
 
     def local_loss(params, buffers, batch, context):
-        _, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         loss = cross_entropy(logits, batch.y, batch.mask)
-        return loss, Aux(buffers, {"cross_entropy": loss})
+        return loss, Aux(buffers, {"cross_entropy": loss}, features)
 
     return local_loss
 
