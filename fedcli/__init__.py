@@ -5,9 +5,9 @@
 """
 
 from fedcli.errors import UserError
-from fedcli.registry import DataSetting, Method, Protocol, option
+from fedcli.registry import Cell, DataSetting, Method, Protocol, PublicSetting, Table, grid, option
 
-__all__ = ["DataSetting", "Method", "Protocol", "UserError", "option", "run"]
+__all__ = ["Cell", "DataSetting", "Method", "Protocol", "PublicSetting", "Table", "UserError", "grid", "option", "run"]
 
 
 def run(method: str, **options):

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli import datasets, registry, runs
+from fedcli import datasets, evaluation, registry, runs
 from fedcli.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.errors import UserError, unknown
 from fedcli.federation import Federation
@@ -162,7 +162,7 @@ class EngineRounds:
 
     def evaluate(self) -> None:
         """Tests the model as it is."""
-        self.fed.evaluate(*self.setup.method.model(self.state))
+        evaluation.evaluate(self.fed, self.setup.method, self.state)
 
 
 class PlainCnn(nn.Module):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcli.batches import Batch, Plan, Transform
-from fedcli.trees import Tree, concatenate, select, select_axes, stack, tree_map, where
+from fedcli.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map, where
 
 Params = dict[str, Tensor]
 
@@ -377,6 +377,55 @@ class Engine:
             total = {name: value + total.get(name, 0.0) for name, value in terms.items()}
             self._step_done(int(sizes[t].sum()))
         return clients, total
+
+    def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
+        """One local step of each of K clients on one batch that all are given.
+
+        Args:
+            step: The local step of one client.
+            clients: Stacked; their optimizer state is carried on, or begun where it is empty.
+            batch: The same for all.
+            context: What the objective is given beside the batch.
+            axes: None for what of the context all clients share, 0 for what each has its own.
+
+        Returns:
+            The stacked clients, and what the objective returned beside its value, stacked.
+        """
+
+        def of_one(own: Client, context: Tree) -> tuple[Client, Aux]:
+            return step.update(own, batch, context)
+
+        if not clients.optimizer:
+            count = len(next(iter(clients.params.values())))
+            clients = clients._replace(optimizer=stack([step.slots(select(clients.params, k)) for k in range(count)]))
+        return self._each(of_one, (clients, context), (0, axes))
+
+    def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
+        """What each of K clients' models gives for one batch `x` `[B, channels, H, W]`, stacked, without gradients."""
+
+        def of_one(params: Params, buffers: Params) -> Output:
+            with torch.no_grad():
+                return network(params, buffers, x, train=train)
+
+        return self._each(of_one, (clients.params, clients.buffers), (0, 0))
+
+    def _each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
+        """A function of one client for each of K, a chunk at a time; `axes` as in `train`, the first one 0."""
+        num_clients = len(next(leaves(arguments[0])))
+        starts = range(0, num_clients, self.clients_per_chunk)
+
+        def of_chunk(start: int) -> Tree:
+            chunk = slice(start, min(start + self.clients_per_chunk, num_clients))
+            own = select_axes(arguments, axes, chunk)
+            if chunk.stop - start == 1:
+                return stack([function(*select_axes(own, axes, 0))])
+            token = _stacked.set(True)
+            try:
+                return vmap(function, in_dims=axes, randomness="error")(*own)
+            finally:
+                _stacked.reset(token)
+
+        return concatenate(self.side_by_side(of_chunk, list(starts)))
 
     def gather(self, index: np.ndarray, draws: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Network input and labels of the training examples `index` (any shape), augmented by `draws` if given."""

@@ -32,7 +32,9 @@ class RunConfig:
         None, "Experimental set-up, paper:setting; fixes every option below that is not given"
     )
     dataset: str | None = option(None, f"Data set; {DEFAULT_DATASET} where none is given. 'fedcli data list' shows all")
-    public_dataset: str | None = option(None, "Unlabelled images for the methods that need them")
+    public_dataset: str | None = option(None, "Unlabelled images for the methods that need them: a data set's name")
+    public_examples: int | None = option(None, "Use so many of the public images; all where not given", low=1)
+    public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     partition: str = option(
         "iid", "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains"
     )
@@ -51,10 +53,23 @@ class RunConfig:
     validation: float = option(
         0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
     )
+    local_test: float = option(
+        0.0,
+        "Share of each client's examples that is its own test part, for protocols that test on it; the official "
+        "training and test images are then divided together",
+        low=0,
+        high=1,
+        open_high=True,
+        off=0,
+    )
     train_examples: int | None = option(
         None, "Use a stratified part of the training images; the record is labelled reduced", low=1
     )
-    backbone: str | None = option(None, "Network; the protocol names one for each of its data sets")
+    backbone: str | None = option(
+        None,
+        "Network; the protocol names one for each of its data sets. Several, divided by commas, are dealt to the "
+        "clients in turn, for the methods that allow it",
+    )
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
     precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
@@ -67,12 +82,12 @@ class RunConfig:
 
 PANELS = {
     "Federation": (
-        "protocol", "dataset", "public_dataset", "partition", "partition_seed", "num_clients", "cohort_size", "rounds",
-        "validation", "train_examples",
+        "protocol", "dataset", "public_dataset", "public_examples", "partition", "partition_seed", "num_clients",
+        "cohort_size", "rounds", "validation", "local_test", "train_examples",
     ),
     "Local training": (
-        "local_epochs", "batch_size", "drop_last", "optimizer", "lr", "lr_decay", "momentum", "weight_decay",
-        "backbone",
+        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "momentum",
+        "weight_decay", "backbone",
     ),
     "Machine": ("seed", "device", "precision", "clients_per_chunk"),
     "Output": ("eval_every", "checkpoint_every"),
@@ -117,12 +132,13 @@ class Setup:
         return {**dataclasses.asdict(self.run), **dataclasses.asdict(self.options)}
 
 
-def resolve(method: Method, given: Mapping[str, Any]) -> Setup:
+def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:
     """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
 
     Args:
         method: The method.
         given: Options by field name, the run's and the method's, those that were given and not None.
+        need_data: Whether the data set must be on this machine; a plan of runs needs none.
 
     Raises:
         UserError: For the first thing that is wrong. No data are read.
@@ -136,7 +152,8 @@ def resolve(method: Method, given: Mapping[str, Any]) -> Setup:
     method_options(method, method_given)
 
     dataset = run_given.get("dataset") or DEFAULT_DATASET
-    datasets.available(dataset)
+    if need_data:
+        datasets.available(dataset)
     if "protocol" in run_given:
         protocol = find_protocol(run_given["protocol"], method)
     else:
@@ -149,8 +166,12 @@ def resolve(method: Method, given: Mapping[str, Any]) -> Setup:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
         values["cohort_size"], origin["cohort_size"] = values["num_clients"], "num_clients"
+    if not method.uses_public_data and "public_dataset" not in run_given:
+        values["public_dataset"] = None  # the protocol's, for the methods that need one
     run = RunConfig(**values)
-    _refuse(run, method)
+    _refuse(run, method, protocol)
+    if run.public_dataset is not None:
+        datasets.available(run.public_dataset)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
@@ -185,7 +206,7 @@ def _method_values(method: Method, given: Mapping[str, Any], protocol: Protocol)
     return method_options(method, {**tuned, **given}), origin
 
 
-def _refuse(run: RunConfig, method: Method) -> None:
+def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses combinations that cannot run."""
     if run.cohort_size > run.num_clients:
         raise UserError(
@@ -197,11 +218,28 @@ def _refuse(run: RunConfig, method: Method) -> None:
             f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
             f"choose one with --backbone: {', '.join(backbones.names())}."
         )
-    if run.backbone not in backbones.names():
-        raise unknown("backbone", run.backbone, backbones.names(), f"there are {', '.join(backbones.names())}.")
+    kinds = run.backbone.split(",")
+    for name in kinds:
+        if name not in backbones.names():
+            raise unknown("backbone", name, backbones.names(), f"there are {', '.join(backbones.names())}.")
+    if len(set(kinds)) > 1 and not method.mixed_networks:
+        raise UserError(
+            f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
+        )
+    if (protocol.evaluation == "clients") != (run.local_test > 0):
+        needs = "tests on the clients' own parts" if protocol.evaluation == "clients" else "has no such parts"
+        raise UserError(
+            f"the protocol {protocol.name} {needs} (got --local-test {run.local_test:g}); "
+            + ("choose a share above 0." if protocol.evaluation == "clients" else "leave the option out.")
+        )
     if run.public_dataset is not None and not method.uses_public_data:
         raise UserError(
             f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave the option out."
+        )
+    if run.public_dataset is None and method.uses_public_data:
+        raise UserError(
+            f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set, "
+            f"'fedcli data list' shows all."
         )
     chunk = run.clients_per_chunk
     if chunk != "auto" and not (chunk.isdigit() and int(chunk) > 0):

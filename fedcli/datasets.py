@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import official, readers
@@ -197,6 +198,47 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     return replace(
         dataset, x_train=dataset.x_train[kept], y_train=dataset.y_train[kept], domain_train=domain, reduced=True
     )
+
+
+def merge(dataset: Dataset) -> Dataset:
+    """The set with its test images among the training images, in canonical order of each part, training part first."""
+    domains = dataset.domain_train, dataset.domain_test
+    return replace(
+        dataset,
+        x_train=torch.cat([dataset.x_train, dataset.x_test]),
+        y_train=torch.cat([dataset.y_train, dataset.y_test]),
+        domain_train=None if domains[0] is None else torch.cat(domains),
+    )
+
+
+def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
+    """The training images of a set as public ones, in the shape of the private images.
+
+    They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
+    grey is repeated. Nothing reads their labels.
+
+    Args:
+        name: A data set that is present.
+        private: Whose shape they get.
+        count: How many are drawn, without replacement; all where None.
+        seed: Of the draw.
+
+    Raises:
+        UserError: If there are fewer than `count`, or they are colour and the private ones grey.
+    """
+    found = load(name)
+    images = found.x_train
+    if count is not None and count > len(images):
+        raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
+    if count is not None:
+        images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
+    if images.shape[1] > private.channels:
+        raise UserError(f"the public images '{name}' are colour and '{private.name}' is grey; choose a grey set.")
+    size = private.image_size
+    if images.shape[2] != size:
+        smooth = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        images = smooth.round().clamp(0, 255).to(torch.uint8)
+    return replace(found, x_train=images.expand(-1, private.channels, -1, -1), y_train=found.y_train[: len(images)])
 
 
 def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:

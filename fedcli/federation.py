@@ -6,7 +6,7 @@ A method asks for everything through `Federation`: it broadcasts, trains, takes 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedcli import backbones, datasets
 from fedcli.aggregate import class_sums
-from fedcli.batches import Plan, Transform, draw_cohort, plan_batches
-from fedcli.clients import Client, Engine, LocalLoss, Network, Params, Step, adam_step, sgd_step
+from fedcli.batches import NUM_DRAWS, Batch, Plan, Transform, draw_cohort, generator, plan_batches
+from fedcli.clients import Aux, Client, Engine, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
 from fedcli.config import Setup
 from fedcli.errors import UserError
 from fedcli.registry import Sizes
-from fedcli.trees import Tree, count_floats, select, stack, tree_map
+from fedcli.trees import Tree, concatenate, count_floats, leaves, select, stack, tree_map
 
 EVALUATION_BATCH = 500  # images; a forward pass without gradients, so memory is small
 
@@ -30,7 +30,8 @@ class Cohort(NamedTuple):
     round: int  # from 0
     client_ids: np.ndarray  # [K]
     num_examples: np.ndarray  # [K], all of a client's examples, its validation part included
-    weights: Tensor  # [K], num_examples / their sum
+    weights: Tensor  # [K], num_examples / their sum over the round's cohort
+    network: Network | None = None  # of all these clients; None where they have different ones, see `Federation.groups`
 
 
 class NonFiniteLoss(Exception):
@@ -44,10 +45,14 @@ class Federation:
         num_clients: Size of the population, N.
         num_rounds: Rounds of the run, T.
         num_classes: C.
-        feature_dim: Width of the features, D.
-        network: The network as a pure function of parameters and buffers.
+        networks: The networks as pure functions of parameters and buffers, one of each architecture.
+        architecture: `[N]`, which of them a client has.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client.
+        testing: A client's own test part, positions in the training set; empty unless the protocol tests on it.
+        public_images: uint8 `[P, channels, H, W]`, unlabelled; None where the method needs none.
+        evaluation: How the protocol measures accuracy, see fedcli/evaluation.py.
+        domain_of: `[N]`, the domain that most of a client's examples come from; 0 where there are no domains.
         sent_down: Floats that all clients of the last round together were sent, by "params", "buffers" and "other".
         sent_up: Floats that they sent.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
@@ -59,31 +64,74 @@ class Federation:
         dataset: datasets.Dataset,
         parts: Sequence[np.ndarray],
         on_samples: Callable[[int], None] = lambda count: None,
+        public: datasets.Dataset | None = None,
     ):
         run = setup.run
-        self.config, self.device, self.parts = run, setup.device, list(parts)
+        self.config, self.device = run, setup.device
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
-        held_out = [int(len(part) * run.validation) for part in parts]
-        self.training = [part[: len(part) - count] for part, count in zip(parts, held_out, strict=True)]
-        self.validation = [part[len(part) - count :] for part, count in zip(parts, held_out, strict=True)]
+        self.evaluation, self.top_k = setup.protocol.evaluation, setup.setting.top_k if setup.setting else 1
+        self.parts, self.testing = _cut(parts, run.local_test, run.partition_seed or 0)
+        held_out = [int(len(part) * run.validation) for part in self.parts]
+        self.training = [part[: len(part) - count] for part, count in zip(self.parts, held_out, strict=True)]
+        self.validation = [part[len(part) - count :] for part, count in zip(self.parts, held_out, strict=True)]
         _refuse_small_clients(self.training, run.batch_size, run.drop_last)
 
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
-        module = backbones.build(run.backbone, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
-        self.network = Network(module.to(self.dtype), run.precision, self.device)
-        self.feature_dim = self.network.feature_dim
+        names = run.backbone.split(",")  # client i has the (i mod their number)-th
+        self.backbones = list(dict.fromkeys(names))
+        self.architecture = np.array([self.backbones.index(names[i % len(names)]) for i in range(run.num_clients)])
+        self.networks = [self._network(name, dataset) for name in self.backbones]
         mean, std = (setup.setting.mean, setup.setting.std) if setup.setting else datasets.channel_statistics(dataset)
         augmentation = setup.setting.augmentation if setup.setting else "none"
         self.transform = Transform(tuple(mean), tuple(std), augmentation, self.dtype)
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
+        self.domain_of = _main_domains(parts, dataset)
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
+        self.public_images = None if public is None else public.x_train.to(self.device)
+        if public is not None:
+            about = setup.protocol.public.get(run.public_dataset)
+            constants = (about.mean, about.std) if about else datasets.channel_statistics(public)
+            augmentation = about.augmentation if about else "none"
+            self.public_transform = Transform(*map(tuple, constants), augmentation, self.dtype)
         chunk = run.clients_per_chunk
         if chunk == "auto":
             chunk = 1 if self.device.type == "cpu" else run.cohort_size
         self.clients_per_chunk = min(int(chunk), run.cohort_size)
+        self._state_device: torch.device | None = None
         self.engine = Engine(images, labels, self.transform, self.clients_per_chunk, on_samples)
         self.start_round()
+
+    def _network(self, name: str, dataset: datasets.Dataset) -> Network:
+        config = self.config
+        module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, config.seed)
+        return Network(module.to(self.dtype), config.precision, self.device)
+
+    @property
+    def network(self) -> Network:
+        """The network that all clients have.
+
+        Raises:
+            UserError: If they have different ones.
+        """
+        if len(self.networks) > 1:
+            raise UserError(
+                f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
+            )
+        return self.networks[0]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features, D, of every network.
+
+        Raises:
+            UserError: If it is not the same for all.
+        """
+        widths = [network.feature_dim for network in self.networks]
+        if len(set(widths)) > 1:
+            found = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
+            raise UserError(f"this method needs features of one width (got {found}); choose networks of one width.")
+        return widths[0]
 
     def start_round(self) -> None:
         """Sets the counts of what is sent and of the time back to zero."""
@@ -101,13 +149,13 @@ class Federation:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that costs depend on."""
-        parameters = sum(value.numel() for value in self.network.module.parameters())
-        return Sizes(parameters, self.num_classes, self.feature_dim)
+        """The sizes that costs depend on, of the largest network."""
+        largest = max(self.networks, key=count_parameters)
+        return Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
 
-    def initial_model(self) -> tuple[Params, Params]:
-        """Parameters and buffers of the initial model, drawn from the run's seed."""
-        module = self.network.module
+    def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
+        """Parameters and buffers of a network's initial model, drawn from the run's seed; of the only one if None."""
+        module = (network or self.network).module
         params = {name: value.detach().clone() for name, value in module.named_parameters()}
         return params, {name: value.detach().clone() for name, value in module.named_buffers()}
 
@@ -121,7 +169,26 @@ class Federation:
         total = num_examples.sum()
         shares = num_examples / total if total else np.full(len(num_examples), 1 / len(num_examples))
         weights = torch.tensor(shares, dtype=self.dtype, device=self.device)
-        return Cohort(round, np.asarray(client_ids), num_examples, weights)
+        kinds = {int(self.architecture[client]) for client in client_ids}
+        network = self.networks[kinds.pop()] if len(kinds) == 1 else None
+        return Cohort(round, np.asarray(client_ids), num_examples, weights, network)
+
+    def groups(self, cohort: Cohort) -> list[Cohort]:
+        """The clients of a cohort by their networks, each in the cohort's order; weights stay those of the cohort."""
+        kinds = self.architecture[cohort.client_ids]
+        places = [np.flatnonzero(kinds == kind) for kind in range(len(self.networks))]
+        return [
+            Cohort(cohort.round, cohort.client_ids[at], cohort.num_examples[at], cohort.weights[at], network)
+            for at, network in zip(places, self.networks, strict=True)
+            if len(at)
+        ]
+
+    def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
+        """One stacked tree `[K, ...]` in the cohort's order from those of its groups."""
+        ids = np.concatenate([group.client_ids for group in groups])
+        places = {int(client): place for place, client in enumerate(ids)}
+        order = [places[int(client)] for client in cohort.client_ids]
+        return select(concatenate(trees), torch.tensor(order, device=self.device))
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort.
@@ -175,12 +242,27 @@ class Federation:
         Returns:
             A stacked tree `[K, ...]`.
         """
-        return stack([states.get(int(client), first) for client in cohort.client_ids])
+        kept = stack([states.get(int(client), first) for client in cohort.client_ids])
+        return tree_map(lambda leaf: leaf.to(self.device), kept)
 
     def remember(self, states: dict[int, Tree], cohort: Cohort, stacked: Tree) -> dict[int, Tree]:
         """The states with those of the cohort's clients replaced by `stacked` `[K, ...]`; the rest stay as they are."""
         new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
-        return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
+        where = self.state_device(new)
+        return dict(sorted({**states, **tree_map(lambda leaf: leaf.to(where, copy=True), new)}.items()))
+
+    def state_device(self, states: dict[int, Tree]) -> torch.device:
+        """Where the clients' states are kept: on the device if those of the whole population fit into half of it.
+
+        Decided once, by the first states.
+        """
+        if self._state_device is None:
+            self._state_device = self.device
+            if self.device.type == "cuda":
+                largest = max(sum(leaf.nbytes for leaf in leaves(state)) for state in states.values())
+                if largest * self.num_clients > torch.cuda.mem_get_info(self.device)[0] / 2:
+                    self._state_device = torch.device("cpu")
+        return self._state_device
 
     def optimizer_step(
         self,
@@ -254,6 +336,66 @@ class Federation:
         _refuse_non_finite(terms, cohort)
         return trained, terms
 
+    def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
+        """The public images in minibatches, in an order and augmented by draws of the round, the same for all clients.
+
+        Args:
+            round: The round.
+            epoch: Which pass over them in this round; each has its own draws.
+
+        Yields:
+            Batches whose labels are all 0 and mean nothing.
+        """
+        count, size = len(self.public_images), self.config.public_batch_size
+        order = generator(self.config.seed, round, "public order", epoch).permutation(count)
+        uniform = generator(self.config.seed, round, "public augment", epoch).random((count, NUM_DRAWS))
+        rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
+        for start in range(0, count, size):
+            index = torch.as_tensor(order[start : start + size], device=self.device)
+            draws = torch.as_tensor(uniform[start : start + size].astype(np.float32), device=self.device)
+            x = self.public_transform(self.public_images[index], draws)
+            end = torch.tensor(start + size >= count, device=self.device)
+            batches = torch.tensor(-(-count // size), device=self.device)
+            yield Batch(x, torch.zeros_like(index), None, end, batches, rate)
+
+    def step(
+        self,
+        clients: Client,
+        cohort: Cohort,
+        local: LocalLoss | Step,
+        batch: Batch,
+        context: Tree = None,
+        axes: Tree = None,
+    ) -> tuple[Client, Aux]:
+        """One local step of each client on one batch that all are given; arguments as in `train`.
+
+        Returns:
+            The clients, and what the objective returned beside its value, stacked.
+
+        Raises:
+            NonFiniteLoss: If a term is infinite or NaN.
+        """
+        step = local if hasattr(local, "update") else self.optimizer_step(local)
+        with self._timed("train"):
+            after, aux = self.engine.once(step, clients, batch, context, axes)
+        _refuse_non_finite(aux.terms, cohort)
+        return after, aux
+
+    def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
+        """What each client's model gives for one batch, without gradients.
+
+        Args:
+            clients: Stacked, of one network.
+            cohort: Who they are.
+            x: `[B, channels, H, W]`, the same for all.
+            train: By batch statistics, which then update the buffers that are returned; else by the running ones.
+
+        Returns:
+            Features `[K, B, D]`, logits `[K, B, C]` and buffers.
+        """
+        with self._timed("train"):
+            return self.engine.forward(cohort.network, clients, x, train)
+
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Each client's mean feature of each class, over its training part, by its model in evaluation mode.
 
@@ -264,10 +406,11 @@ class Federation:
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
             model = select((clients.params, clients.buffers), k)
-            sums = torch.zeros(self.num_classes, self.feature_dim, dtype=self.dtype, device=self.device)
+            width = cohort.network.feature_dim
+            sums = torch.zeros(self.num_classes, width, dtype=self.dtype, device=self.device)
             counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
             for x, y in map(self.engine.gather, _portions(self.training[cohort.client_ids[k]])):
-                features = self.network(*model, x, train=False).features
+                features = cohort.network(*model, x, train=False).features
                 batch_sums, batch_counts = class_sums(features, y, self.num_classes)
                 sums, counts = sums + batch_sums, counts + batch_counts
             return sums / counts.clamp(min=1)[:, None], counts
@@ -275,47 +418,68 @@ class Federation:
         with self._timed("train"):
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
-    def correct(self, params: Params, buffers: Params, index: np.ndarray | None) -> Tensor:
+    def predict(
+        self, params: Params, buffers: Params, index: np.ndarray | None, network: Network | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What one model in evaluation mode gives for training examples or the test images.
+
+        Args:
+            params: Of the model.
+            buffers: Of the model.
+            index: Positions in the training set; None for all test images.
+            network: Its network; the only one where None.
+
+        Returns:
+            Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
+        """
+        network = network or self.network
+        if index is None:
+            images, labels = self.test_images, self.test_labels
+        else:
+            images, labels = self.engine.images, self.engine.labels
+        index = np.arange(len(labels)) if index is None else index
+
+        @torch.no_grad()
+        def of_portion(portion: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+            positions = torch.as_tensor(portion, device=self.device)
+            features, logits, _ = network(params, buffers, self.transform(images[positions]), train=False)
+            return features.cpu(), logits.cpu(), labels[positions].cpu()
+
+        with self._timed("evaluate"):
+            return concatenate(self.engine.side_by_side(of_portion, _portions(index) or [index]))
+
+    def correct(
+        self, params: Params, buffers: Params, index: np.ndarray | None, network: Network | None = None
+    ) -> Tensor:
         """Whether one model is right, for each of the training examples `index` or each test image (None).
 
         Returns:
             `[n]`, bool, on the CPU.
         """
+        _, logits, labels = self.predict(params, buffers, index, network)
+        return logits.argmax(1) == labels
 
-        @torch.no_grad()
-        def of_portion(portion: np.ndarray) -> Tensor:
-            if index is None:
-                positions = torch.as_tensor(portion, device=self.device)
-                x, y = self.transform(self.test_images[positions]), self.test_labels[positions]
-            else:
-                x, y = self.engine.gather(portion)
-            return (self.network(params, buffers, x, train=False).logits.argmax(1) == y).cpu()
 
-        with self._timed("evaluate"):
-            portions = _portions(np.arange(len(self.test_labels)) if index is None else index)
-            return torch.cat([torch.zeros(0, dtype=torch.bool), *self.engine.side_by_side(of_portion, portions)])
+def count_parameters(network: Network) -> int:
+    """Number of a network's parameters."""
+    return sum(value.numel() for value in network.module.parameters())
 
-    def evaluate(self, params: Params, buffers: Params) -> dict[str, Any]:
-        """Accuracy of a global model: on the test set, by domain, and on the clients' validation parts.
 
-        Returns:
-            `test_accuracy`; `validation_accuracy`, pooled over the clients' held-out examples (None without any);
-            `clients`, mean, standard deviation and worst of their own validation accuracies; `domains`, test accuracy
-            of each domain (None without domains). All are fractions.
-        """
-        test = self.correct(params, buffers, None)
-        domains = None
-        if self.test_domains is not None:
-            pairs = enumerate(self.domain_names)
-            domains = {name: test[self.test_domains == d].double().mean().item() for d, name in pairs}
-        result = {"test_accuracy": test.double().mean().item(), "domains": domains}
-        owners = [part for part in self.validation if len(part)]
-        if not owners:
-            return {**result, "validation_accuracy": None, "clients": None}
-        hits = self.correct(params, buffers, np.concatenate(owners)).double()
-        own = torch.stack([part.mean() for part in hits.split([len(part) for part in owners])])
-        spread = {"mean": own.mean().item(), "std": own.std(correction=0).item(), "worst": own.min().item()}
-        return {**result, "validation_accuracy": hits.mean().item(), "clients": spread}
+def _main_domains(parts: Sequence[np.ndarray], dataset: datasets.Dataset) -> np.ndarray:
+    if dataset.domain_train is None:
+        return np.zeros(len(parts), int)
+    domains = dataset.domain_train.numpy()
+    return np.array([np.bincount(domains[part], minlength=1).argmax() for part in parts])
+
+
+def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Each client's examples, shuffled, in two: what it trains on, and its own test part of that share."""
+    if not share:
+        return list(parts), [part[:0] for part in parts]
+    mixed = [part[generator(seed, client, "test part").permutation(len(part))] for client, part in enumerate(parts)]
+    counts = [int(len(part) * share) for part in parts]
+    kept = [part[count:] for part, count in zip(mixed, counts, strict=True)]
+    return kept, [part[:count] for part, count in zip(mixed, counts, strict=True)]
 
 
 def _portions(index: np.ndarray) -> list[np.ndarray]:

@@ -118,7 +118,18 @@ class DataSetting:
     std: tuple[float, ...]
     source: str  # where the constants come from
     augmentation: str = "none"
+    top_k: int = 1  # a test image counts as right if its class is among the k most likely
     settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
+
+
+@dataclass(frozen=True)
+class PublicSetting:
+    """What a protocol says of one set of public images."""
+
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    source: str
+    augmentation: str = "none"
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,8 @@ class Protocol:
         settings: Run options by field name of `RunConfig`; each is overridden by the command line.
         datasets: What goes with which data set; another data set needs `--backbone`.
         selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
-        evaluation: "server": the global model on the official test set.
+        evaluation: "server", "clients" or "domains", see fedcli/evaluation.py.
+        public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
         method_options: Options of single methods under this protocol, by method.
         notes: Where each value that the paper does not give comes from.
     """
@@ -144,8 +156,68 @@ class Protocol:
     datasets: Mapping[str, DataSetting]
     selection: str
     evaluation: str = "server"
+    public: Mapping[str, PublicSetting] = field(default_factory=dict)
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a paper's table, and the run that gives ours.
+
+    Attributes:
+        row: The row, as `method` in papers/reported.json.
+        column: The column, as `column` there.
+        method: Name of the method that is run.
+        settings: Run and method options by field name, protocol and data set among them.
+        metric: What is read from the run's record; see fedcli/metrics.py.
+    """
+
+    row: str
+    column: str
+    method: str
+    settings: Mapping[str, Any]
+    metric: str = "selected"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper, as runs.
+
+    Attributes:
+        name: `paper:ID`, as in `fedcli table paper:ID`.
+        title: What the table shows, one line.
+        reported: The paper and the table in papers/reported.json.
+        cells: Its numbers, row by row; cells of the same method and settings share their runs.
+        seeds: Seeds of each run.
+        notes: Readings where the paper leaves something open, and rows of ours that it does not have.
+    """
+
+    name: str
+    title: str
+    reported: tuple[str, str]
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    notes: tuple[str, ...] = ()
+
+
+def grid(
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    columns: Mapping[str, Mapping[str, Any]],
+    metric: str = "selected",
+) -> tuple[Cell, ...]:
+    """Every row with every column.
+
+    Args:
+        rows: Method and settings of each row.
+        columns: Settings of each column; a row's own settings go before them.
+        metric: What is read from each record.
+    """
+    return tuple(
+        Cell(row, column, method, {**shared, **own}, metric)
+        for row, (method, own) in rows.items()
+        for column, shared in columns.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -183,6 +255,11 @@ class Method:
         default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file.
         client_memory: Floats a client must hold: copies of the model and what the method adds.
         model: From a state to the global model that is tested.
+        personal: From a state to `(params, buffers)` of each client that has taken part, by id, where every client
+            keeps its own model; None where there is one global model.
+        prototypes: From a state to `(prototypes [C, D], has_class [C])`, where the method classifies by the nearest
+            prototype; None where it classifies by the head.
+        mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
     """
 
@@ -196,6 +273,9 @@ class Method:
     default_protocol: str = ""
     client_memory: Callable[[Sizes], int] = one_model
     model: Callable[[Any], tuple[dict, dict]] = global_model
+    personal: Callable[[Any], dict[int, tuple[dict, dict]]] | None = None
+    prototypes: Callable[[Any], tuple[Any, Any]] | None = None
+    mixed_networks: bool = False
     uses_public_data: bool = False
 
     @property
@@ -235,15 +315,37 @@ def methods() -> dict[str, Method]:
     """The registered methods by name: those of the papers, then their baselines."""
     found: dict[str, Method] = {}
     for module in _modules():
-        method = getattr(module, "METHOD", None)
-        if method is not None:
+        for method in _declared(module):
             found[method.name] = method
     return found
+
+
+def _declared(module: ModuleType) -> tuple[Method, ...]:
+    """The methods of a file: its `METHOD`, then its `METHODS`."""
+    first = getattr(module, "METHOD", None)
+    return (*(() if first is None else (first,)), *getattr(module, "METHODS", ()))
 
 
 def protocols() -> dict[str, Protocol]:
     """The registered protocols by name, in the order of their papers' files."""
     return {protocol.name: protocol for module in _modules() for protocol in getattr(module, "PROTOCOLS", ())}
+
+
+def tables() -> dict[str, Table]:
+    """The registered tables by name, in the order of their papers' files."""
+    return {table.name: table for module in _modules() for table in getattr(module, "TABLES", ())}
+
+
+def find_table(name: str) -> Table:
+    """The table of that name, whatever the case of its letters.
+
+    Raises:
+        UserError: If there is none.
+    """
+    known = {known.lower(): table for known, table in tables().items()}
+    if name.lower() not in known:
+        raise unknown("table", name, tables(), "'fedcli list' shows all.")
+    return known[name.lower()]
 
 
 def find_method(name: str) -> Method:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcli import datasets, partition
+from fedcli import datasets, evaluation, partition
 from fedcli.config import Setup, resolve
 from fedcli.errors import UserError
-from fedcli.federation import Cohort, Federation
+from fedcli.evaluation import NOTHING
+from fedcli.federation import Cohort, Federation, count_parameters
 from fedcli.records import (
     CHECKPOINT,
     SCHEMA,
@@ -29,7 +30,7 @@ from fedcli.records import (
     write_atomically,
     write_record,
 )
-from fedcli.registry import find_method
+from fedcli.registry import Method, find_method
 from fedcli.trees import from_plain, to_plain
 
 SMALL_NETWORK = 100_000  # parameters
@@ -189,10 +190,15 @@ def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Da
     """
     config = setup.run
     dataset = datasets.load(config.dataset)
+    if config.local_test:
+        dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
     parts = setup.partition(dataset.y_train, config.num_clients, config.partition_seed, dataset.domain_train)
-    fed = Federation(setup, dataset, parts, progress.samples if progress else lambda count: None)
+    public = None
+    if config.public_dataset is not None:
+        public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
+    fed = Federation(setup, dataset, parts, progress.samples if progress else lambda count: None, public)
     return dataset, parts, fed
 
 
@@ -213,7 +219,8 @@ def _new_name(setup: Setup) -> Path:
 def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str) -> dict[str, Any]:
     config = setup.run
     counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
-    buffers = sum(value.numel() for value in fed.network.module.buffers())
+    networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
+    buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
     return {
         "schema": SCHEMA,
         "status": "running",
@@ -240,7 +247,13 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
             "class_counts": counts.tolist(),
         },
         "class_names": list(dataset.class_names),
-        "model": {"backbone": config.backbone, "parameters": fed.sizes.parameters, "buffers": buffers},
+        # Of the largest network where there are several; `networks` has the parameters of each.
+        "model": {
+            "backbone": config.backbone,
+            "parameters": fed.sizes.parameters,
+            "buffers": buffers,
+            "networks": networks,
+        },
         "engine": {
             "clients_per_chunk": fed.clients_per_chunk,
             "device": str(fed.device),
@@ -254,6 +267,14 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "seconds_total": 0.0,
         "peak_bytes": 0,
     }
+
+
+def _all_params(method: Method, state: Any) -> dict[str, Tensor]:
+    """The parameters of the global model, or of all clients' own models with their ids before the names."""
+    if method.personal is None:
+        return method.model(state)[0]
+    own = sorted(method.personal(state).items())
+    return {f"{client:09}.{name}": value for client, (params, _) in own for name, value in params.items()}
 
 
 def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
@@ -287,7 +308,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
-        record["summary"]["params_sha256"] = params_hash(setup.method.model(state)[0])
+        record["summary"]["params_sha256"] = params_hash(_all_params(setup.method, state))
         record["status"] = "finished"
     except KeyboardInterrupt:
         record["status"] = "interrupted"
@@ -340,8 +361,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     elapsed = time.perf_counter() - start
     aggregate = elapsed - sum(fed.seconds.values())
     evaluated = (cohort.round + 1) % config.eval_every == 0 or cohort.round + 1 == config.rounds
-    nothing = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
-    result = fed.evaluate(*setup.method.model(state)) if evaluated else nothing
+    result = evaluation.evaluate(fed, setup.method, state) if evaluated else NOTHING
     means = {name: _weighted(values, cohort) for name, values in terms.items()}
     seconds = {**fed.seconds, "aggregate": aggregate}
     return state, {"round": cohort.round, **result, "terms": means, "seconds": seconds}

@@ -121,7 +121,9 @@ def from_plain(plain: Tree, types: dict[str, type], device: torch.device) -> Tre
         KeyError: If a NamedTuple of the tree is not among `types`.
     """
     if isinstance(plain, dict) and _TYPE in plain:
-        items = [from_plain(part, types, device) for part in plain[_ITEMS]]
+        # What clients keep waits on the host: there may be more of it than the device holds.
+        place = torch.device("cpu") if plain[_TYPE] == "ClientState" else device
+        items = [from_plain(part, types, place) for part in plain[_ITEMS]]
         return tuple(items) if plain[_TYPE] == "tuple" else types[plain[_TYPE]](*items)
     if isinstance(plain, list):
         return [from_plain(part, types, device) for part in plain]

@@ -78,7 +78,11 @@ def assert_agree(tree, other, what: str) -> None:
 
 
 def model_of(setup, state):
-    return setup.method.model(state)
+    """Parameters and buffers: of the global model, or of all clients' own models under their ids."""
+    if setup.method.personal is None:
+        return setup.method.model(state)
+    own = sorted(setup.method.personal(state).items())
+    return tuple({f"{client}.{name}": v for client, one in own for name, v in one[i].items()} for i in (0, 1))
 
 
 def law_1_off_is_the_simpler_method(method: Method, rounds=3, **run) -> None:

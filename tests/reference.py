@@ -54,6 +54,14 @@ def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
+def shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def shapes_of(client: Client) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in [*client.params.items(), *client.buffers.items()]}
+
+
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
@@ -61,21 +69,22 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 class PlainUpdate:
     """One update of one client by torch.optim, in the place of `fedcli.clients.sgd_step` and `adam_step`."""
 
-    def __init__(self, module, loss, kind, lr, momentum, weight_decay, names, key):
-        self.module, self.loss, self.names, self.key = module, loss, names, key
+    def __init__(self, modules, loss, kind, lr, momentum, weight_decay, names, key):
+        self.modules, self.loss, self.names, self.key = modules, loss, names, key
         self.kind, self.rate = kind, lr
         self.options = {"weight_decay": weight_decay, **({} if kind == "adam" else {"momentum": momentum})}
 
     def update(self, client, batch, context):
-        load(self.module, client.params, client.buffers)
-        live = dict(self.module.named_parameters())
+        (module,) = [module for module in self.modules if shapes(module) == shapes_of(client)]
+        load(module, client.params, client.buffers)
+        live = dict(module.named_parameters())
         trained = list(live.values()) if self.names is None else [live[name] for name in self.names]
         kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.kind]
         optimizer = kind(trained, lr=float(batch.lr) if self.rate is None else self.rate, **self.options)
         if self.key in client.optimizer:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})
-        self.module.zero_grad()
-        loss, aux = self.loss(live, dict(self.module.named_buffers()), batch, context)
+        module.zero_grad()
+        loss, aux = self.loss(live, dict(module.named_buffers()), batch, context)
         loss.backward()
         optimizer.step()
         state = copy.deepcopy(optimizer.state_dict()["state"])
@@ -106,16 +115,15 @@ class ReferenceFederation(Federation):
 
     def __init__(self, setup, dataset, parts):
         super().__init__(setup, dataset, parts)
-        run = setup.run
-        module = backbones.build(run.backbone, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
-        self.network = PlainNetwork(module.to(self.dtype))
+        shape = dataset.channels, dataset.image_size, dataset.num_classes, setup.run.seed
+        self.networks = [PlainNetwork(backbones.build(name, *shape).to(self.dtype)) for name in self.backbones]
 
     def optimizer_step(
         self, loss, *, optimizer=None, lr=None, momentum=None, weight_decay=None, names=None, key="local"
     ):
         run = self.config
         return PlainUpdate(
-            self.network.module, loss, optimizer or run.optimizer, lr,
+            [network.module for network in self.networks], loss, optimizer or run.optimizer, lr,
             run.momentum if momentum is None else momentum,
             run.weight_decay if weight_decay is None else weight_decay, names, key,
         )  # fmt: skip
@@ -146,8 +154,29 @@ class ReferenceFederation(Federation):
         # torch.optim's own state: a list over the clients, which only goes back into this method.
         return Client(tensors[0], tensors[1], [client.optimizer for client in trained], tensors[2]), terms
 
+    def step(self, clients, cohort, local, batch, context=None, axes=None):
+        step = local if hasattr(local, "update") else self.optimizer_step(local)
+        after, found = [], []
+        for k in range(len(cohort.client_ids)):
+            params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
+            client = Client(params, buffers, clients.optimizer[k] if clients.optimizer else {}, memory)
+            client, aux = step.update(client, batch, slice_context(context, axes, k))
+            after.append(client)
+            found.append(tree_map(Tensor.detach, aux))
+        tensors = stack([(client.params, client.buffers, client.memory) for client in after])
+        return Client(tensors[0], tensors[1], [client.optimizer for client in after], tensors[2]), stack(found)
+
+    def forward(self, clients, cohort, x, train=True):
+        found = []
+        for k in range(len(cohort.client_ids)):
+            params, buffers = slice_context((clients.params, clients.buffers), 0, k)
+            module = load(copy.deepcopy(cohort.network.module), params, buffers).train(train)
+            with torch.no_grad():
+                found.append(Output(*module(x), copied(dict(module.named_buffers()))))
+        return stack(found)
+
     def class_means(self, clients, cohort):
-        means = torch.zeros(len(cohort.client_ids), self.num_classes, self.feature_dim, dtype=self.dtype)
+        means = torch.zeros(len(cohort.client_ids), self.num_classes, cohort.network.feature_dim, dtype=self.dtype)
         counts = torch.zeros(len(cohort.client_ids), self.num_classes, dtype=torch.int64)
         for k, client in enumerate(cohort.client_ids):
             model = [{name: value[k] for name, value in tree.items()} for tree in (clients.params, clients.buffers)]
@@ -155,6 +184,6 @@ class ReferenceFederation(Federation):
                 label = int(self.engine.labels[position])
                 x = self.transform(self.engine.images[position][None])
                 with torch.no_grad():
-                    means[k, label] += self.network(*model, x, train=False).features[0]
+                    means[k, label] += cohort.network(*model, x, train=False).features[0]
                 counts[k, label] += 1
         return means / counts.clamp(min=1)[..., None], counts

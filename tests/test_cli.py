@@ -127,7 +127,8 @@ def test_help_says_symbol_source_range_off_value_and_default():
     assert sorted(order, key=text.index) == list(order)
 
 
-def test_list_shows_methods_and_protocols():
+def test_list_shows_methods_and_protocols(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")  # no line is broken
     text = flat(done("list"))
     for method in registry.methods().values():
         assert f"{method.name} {method.title} {describe.protocol_names(method)}" in text

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedcli.aggregate import weighted_mean
+from fedcli.evaluation import evaluate
 from tests import laws
 from tests.reference import load, optimizer_of
 
@@ -61,14 +62,15 @@ def test_the_learning_rate_decays_from_round_to_round():
 
 
 def test_validation_accuracy_is_pooled_and_the_clients_spread_is_not():
-    _, fed = laws.federation("fedavg", validation=0.3)
+    setup, fed = laws.federation("fedavg", validation=0.3)
+    state = setup.method.init(fed, setup.options)
     model = fed.initial_model()
     hits = []
     for part in fed.validation:
         x, y = fed.engine.gather(part)
         hits.append((fed.network(*model, x, train=False).logits.argmax(1) == y).double())
     assert [len(part) for part in hits] == [3, 2, 3, 1]
-    result = fed.evaluate(*model)
+    result = evaluate(fed, setup.method, state)
     own = torch.stack([part.mean() for part in hits])
     assert len(set(own.tolist())) > 1
     assert result["validation_accuracy"] == torch.cat(hits).mean()

@@ -1,0 +1,78 @@
+"""Local training only: every client trains its own network on its own data, and nothing is sent.
+
+The lower bound that methods with personal models are compared with: "BASE" in FCCL+ (W. Huang, M. Ye, Z. Shi, B. Du,
+"Generalizable Heterogeneous Federated Cross-Correlation and Instance Similarity Learning", IEEE TPAMI 2024,
+https://arxiv.org/abs/2309.16286). It has no equation but the local objective, the mean cross-entropy over a client's
+examples.
+
+Notation
+    code            shape
+    clients         of each client that has taken part: its parameters and buffers
+
+Readings
+    1. A client that is not drawn does not train in that round, so that all methods of a comparison take equally many
+       local steps.
+    2. Clients with the same network start from the same initial weights.
+    3. The optimizer is new in every round, as in every other method here.
+
+Run it
+    fedcli run local --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcli import Method
+from fedcli.clients import Client, Params
+from papers.baselines.fedavg import make_local_loss
+
+
+@dataclass(frozen=True)
+class Config:
+    """Local training adds no option."""
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds."""
+
+    params: Params  # its own model
+    buffers: Params
+
+
+class ServerState(NamedTuple):
+    """The state of the simulation; the server itself keeps nothing."""
+
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+def init(fed, config) -> ServerState:
+    """Nobody has trained yet."""
+    return ServerState({})
+
+
+def run_round(state: ServerState, cohort, fed, config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Every client of the cohort goes on training its own model."""
+    states, terms, groups = state.clients, [], fed.groups(cohort)
+    for group in groups:  # clients with the same network
+        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+        clients = Client(own.params, own.buffers, optimizer={})
+        clients, group_terms = fed.train(clients, group, make_local_loss(group.network))
+        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
+        terms.append(group_terms)
+    return ServerState(states), fed.in_order(cohort, groups, terms)
+
+
+METHOD = Method(
+    name="local",
+    title="Local training only",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=None,  # the simplest of its family; methods with personal models are compared with it
+    state_types=(ServerState, ClientState),
+    default_protocol="fedfm:niid-1",
+    personal=lambda state: state.clients,
+    mixed_networks=True,
+)

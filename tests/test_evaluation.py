@@ -1,0 +1,197 @@
+"""Evaluation by the protocol: test images, own parts, domains; personal models; different networks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedcli import evaluation
+from fedcli.errors import UserError
+from fedcli.federation import Federation
+from fedcli.registry import find_method
+from tests import laws
+
+LOCAL, FEDAVG = find_method("local"), find_method("fedavg")
+TWO = "cnn-small,cnn-mcmahan"
+
+
+def with_evaluation(how, method=LOCAL, data=None, parts=None, rounds=1, **run):
+    """Setup, federation and state after some rounds, under the toy protocol with another evaluation."""
+    setup, _ = laws.federation(method, data=data, parts=parts, **run)
+    share = 0.4 if how == "clients" else 0.0
+    setup = replace(setup, protocol=replace(setup.protocol, evaluation=how), run=replace(setup.run, local_test=share))
+    fed = Federation(setup, data or laws.toy_dataset(), laws.toy_parts() if parts is None else parts)
+    return setup, fed, laws.simulate(setup, fed, rounds)
+
+
+def accuracy(fed, model, x, y, network=None):
+    with torch.no_grad():
+        logits = (network or fed.network)(*model, fed.transform(x), train=False).logits
+    return (logits.argmax(1) == y).double().mean().item()
+
+
+def domain_dataset():
+    data = laws.toy_dataset(num_train=34)
+    domains = torch.tensor([0] * 13 + [1] * 7 + [2] * 14)
+    return replace(data, domain_train=domains, domain_test=torch.arange(20) % 3, domain_names=("ink", "paint", "photo"))
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, [True, False, False]), (2, [True, True, False]), (5, [True] * 3)])
+def test_top_k(k, expected):
+    scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    assert evaluation.top_k(scores, torch.tensor([0, 2, 1]), k).tolist() == expected
+
+
+def test_nearness_is_minus_the_squared_distance_and_absent_classes_are_far():
+    near = evaluation.nearness(
+        torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [4.0, 6.0], [1.0, 2.0]]),
+        torch.tensor([True, True, False]),
+    )  # fmt: skip
+    assert near.tolist() == [[-4.0, -25.0, -torch.inf]]
+
+
+def test_personal_models_are_each_tested_on_the_test_images():
+    setup, fed, state = with_evaluation("server", cohort_size=2)
+    result = evaluation.evaluate(fed, setup.method, state)
+    assert set(state.clients) < set(range(4))  # the others are tested as they begin
+    models = [state.clients.get(client, fed.initial_model()) for client in range(4)]
+    own = [accuracy(fed, model, fed.test_images, fed.test_labels) for model in models]
+    assert result["test_accuracy"] == pytest.approx(np.mean(own))
+    assert result["clients"] == pytest.approx({"mean": np.mean(own), "std": np.std(own), "worst": min(own)})
+
+
+def test_validation_of_personal_models_is_by_each_its_own():
+    setup, fed, state = with_evaluation("server", validation=0.3)
+    right = 0
+    for client, part in enumerate(fed.validation):
+        x, y = fed.engine.images[part], fed.engine.labels[part]
+        right += accuracy(fed, state.clients[client], x, y) * len(part)
+    expected = right / sum(map(len, fed.validation))
+    assert evaluation.evaluate(fed, setup.method, state)["validation_accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
+def test_own_parts_are_pooled_over_the_clients(method):
+    setup, fed, state = with_evaluation("clients", method)
+    assert [len(part) for part in fed.testing] == [5, 2, 4, 1]
+    for client, part in enumerate(laws.toy_parts()):
+        assert sorted([*fed.training[client], *fed.testing[client]]) == part.tolist()
+    own = []
+    for client, part in enumerate(fed.testing):
+        model = state.clients[client] if method is LOCAL else (state.params, state.buffers)
+        own.append(accuracy(fed, model, fed.engine.images[part], fed.engine.labels[part]))
+    result = evaluation.evaluate(fed, setup.method, state)
+    assert result["test_accuracy"] == pytest.approx(np.average(own, weights=[5, 2, 4, 1]))
+    assert result["clients"]["worst"] == pytest.approx(min(own))
+
+
+def test_the_cut_into_training_and_test_depends_on_the_partition_seed_only():
+    tests = []
+    for seeds in ({"seed": 0}, {"seed": 1}, {"partition_seed": 7}):
+        _, fed, _ = with_evaluation("clients", rounds=0, **{"partition_seed": 0, **seeds})
+        tests.append([part.tolist() for part in fed.testing])
+    assert tests[0] == tests[1] != tests[2]
+
+
+def test_domains_are_measured_inside_and_outside():
+    data, parts = domain_dataset(), [np.arange(13), np.arange(13, 20), np.arange(20, 30), np.arange(30, 34)]
+    setup, fed, state = with_evaluation("domains", data=data, parts=parts)
+    assert fed.domain_of.tolist() == [0, 1, 2, 2]
+    matrix = np.array(
+        [
+            [
+                accuracy(fed, state.clients[c], fed.test_images[fed.test_domains == d],
+                         fed.test_labels[fed.test_domains == d])
+                for d in range(3)
+            ]
+            for c in range(4)
+        ]
+    )  # fmt: skip
+    result = evaluation.evaluate(fed, setup.method, state)
+    intra = {"ink": matrix[0, 0], "paint": matrix[1, 1], "photo": matrix[2:, 2].mean()}
+    inter = {"ink": matrix[0, 1:].mean(), "paint": matrix[1, [0, 2]].mean(), "photo": matrix[2:, :2].mean()}
+    assert result["intra"] == pytest.approx(intra)
+    assert result["inter"] == pytest.approx(inter)
+    assert result["test_accuracy"] == pytest.approx(np.mean(list(inter.values())))
+    assert result["domains"] == pytest.approx(dict(zip(data.domain_names, matrix.mean(0), strict=True)))
+
+
+def test_a_method_with_prototypes_is_judged_by_the_nearest():
+    prototypes = torch.randn(3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    has_class = torch.tensor([True, False, True])
+    method = replace(FEDAVG, prototypes=lambda state: (prototypes, has_class))
+    setup, fed, state = with_evaluation("server", method)
+    features, logits, labels = fed.predict(state.params, state.buffers, None)
+    near = [min((0, 2), key=lambda c: (row - prototypes[c]).square().sum()) for row in features]
+    result = evaluation.evaluate(fed, setup.method, state)
+    assert result["test_accuracy"] == pytest.approx(np.mean(np.array(near) == labels.numpy()))
+    assert result["classifier_accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+
+
+# Different networks
+
+
+SIXTEEN = {"data": laws.toy_dataset(size=16)}
+
+
+def test_clients_with_different_networks_train_as_they_do_alone():
+    setup, fed, state = with_evaluation("server", backbone=TWO, cohort_size=4, **SIXTEEN)
+    assert fed.architecture.tolist() == [0, 1, 0, 1]
+    for kind, name in enumerate(TWO.split(",")):
+        _, _, alone = with_evaluation("server", backbone=name, **SIXTEEN)
+        for client in (kind, kind + 2):
+            laws.assert_agree(state.clients[client], alone.clients[client], f"client {client} with {name}")
+    result = evaluation.evaluate(fed, setup.method, state)
+    own = []
+    for client in range(4):
+        network = fed.networks[fed.architecture[client]]
+        own.append(accuracy(fed, state.clients[client], fed.test_images, fed.test_labels, network))
+    assert result["test_accuracy"] == pytest.approx(np.mean(own))
+
+
+def test_terms_of_groups_come_back_in_the_order_of_the_cohort():
+    setup, fed, _ = with_evaluation("server", backbone=TWO, rounds=0, **SIXTEEN)
+    state = setup.method.init(fed, setup.options)
+    _, terms = setup.method.run_round(state, fed.cohort_of(0, [3, 0, 2, 1]), fed, setup.options)
+    _, expected = setup.method.run_round(state, fed.cohort_of(0, [0, 1, 2, 3]), fed, setup.options)
+    assert terms["cross_entropy"].tolist() == expected["cross_entropy"][[3, 0, 2, 1]].tolist()
+
+
+def test_laws_4_and_5_hold_with_different_networks():
+    laws.law_4_chunking_is_invisible(LOCAL, rounds=1, backbone=TWO, **SIXTEEN)
+
+
+def test_methods_that_average_weights_refuse_different_networks():
+    with pytest.raises(UserError, match="'fedavg' needs one network for all clients"):
+        laws.federation(FEDAVG, backbone=TWO)
+
+
+def test_local_test_needs_a_protocol_that_tests_on_it():
+    with pytest.raises(UserError, match="has no such parts"):
+        laws.federation(FEDAVG, local_test=0.25)
+
+
+# One step on a batch that all are given
+
+
+@pytest.mark.parametrize("chunk", ["1", "3", "4"])
+def test_step_and_forward_agree_with_the_plain_loop(chunk):
+    found = []
+    for reference in (True, False):
+        _, fed = laws.federation(FEDAVG, reference=reference, clients_per_chunk=chunk)
+        fed.public_images = laws.toy_dataset(seed=5).x_train[:7]
+        fed.public_transform = fed.transform
+        cohort = fed.cohort(0)
+        clients, _ = fed.train(
+            fed.broadcast(*fed.initial_model(), cohort), cohort, FEDAVG.module.make_local_loss(fed.network)
+        )
+        clients = clients._replace(optimizer={})
+        batches = [batch._replace(y=batch.y + 1) for batch in fed.public_batches(0)]
+        assert sum(len(batch.x) for batch in batches) == 7
+        for batch in batches:
+            clients, aux = fed.step(clients, cohort, FEDAVG.module.make_local_loss(fed.network), batch)
+        output = fed.forward(clients, cohort, batches[0].x)
+        assert output.logits.shape == (4, 7, 3)
+        found.append((clients.params, aux.terms, output))
+    laws.assert_agree(found[1], found[0], "steps on public images")
