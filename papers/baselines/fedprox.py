@@ -1,0 +1,121 @@
+"""FedProx: local objectives with a proximal term that holds each client near the global model.
+
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020, https://arxiv.org/abs/1812.06127. Algorithm 2.
+
+A client minimises h_k(w; w_g) = F_k(w) + (mu / 2) ||w - w_g||^2, where w_g is the model it received.
+
+Notation
+    code               paper       shape
+    params             w           dict of tensors
+    global_params      w^t         dict of tensors
+    proximal_weight    mu
+    cohort.weights     n_k / n     [K]
+
+Readings and deviations
+    1. Clients are drawn uniformly and averaged with weights n_k, as in FedAvg and the authors' code. Algorithm 2
+       draws client k with probability n_k / n and takes the plain mean; both aim at sum_k (n_k / n) w_k, and with all
+       clients taking part the plain mean would not.
+    2. Every client does all of its local epochs: the inexact solutions of clients that run out of time (the paper's
+       gamma_k) are not simulated.
+    3. The term covers parameters only, not the running statistics of batch normalisation.
+    4. The gradient of the term goes through the run's optimizer with that of F_k, its momentum included. The paper's
+       local solver is plain SGD, where nothing depends on it.
+
+mu is to be tuned: the paper's grid is 0.001, 0.01, 0.1 and 1.
+
+Run it
+    fedcli run fedprox --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import weighted_mean
+from fedcli.clients import Client, LocalLoss, Network, Params
+from papers.baselines import fedavg
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedProx adds to FedAvg."""
+
+    proximal_weight: float = option(0.01, "Weight of the proximal term", symbol="μ", source="Eq. 2", low=0, off=0)
+
+
+class Context(NamedTuple):
+    """What a client is given for a round."""
+
+    global_params: Params  # w_g, the model as received
+
+
+CONTEXT_AXES = Context(global_params=None)
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds."""
+
+    params: Params  # global model w_g
+    buffers: Params
+
+
+def proximal_term(params: Params, global_params: Params) -> Tensor:
+    """(1/2) ||w - w_g||^2, over all parameters together; a scalar.
+
+    Args:
+        params: Of one client.
+        global_params: The model it received.
+    """
+    return 0.5 * sum((value - global_params[name]).square().sum() for name, value in params.items())
+
+
+def make_local_loss(network: Network, config: Config) -> LocalLoss:
+    """The local objective of Eq. 2, h_k = F_k + mu (1/2) ||w - w_g||^2."""
+    task = fedavg.make_local_loss(network)
+
+    def local_loss(params, buffers, batch, context):
+        loss, aux = task(params, buffers, batch, None)
+        proximal = proximal_term(params, context.global_params)
+        return loss + config.proximal_weight * proximal, aux._replace(terms={**aux.terms, "proximal": proximal})
+
+    return local_loss
+
+
+def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Context, Context]:
+    """The received model, which the term needs a second time; nothing more is sent."""
+    return Context(state.params), CONTEXT_AXES
+
+
+def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+    """FedAvg's mean, sum_k n_k / n w_k."""
+    return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
+
+
+def init(fed, config: Config) -> ServerState:
+    """The initial model."""
+    return ServerState(*fed.initial_model())
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Algorithm 2, one round."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)  # server sends w^t to all chosen devices
+    context, axes = local_context(state, cohort, fed, config)
+    local_loss = make_local_loss(fed.network, config)
+    clients, terms = fed.train(clients, cohort, local_loss, context, axes)  # w_k^{t+1} ~ argmin_w h_k(w; w^t)
+    return aggregate(state, clients, cohort, fed, config), terms
+
+
+METHOD = Method(
+    name="fedprox",
+    title="FedProx: federated averaging with a proximal term",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("fedavg", {"proximal_weight": 0.0}),
+    state_types=(ServerState,),
+    default_protocol="fedfm:niid-1",
+    client_memory=lambda sizes: 2 * sizes.parameters,  # the local model and w_g
+)
