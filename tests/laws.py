@@ -52,9 +52,13 @@ def federation(method, overrides=None, *, data=None, parts=None, reference=False
     method = find_method(method) if isinstance(method, str) else method
     overrides = overrides or {}
     defaults = {field.name: field.default for field in dataclasses.fields(method.config)}
+    data, public = data or toy_dataset(), None
+    if method.uses_public_data:
+        run = {"public_dataset": "digits", "public_batch_size": 5, **run}
+        public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     setup = resolve(method, {**TOY, **defaults, **overrides, **run})  # defaults named, so that no protocol tunes them
     kind = ReferenceFederation if reference else Federation
-    return setup, kind(setup, data or toy_dataset(), toy_parts() if parts is None else parts)
+    return setup, kind(setup, data, toy_parts() if parts is None else parts, public=public)
 
 
 def simulate(setup, fed, rounds, cohorts=None):

@@ -113,8 +113,8 @@ def slice_context(context, axes, k):
 class ReferenceFederation(Federation):
     """A federation whose clients train by a plain loop."""
 
-    def __init__(self, setup, dataset, parts):
-        super().__init__(setup, dataset, parts)
+    def __init__(self, setup, dataset, parts, public=None):
+        super().__init__(setup, dataset, parts, public=public)
         shape = dataset.channels, dataset.image_size, dataset.num_classes, setup.run.seed
         self.networks = [PlainNetwork(backbones.build(name, *shape).to(self.dtype)) for name in self.backbones]
 
