@@ -1,0 +1,230 @@
+"""FedProc: a prototypical contrastive term that hands over to the cross-entropy as the rounds go by.
+
+X. Mu, Y. Shen, K. Cheng, X. Geng, J. Fu, T. Zhang, Z. Zhang, "FedProc: Prototypical Contrastive Federated Learning on
+Non-IID Data", Future Generation Computer Systems 143, 2023, https://arxiv.org/abs/2109.12273.
+
+In round t the clients minimise
+
+    alpha CE + (1 - alpha) l_pc,    l_pc = -log( exp(<z, p_y>) / sum_c exp(<z, p_c>) ),    alpha = min(t / 100, 1),
+
+with features z and class prototypes p_c at length one. After training, each client sends the sums of its features by
+class, under its own model; the server averages models as in FedAvg, and the sums over all examples of the cohort make
+the next prototypes. FedFA compares with a variant of it, whose prototypes move slowly.
+
+Notation
+    code                    FedProc         shape
+    features                z               [B, D], the input of the last fully connected layer
+    prototypes              p_c             [C, D]
+    sums, class_counts                      [K, C, D], [K, C]
+    cross_entropy_weight    alpha           (a fixed one; the schedule where not given)
+    ramp_rounds             100
+    prototype_momentum      lambda, FedFA   (0 in FedProc)
+    temperature             tau, FedFA      (1, which is none, in FedProc)
+
+Readings and deviations
+    1. No projection head: the toolkit's networks have none. FedProc's z is a 256-wide projection at length one, and its
+       classifier sees that; here z is normalised in the contrastive term alone.
+    2. Rounds are counted from 0. Round 0 has no prototypes and is cross-entropy alone, whatever alpha.
+    3. Features are normalised before they are averaged, so a prototype is shorter than one; the loss normalises it.
+    4. Prototypes are taken over every example of a client's training part, without augmentation, in evaluation mode, so
+       that the running statistics stay as training left them.
+    5. A class that no client of the cohort has keeps its prototype. One that has never had one is left out of the
+       softmax, and samples of it out of the mean.
+    6. A zero feature has no direction: its cosines are 0 and it gets no gradient.
+    7. Running statistics of batch normalisation are averaged like the parameters, as in FedAvg.
+
+From the authors' code, with which the paper's text was not compared
+    alpha, its 100 rounds and the cross-entropy of round 0; inner products without a temperature; prototypes from the
+    trained local models (there from augmented batches in training mode, incomplete ones left out); that a class which
+    is absent keeps its prototype.
+
+FedFA's variant (its Eq. 21 and the text after it)
+    `--prototype-momentum 0.5 --temperature 0.5 --ramp-rounds R` with R the run's number of rounds. It says that FedProc
+    diverges if its prototypes are replaced in every round, and updates them "with momentum update (8)". Read here as
+    p <- lambda p + (1 - lambda) mean at the server, with its lambda = 0.5; a class's first mean is taken as it is.
+    FedFA's code does something else: it keeps the prototypes that it began with.
+
+Run it
+    fedcli run fedproc --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import class_sums, cross_entropy, weighted_mean
+from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+from fedcli.trees import select, stack
+
+SMALL = 1e-6  # a feature shorter than this has no direction worth following
+FAR = -1e9  # logit of a class without a prototype: finite, so that no gradient is NaN
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedProc adds to FedAvg."""
+
+    ramp_rounds: int = option(
+        100, "Rounds until the cross-entropy has all of the weight", source="authors' code", unit="rounds", low=1
+    )
+    cross_entropy_weight: float | None = option(
+        None,
+        "A fixed weight of the cross-entropy in place of the schedule; 1 leaves the contrastive term out",
+        symbol="α", low=0, high=1,
+    )  # fmt: skip
+    temperature: float = option(
+        1.0, "Temperature of the cosines; 1 is none", symbol="τ", source="FedFA, Eq. 21", low=0, open_low=True
+    )
+    prototype_momentum: float = option(
+        0.0, "Share of the old prototypes in the new", symbol="λ", source="FedFA, F.3", low=0, high=1, open_high=True
+    )
+
+
+class Context(NamedTuple):
+    """What a client is given for a round; all clients share it."""
+
+    prototypes: Tensor  # [C, D]
+    has_prototype: Tensor  # [C], bool
+    cross_entropy_weight: Tensor  # scalar, alpha
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds."""
+
+    params: Params  # global model
+    buffers: Params
+    prototypes: Tensor  # [C, D]
+    has_prototype: Tensor  # [C], bool: whether any client has ever had the class
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """The vectors `[..., D]` at length one; those of length (almost) zero become zero and pass no gradient."""
+    squares = vectors.square().sum(-1, keepdim=True)
+    long = squares > SMALL**2
+    return torch.where(long, vectors * torch.where(long, squares, 1.0).rsqrt(), 0.0)
+
+
+def schedule(round: int, ramp_rounds: int, fixed: float | None = None) -> float:
+    """alpha, the weight of the cross-entropy: min(round / ramp_rounds, 1), or a fixed one; 1 in round 0.
+
+    Args:
+        round: From 0.
+        ramp_rounds: Positive.
+        fixed: The weight of every round but the first; None for the schedule.
+    """
+    if round == 0:
+        return 1.0  # there are no prototypes yet
+    return min(round / ramp_rounds, 1.0) if fixed is None else fixed
+
+
+def prototype_contrastive(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    has_class: Tensor,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy of softmax_c(<z, p_c> / tau) against the label, mean over samples.
+
+    Args:
+        features: `[B, D]`; normalised here.
+        labels: `[B]`.
+        prototypes: `[C, D]`; normalised here.
+        has_class: `[C]`, whether a class has a prototype; one that has none is left out, and so are its samples.
+        temperature: tau, positive.
+        mask: `[B]`, False for padding.
+
+    Returns:
+        Scalar, in nats.
+    """
+    cosines = unit(features) @ unit(prototypes).T  # [B, C]
+    logits = torch.where(has_class, cosines / temperature, FAR)
+    usable = has_class[labels] if mask is None else has_class[labels] & mask.bool()
+    return cross_entropy(logits, labels, usable)
+
+
+def local_class_sums(clients: Client, cohort, fed) -> tuple[Tensor, Tensor]:
+    """Each client's sums of normalised features by class, over its training part, by its own model.
+
+    Returns:
+        Sums `[K, C, D]` and counts `[K, C]`.
+    """
+    per_client = []
+    for k, client in enumerate(cohort.client_ids):
+        model = select((clients.params, clients.buffers), k)
+        features, _, labels = fed.predict(*model, fed.training[client])
+        per_client.append(class_sums(unit(features), labels, fed.num_classes))
+    sums, class_counts = stack(per_client)
+    return sums.to(fed.device), class_counts.to(fed.device)
+
+
+def aggregate_prototypes(
+    sums: Tensor, class_counts: Tensor, previous: Tensor, has_previous: Tensor, momentum: float = 0.0
+) -> Tensor:
+    """The mean over all examples of the cohort, mixed with the previous prototypes: lambda p + (1 - lambda) mean.
+
+    Args:
+        sums: `[K, C, D]`.
+        class_counts: `[K, C]`.
+        previous: `[C, D]`, kept for a class that no client has.
+        has_previous: `[C]`; where False the mean is taken as it is.
+        momentum: lambda, in [0, 1).
+
+    Returns:
+        `[C, D]`.
+    """
+    total = class_counts.sum(0)[:, None]  # [C, 1]
+    mean = sums.sum(0) / total.clamp(min=1)
+    mixed = torch.where(has_previous[:, None], momentum * previous + (1 - momentum) * mean, mean)
+    return torch.where(total > 0, mixed, previous)
+
+
+def make_local_loss(network: Network, config: Config) -> LocalLoss:
+    """The local objective, alpha CE + (1 - alpha) l_pc."""
+
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        task = cross_entropy(logits, batch.y, batch.mask)
+        prototypes, has_prototype, weight = context
+        contrast = prototype_contrastive(features, batch.y, prototypes, has_prototype, config.temperature, batch.mask)
+        terms = {"cross_entropy": task, "contrastive": contrast}
+        return weight * task + (1 - weight) * contrast, Aux(buffers, terms, features)
+
+    return local_loss
+
+
+def init(fed, config: Config) -> ServerState:
+    """The initial model; no class has a prototype."""
+    prototypes = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
+    has_prototype = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+    return ServerState(*fed.initial_model(), prototypes, has_prototype)
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """One round."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    weight = schedule(cohort.round, config.ramp_rounds, config.cross_entropy_weight)
+    old = fed.download(state.prototypes, cohort)
+    context = Context(old, state.has_prototype, old.new_tensor(weight))
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context)
+    sums, class_counts = fed.upload(local_class_sums(clients, cohort, fed))
+    new = aggregate_prototypes(sums, class_counts, old, state.has_prototype, config.prototype_momentum)
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return ServerState(params, buffers, new, state.has_prototype | (class_counts > 0).any(0)), terms
+
+
+METHOD = Method(
+    name="fedproc",
+    title="FedProc: prototypical contrastive federated learning",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("fedavg", {"cross_entropy_weight": 1.0}),
+    state_types=(ServerState,),
+    default_protocol="fedfm:niid-1",
+    client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,
+)

@@ -1,0 +1,181 @@
+"""FedProc: its term, its schedule and its prototypes against slow loops and hand numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.batches import Batch
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from papers.baselines import fedavg, fedproc
+from papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
+from tests import laws
+
+FEDPROC = find_method("fedproc")
+
+
+def example(samples=7, num_classes=4, width=5):
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(samples, width, dtype=torch.float64, generator=draw)
+    prototypes = 0.3 * torch.randn(num_classes, width, dtype=torch.float64, generator=draw)
+    return features, torch.tensor([0, 1, 3, 2, 0, 3, 1]), prototypes
+
+
+def unit_by_hand(vector):
+    return vector / math.sqrt(sum(float(value) ** 2 for value in vector))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_term_against_a_loop_without_the_classes_that_have_no_prototype(temperature):
+    features, labels, prototypes = example()
+    has_class = torch.tensor([True, True, False, True])
+    mask = torch.tensor([True, False, True, True, True, True, True])
+    losses = []
+    for feature, label, real in zip(features, labels.tolist(), mask, strict=True):
+        if real and has_class[label]:
+            scores = {
+                c: math.exp(float(unit_by_hand(feature) @ unit_by_hand(prototypes[c])) / temperature) for c in (0, 1, 3)
+            }
+            losses.append(-math.log(scores[label] / sum(scores.values())))
+    assert len(losses) == 5
+    ours = prototype_contrastive(features, labels, prototypes, has_class, temperature, mask)
+    assert ours.item() == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+def test_the_term_by_hand_has_no_temperature_by_default():
+    features = torch.tensor([[2.0, 0.0]])  # cosine 1 with prototype 0 and 0 with prototype 1
+    prototypes = torch.tensor([[0.5, 0.0], [0.0, 0.1]])
+    loss = prototype_contrastive(features, torch.tensor([0]), prototypes, torch.tensor([True, True]))
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
+
+
+def test_nothing_to_compare_with_is_0():
+    features, labels, prototypes = example()
+    assert prototype_contrastive(features, labels, prototypes, torch.zeros(4, dtype=torch.bool)) == 0
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-20, 1e-8])
+def test_a_feature_without_direction_has_a_bounded_gradient(length):
+    features, labels, prototypes = example()
+    features[2] = length
+    prototypes[1] = length
+    prototype_contrastive(features.requires_grad_(), labels, prototypes, torch.ones(4, dtype=torch.bool)).backward()
+    assert torch.isfinite(features.grad).all()
+    assert features.grad[2].abs().max() == 0
+    assert features.grad[[0, 1, 3]].abs().max() > 0
+
+
+def test_gradient_is_the_difference_quotient():
+    features, labels, prototypes = example()
+    has_class = torch.tensor([True, False, True, True])
+    assert torch.autograd.gradcheck(
+        lambda f: prototype_contrastive(f, labels, prototypes, has_class), features.requires_grad_()
+    )
+
+
+def test_the_schedule():
+    assert [schedule(round, 100) for round in (0, 1, 50, 99, 100, 250)] == [1.0, 0.01, 0.5, 0.99, 1.0, 1.0]
+    assert [schedule(round, 4) for round in range(6)] == [1.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [schedule(round, 4, 0.3) for round in (0, 1, 9)] == [1.0, 0.3, 0.3]
+    assert schedule(3, 4, 0.0) == 0.0
+
+
+def test_prototypes_by_hand():
+    sums = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [3.0, 3.0]], [[5.0, 0.0], [0.0, 0.0], [1.0, -1.0]]])
+    counts = torch.tensor([[1, 0, 3], [2, 0, 1]])
+    previous, has_previous = torch.full((3, 2), 8.0), torch.tensor([True, True, False])
+    new = aggregate_prototypes(sums, counts, previous, has_previous)
+    torch.testing.assert_close(new, torch.tensor([[2.0, 2 / 3], [8.0, 8.0], [1.0, 0.5]]))
+    slow = aggregate_prototypes(sums, counts, previous, has_previous, 0.75)
+    torch.testing.assert_close(slow, torch.tensor([[6.5, 6 + 0.5 / 3], [8.0, 8.0], [1.0, 0.5]]))
+
+
+@pytest.mark.parametrize("chunk", ["1", "4"])
+def test_prototypes_are_means_of_normalised_features_under_the_trained_local_models(chunk):
+    data = laws.toy_dataset(num_train=16, channels=3)
+    run = {"backbone": "resnet10-3x3", "local_epochs": 1, "validation": 0.2, "clients_per_chunk": chunk}
+    setup, fed = laws.federation(FEDPROC, data=data, parts=laws.toy_parts((6, 5, 3, 2)), **run)
+    cohort = fed.cohort(0)
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    trained, _ = fed.train(start, cohort, fedavg.make_local_loss(fed.network))  # round 0 is cross-entropy alone
+    directions = {0: [], 1: [], 2: []}
+    for client, part in enumerate(fed.training):
+        own = [{name: value[client] for name, value in tree.items()} for tree in (trained.params, trained.buffers)]
+        for position in part:
+            x, y = fed.engine.gather(np.array([position]))
+            directions[int(y)].append(unit_by_hand(fed.network(*own, x, train=False).features[0].detach()))
+    assert sum(map(len, directions.values())) == 14  # two are held out
+    state = laws.simulate(setup, fed, 1)
+    for label, found in directions.items():
+        torch.testing.assert_close(state.prototypes[label], torch.stack(found).mean(0))
+    assert state.has_prototype.all()
+
+
+def test_the_objective_is_shared_out_between_its_two_terms():
+    _, fed = laws.federation(FEDPROC)
+    params, buffers = fed.initial_model()
+    prototypes = torch.randn(3, fed.feature_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    context = fedproc.Context(prototypes, torch.tensor([True, True, False]), torch.tensor(0.3, dtype=torch.float64))
+    x, y = fed.engine.gather(np.arange(5))
+    batch = Batch(x, y, None, torch.tensor(False), torch.tensor(1), torch.tensor(0.1))
+    loss, aux = fedproc.make_local_loss(fed.network, fedproc.Config(temperature=0.5))(params, buffers, batch, context)
+    features, logits, _ = fed.network(params, buffers, x)
+    contrast = prototype_contrastive(features, y, prototypes, context.has_prototype, 0.5)
+    torch.testing.assert_close(loss, 0.3 * F.cross_entropy(logits, y) + 0.7 * contrast)
+    torch.testing.assert_close(aux.terms["contrastive"], contrast)
+    torch.testing.assert_close(aux.outputs, features)
+
+
+def test_the_first_round_is_fedavg_and_so_are_those_after_the_ramp():
+    base = laws.federation("fedavg")
+    for options in ({}, {"cross_entropy_weight": 0.0}):
+        ours = laws.federation(FEDPROC, options)
+        laws.assert_agree(laws.simulate(*ours, 1).params, laws.simulate(*base, 1).params, "the first round")
+        assert laws.distance(laws.simulate(*ours, 2).params, laws.simulate(*base, 2).params) > 1e-6
+    short = laws.federation(FEDPROC, {"ramp_rounds": 1})
+    laws.assert_agree(laws.simulate(*short, 3).params, laws.simulate(*base, 3).params, "a ramp of one round")
+
+
+def test_every_option_matters():
+    base = laws.simulate(*laws.federation(FEDPROC), 3)
+    for option in ({"ramp_rounds": 4}, {"cross_entropy_weight": 0.5}, {"temperature": 0.5}):
+        assert laws.distance(laws.simulate(*laws.federation(FEDPROC, option), 3).params, base.params) > 1e-6
+    slow = laws.simulate(*laws.federation(FEDPROC, {"prototype_momentum": 0.5}), 2)
+    first, second = (laws.simulate(*laws.federation(FEDPROC), rounds) for rounds in (1, 2))
+    torch.testing.assert_close(slow.prototypes, (first.prototypes + second.prototypes) / 2)
+
+
+@pytest.mark.parametrize("option", [{"cross_entropy_weight": 1.5}, {"ramp_rounds": 0}, {"prototype_momentum": 1.0}])
+def test_values_out_of_range_are_refused(option):
+    with pytest.raises(UserError, match=next(iter(option)).replace("_", "-")):
+        laws.federation(FEDPROC, option)
+
+
+def test_a_class_absent_from_a_cohort_keeps_its_prototype():
+    data = laws.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
+    parts = [np.array([0, 3, 6]), np.array([1, 4, 7]), np.array([9, 10]), np.array([2, 5, 8, 11])]
+    setup, fed = laws.federation(FEDPROC, data=data, parts=parts, cohort_size=2)
+    first = laws.simulate(setup, fed, 1, [[0, 1]])
+    assert first.has_prototype.tolist() == [True, True, False]
+    second, _ = setup.method.run_round(first, fed.cohort_of(1, [2, 3]), fed, setup.options)
+    third, _ = setup.method.run_round(second, fed.cohort_of(2, [0, 1]), fed, setup.options)
+    assert third.has_prototype.all()
+    assert torch.equal(third.prototypes[2], second.prototypes[2])
+    assert not torch.equal(third.prototypes[0], second.prototypes[0])
+
+
+def test_terms_and_costs_of_a_round():
+    setup, fed = laws.federation(FEDPROC)
+    _, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
+    assert set(entry["terms"]) == {"cross_entropy", "contrastive"}
+    assert entry["terms"]["contrastive"] > 0
+    fed.start_round()
+    setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+    model, prototypes = fed.sizes.parameters, fed.num_classes * fed.feature_dim
+    assert fed.sent_down == {"params": 4 * model, "buffers": 0, "other": 4 * prototypes}
+    assert fed.sent_up == {"params": 4 * model, "buffers": 0, "other": 4 * prototypes}
+    assert setup.method.client_memory(fed.sizes) == model + prototypes

@@ -1,0 +1,159 @@
+"""MOON: its term against a loop and by hand, what a client keeps, and the first round it takes part in."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedcli.batches import Batch
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from papers.baselines import fedavg, moon
+from papers.baselines.moon import cosine, model_contrastive
+from tests import laws
+
+MOON = find_method("moon")
+NORMALISED = {"backbone": "resnet10-3x3", "local_epochs": 1, "parts": laws.toy_parts((4, 3, 2, 3))}
+
+
+def example(samples=6, width=5):
+    draw = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(samples, width, dtype=torch.float64, generator=draw) for _ in range(3))
+
+
+def normalised_setup(**run):
+    """A network whose features depend on the mode it runs in."""
+    return laws.federation(MOON, data=laws.toy_dataset(num_train=12, channels=3), **NORMALISED, **run)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_the_term_against_a_loop(temperature):
+    losses = []
+    for z, z_global, z_previous in zip(*example(), strict=True):
+        pair = []
+        for other in (z_global, z_previous):
+            lengths = math.sqrt(float((z * z).sum())) * math.sqrt(float((other * other).sum()))
+            pair.append(math.exp(float((z * other).sum()) / lengths / temperature))
+        losses.append(-math.log(pair[0] / sum(pair)))
+    assert model_contrastive(*example(), temperature).item() == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+def test_the_term_by_hand_with_the_logarithm_before_the_mean():
+    z = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    z_global = torch.tensor([[5.0, 0.0], [3.0, 0.0]], dtype=torch.float64)  # cosines 1 and 0
+    z_previous = torch.tensor([[0.0, 0.1], [0.0, 4.0]], dtype=torch.float64)  # cosines 0 and 1
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 2  # the mean of the cosines gives log 2
+    assert model_contrastive(z, z_global, z_previous, 0.5).item() == pytest.approx(expected, rel=1e-12)
+    mask = torch.tensor([True, False])
+    first = math.log(1 + math.exp(-2))
+    assert model_contrastive(z, z_global, z_previous, 0.5, mask).item() == pytest.approx(first, rel=1e-12)
+
+
+def test_gradient_is_the_difference_quotient():
+    z, z_global, z_previous = example()
+    assert torch.autograd.gradcheck(lambda z: model_contrastive(z, z_global, z_previous, 0.5), z.requires_grad_())
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-20, 1e-8])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_feature_without_direction_has_cosine_0_and_no_gradient(which, length):
+    three = example()
+    three[which][2] = length
+    assert cosine(three[which], three[which - 1])[2] == 0
+    model_contrastive(three[0].requires_grad_(), *three[1:], 0.5).backward()
+    assert torch.isfinite(three[0].grad).all()
+    assert three[0].grad.abs().max() < 10
+    assert (three[0].grad[2] == 0).all() == (which == 0)  # of the two terms, the one that has a direction remains
+    assert three[0].grad[[0, 1, 3]].abs().max() > 0
+
+
+def test_the_other_models_run_in_evaluation_mode_and_are_constants():
+    setup, fed = normalised_setup()
+    params, buffers = fed.initial_model()
+    other = laws.simulate(setup, fed, 1)
+    given = [{name: value.clone().requires_grad_() for name, value in tree.items()} for tree in (params, other.params)]
+    context = moon.Context(given[0], buffers, given[1], other.buffers, torch.tensor(True))
+    x, y = fed.engine.gather(np.arange(4))
+    batch = Batch(x, y, None, torch.tensor(False), torch.tensor(1), torch.tensor(0.1))
+    mine = {name: value.clone().requires_grad_() for name, value in other.clients[2].params.items()}
+    loss, aux = moon.make_local_loss(fed.network, moon.Config(contrastive_weight=3.0, temperature=0.2))(
+        mine, other.clients[2].buffers, batch, context
+    )
+    features, logits, after = fed.network(mine, other.clients[2].buffers, x)
+    z_global = fed.network(params, buffers, x, train=False).features
+    z_previous = fed.network(other.params, other.buffers, x, train=False).features
+    contrast = model_contrastive(features, z_global, z_previous, 0.2)
+    expected = torch.nn.functional.cross_entropy(logits, y) + 3 * contrast
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(aux.terms["contrastive"], contrast)
+    torch.testing.assert_close(aux.outputs, features)
+    assert laws.distance(aux.buffers, after) == 0
+    loss.backward()
+    assert all(value.grad is None for tree in given for value in tree.values())
+    assert all(value.grad is not None for value in mine.values())
+
+
+def test_a_client_keeps_its_own_last_model_with_its_buffers():
+    setup, fed = normalised_setup(cohort_size=2)
+    start = setup.method.init(fed, setup.options)
+    cohort = fed.cohort_of(0, [1, 3])
+    # Nobody has a previous model in round 0, so it is FedAvg's local training.
+    local_loss = fedavg.make_local_loss(fed.network)
+    trained, _ = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, local_loss)
+    state, _ = setup.method.run_round(start, cohort, fed, setup.options)
+    assert sorted(state.clients) == [1, 3]
+    for k, client in enumerate([1, 3]):
+        own = ({name: value[k] for name, value in tree.items()} for tree in (trained.params, trained.buffers))
+        laws.assert_agree(state.clients[client], moon.ClientState(*own), f"what client {client} keeps")
+    assert laws.distance(state.clients[1].buffers, state.clients[3].buffers) > 1e-6
+
+    later, _ = setup.method.run_round(state, fed.cohort_of(1, [0, 1]), fed, setup.options)
+    context, axes = moon.local_context(later, fed.cohort_of(2, [3, 1, 2]), fed, setup.options)
+    assert context.has_previous.tolist() == [True, True, False]
+    assert laws.distance(context.global_params, later.params) == 0
+    assert laws.distance(context.global_buffers, later.buffers) == 0
+    for k, kept in ((0, state.clients[3]), (1, later.clients[1])):
+        for name, value in kept.params.items():
+            assert torch.equal(context.previous_params[name][k], value)
+        for name, value in kept.buffers.items():
+            assert torch.equal(context.previous_buffers[name][k], value)
+    assert (axes.global_params, axes.previous_params, axes.has_previous) == (None, 0, 0)
+
+
+@pytest.mark.parametrize("chunk", ["1", "2"])
+def test_taking_part_for_the_first_time_a_client_trains_without_the_term(chunk):
+    setup, fed = laws.federation(MOON, cohort_size=2, clients_per_chunk=chunk)
+    state = setup.method.init(fed, setup.options)
+    state, terms = setup.method.run_round(state, fed.cohort_of(0, [0, 1]), fed, setup.options)
+    assert terms["contrastive"].tolist() == [0, 0]
+    base_setup, base_fed = laws.federation("fedavg", cohort_size=2)
+    first = laws.simulate(base_setup, base_fed, 1, [[0, 1]])
+    laws.assert_agree(state.params, first.params, "the first round against FedAvg")
+
+    cohort = fed.cohort_of(1, [1, 2])
+    after, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    assert terms["contrastive"][0] > 0.1  # client 1 has a previous model
+    assert terms["contrastive"][1] == 0
+    plain, _ = fed.train(fed.broadcast(*state[:2], cohort), cohort, fedavg.make_local_loss(fed.network))
+    for name, value in plain.params.items():
+        torch.testing.assert_close(after.clients[2].params[name], value[1])
+        assert not torch.allclose(after.clients[1].params[name], value[0], rtol=1e-6)
+
+
+def test_weight_and_temperature_matter():
+    base = laws.simulate(*laws.federation(MOON), 2).params
+    for other in ({"contrastive_weight": 5.0}, {"temperature": 0.1}):
+        assert laws.distance(laws.simulate(*laws.federation(MOON, other), 2).params, base) > 1e-6
+
+
+def test_only_the_model_travels_and_three_are_held():
+    setup, fed = laws.federation(MOON)
+    state = laws.simulate(setup, fed, 1)
+    fed.start_round()
+    _, entry = one_round(setup, fed, state, fed.cohort(1))
+    assert set(entry["terms"]) == {"cross_entropy", "contrastive"}
+    everyone = 4 * fed.sizes.parameters
+    assert fed.sent_down == {"params": everyone, "buffers": 0, "other": 0}
+    assert fed.sent_up == {"params": everyone, "buffers": 0, "other": 0}
+    assert setup.method.client_memory(fed.sizes) == 3 * fed.sizes.parameters
