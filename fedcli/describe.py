@@ -49,7 +49,7 @@ def protocol_names(method: Method) -> str:
     """The method's default protocol, and in brackets the one for built-in data where it is another."""
     if not protocols_of(method):
         return ""
-    names = [registry.default_protocol(method, config.DEFAULT_DATASET, built_in).name for built_in in (False, True)]
+    names = [registry.default_protocol(method, dataset).name for dataset in (None, config.DEFAULT_DATASET)]
     return names[0] if names[0] == names[1] else f"{names[0]} ({names[1]} for built-in data)"
 
 

@@ -1,0 +1,443 @@
+"""FedCME: matching against its definition, a whole round against a plain loop, equations, memory, costs, protocols."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.batches import generator
+from fedcli.clients import Client
+from fedcli.config import resolve
+from fedcli.registry import find_method, find_table, protocols
+from fedcli.runs import one_round
+from papers.fedcme import (
+    Recorded,
+    aggregate_features,
+    alignment_loss,
+    cosine,
+    evaluation_sample,
+    evaluation_vector,
+    exchange,
+    exchange_with_partners,
+    exchanged_names,
+    match_clients,
+    match_many_to_one,
+    mean_features,
+)
+from tests import laws
+
+FEDCME = find_method("fedcme")
+
+
+def vectors(size, seed, num_classes=4):
+    return torch.rand(size, num_classes, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def likeness(a, b):
+    a, b = a.tolist(), b.tolist()
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    lengths = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
+    return dot / lengths if lengths else 0.0
+
+
+def matched_slowly(evaluation):
+    """Pairs by the words of Section IV-A, for vectors without ties."""
+    mean = sum(evaluation) / len(evaluation)
+    left, partner = set(range(len(evaluation))), {}
+    while len(left) > 1:
+        k = min(left, key=lambda i: likeness(evaluation[i], mean))
+        left.remove(k)
+        j = min(left, key=lambda i: likeness(evaluation[k], evaluation[i]))
+        left.remove(j)
+        partner[k], partner[j] = j, k
+    return [partner.get(i, i) for i in range(len(evaluation))]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("seed", range(3))
+def test_matching_takes_the_least_similar_twice(size, seed):
+    evaluation = vectors(size, seed)
+    partner = match_clients(evaluation)
+    assert partner.tolist() == matched_slowly(evaluation)
+    assert torch.equal(partner[partner], torch.arange(size))  # it is mutual
+    assert (partner == torch.arange(size)).sum() == size % 2  # one of an odd number keeps its own
+
+
+def test_matching_by_hand():
+    evaluation = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.8, 0.3]])
+    # Client 1 is least like the mean, (0.675, 0.35); client 0 is least like client 1; the other two are left.
+    assert match_clients(evaluation).tolist() == [1, 0, 3, 2]
+
+
+def test_ties_go_by_priority():
+    nothing = torch.zeros(5, 3)
+    priority = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7])  # the order 1, 3, 2, 4, 0
+    assert match_clients(nothing, priority).tolist() == [0, 3, 4, 1, 2]
+    assert match_clients(nothing).tolist() == [1, 0, 3, 2, 4]
+    alike = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    assert match_clients(alike, torch.tensor([0.2, 0.4, 0.3, 0.1])).tolist() == [1, 0, 3, 2]
+
+
+def test_a_client_without_evaluation_is_unlike_everybody():
+    evaluation = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.0, 0.0], [0.0, 1.0]])
+    assert cosine(evaluation[:, None], evaluation)[2].tolist() == [0, 0, 0, 0]
+    priority = torch.tensor([0.2, 0.1, 0.4, 0.3])
+    assert match_clients(evaluation, priority).tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("match", [match_clients, match_many_to_one])
+@pytest.mark.parametrize("seed", range(5))
+def test_matching_does_not_depend_on_the_order_of_the_cohort(match, seed):
+    draw = torch.Generator().manual_seed(seed)
+    evaluation = torch.randint(0, 3, (9, 3), generator=draw).double() / 2  # many ties, zeros among them
+    priority = torch.rand(9, generator=draw)
+    partner = match(evaluation, priority)
+    order = torch.randperm(9, generator=draw)
+    assert torch.equal(order[match(evaluation[order], priority[order])], partner[order])
+
+
+@pytest.mark.parametrize("size", range(2, 7))
+def test_many_to_one_takes_the_least_similar_of_all_others(size):
+    evaluation = vectors(size, seed=size)
+    expected = [
+        min((j for j in range(size) if j != k), key=lambda j: likeness(evaluation[k], evaluation[j]))
+        for k in range(size)
+    ]
+    assert match_many_to_one(evaluation).tolist() == expected
+
+
+def test_many_to_one_sends_tied_clients_to_different_ones():
+    assert match_many_to_one(torch.zeros(4, 3), torch.tensor([0.4, 0.1, 0.3, 0.2])).tolist() == [1, 3, 0, 2]
+    assert match_many_to_one(torch.ones(1, 3)).tolist() == [0]
+
+
+def test_exchange_moves_the_named_parameters_only():
+    params = {"body.0.weight": torch.arange(3.0)[:, None], "head.bias": torch.arange(3.0)[:, None] + 10}
+    new = exchange(params, torch.tensor([2, 1, 0]), ["head.bias"])
+    assert new["head.bias"].flatten().tolist() == [12, 11, 10]
+    assert new["body.0.weight"].flatten().tolist() == [0, 1, 2]
+    assert params["head.bias"].flatten().tolist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("part", "params", "buffers"),
+    [
+        ("head", [False, True], [False]),
+        ("body", [True, False], [True]),
+        ("model", [True, True], [True]),
+        ("none", [False, False], [False]),
+    ],
+)
+def test_parts_of_a_model_and_their_buffers(part, params, buffers):
+    _, fed = laws.federation(FEDCME)
+    stacked = torch.arange(2.0)[:, None]
+    clients = Client({"body.1.weight": stacked, "head.weight": stacked}, {"body.1.running_mean": stacked}, {})
+    after = exchange_with_partners(clients, torch.tensor([1, 0]), part, fed)
+    assert [bool(value[0] == 1) for value in after.params.values()] == params
+    assert [bool(value[0] == 1) for value in after.buffers.values()] == buffers
+    assert exchanged_names(fed.initial_model()[0], "head") == ["head.weight", "head.bias"]
+
+
+def batch_of_features(seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    features = torch.randn(8, 5, dtype=torch.float64, generator=draw)
+    labels = torch.tensor([0, 1, 1, 3, 0, 1, 3, 3])  # no example of class 2
+    return features, labels, torch.randn(4, 5, dtype=torch.float64, generator=draw)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_alignment_against_a_loop(padded):
+    features, labels, global_features = batch_of_features()
+    has_class = torch.tensor([True, True, True, False])
+    mask = torch.tensor([True, True, False, True, True, True, False, True]) if padded else None
+    expected = 0.0
+    for c in range(4):
+        own = [f for i, f in enumerate(features) if labels[i] == c and (mask is None or mask[i])]
+        if own and has_class[c]:
+            difference = sum(own) / len(own) - global_features[c]
+            expected += sum(float(d) ** 2 for d in difference)
+    if padded:
+        features[~mask] = torch.nan
+    loss = alignment_loss(features, labels, global_features, has_class, mask)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_alignment_by_hand_is_a_sum_over_classes_and_coordinates():
+    features = torch.tensor([[1.0, 1.0], [3.0, 1.0], [0.0, 2.0]])
+    labels, targets = torch.tensor([0, 0, 1]), torch.tensor([[0.0, 0.0], [0.0, 5.0]])
+    assert alignment_loss(features, labels, targets, torch.ones(2, dtype=torch.bool)) == (4 + 1) + 9
+
+
+def test_alignment_has_the_right_gradient_and_none_without_global_features():
+    features, labels, global_features = batch_of_features()
+    features.requires_grad_()
+    everything = torch.ones(4, dtype=torch.bool)
+    assert torch.autograd.gradcheck(lambda f: alignment_loss(f, labels, global_features, everything), features)
+    loss = alignment_loss(features, labels, torch.full_like(global_features, torch.nan), ~everything)
+    (gradient,) = torch.autograd.grad(loss, features)
+    assert loss == 0
+    assert (gradient == 0).all()
+
+
+def test_recorded_features_are_divided_by_their_number():
+    recorded = Recorded(torch.tensor([[[6.0, 3.0], [0.0, 0.0]]]), torch.tensor([[3, 0]]))
+    features, present = mean_features(recorded)
+    assert features.tolist() == [[[2, 1], [0, 0]]]
+    assert present.tolist() == [[True, False]]
+
+
+def test_global_features_by_hand():
+    features = torch.tensor([[[1.0], [4.0], [0.0], [torch.nan]], [[3.0], [torch.nan], [0.0], [8.0]]])
+    present = torch.tensor([[True, True, False, False], [True, False, False, True]])
+    previous, has_class = torch.tensor([[9.0], [2.0], [7.0], [0.0]]), torch.tensor([True, True, True, False])
+    new, has = aggregate_features(features, present, previous, has_class)
+    # Both have class 0; the second gives class 1's old feature; nobody has class 2; class 3 is new.
+    assert new.tolist() == [[2], [3], [7], [8]]
+    assert has.all()
+    new, has = aggregate_features(features, present, torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
+    assert new.tolist() == [[2], [4], [0], [8]]
+    assert has.tolist() == [True, True, False, True]
+
+
+def test_evaluation_vector_by_hand():
+    correct = torch.tensor([True, False, True, True, False])
+    vector = evaluation_vector(correct, torch.tensor([0, 0, 2, 0, 3]), 5)
+    assert vector.tolist() == pytest.approx([2 / 3, 0, 1, 0, 0])
+    assert evaluation_vector(correct[:0], torch.zeros(0, dtype=torch.int64), 2).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("size", "drawn"), [(0, 0), (1, 1), (2, 1), (5, 1), (13, 3), (100, 20)])
+def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
+    part = np.arange(size) + 50
+    sample = evaluation_sample(part, generator(0, 1, 2, "evaluation"))
+    assert len(sample) == len(set(sample) & set(part)) == drawn
+
+
+PARTS = (7, 5, 9, 4)
+
+
+def plain_round(fed, state, cohort, partner, config):
+    """One round as a plain loop over modules and torch.optim; returns the parts of the next state."""
+    run, weight = fed.config, config.alignment_weight
+    modules, optimizers = [], []
+    for _ in cohort.client_ids:
+        module = copy.deepcopy(fed.network.module)
+        module.load_state_dict(state.params)
+        modules.append(module)
+        optimizers.append(torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum))
+    features = [{c: [] for c in range(fed.num_classes)} for _ in modules]
+    for epoch in range(run.local_epochs):
+        if epoch == run.local_epochs // 2 and config.exchange != "none":
+            heads = [copy.deepcopy(module.head.state_dict()) for module in modules]
+            for k, module in enumerate(modules):
+                module.head.load_state_dict(heads[partner[k]])
+        plan = fed.plan(cohort, range(epoch, epoch + 1))
+        for k, module in enumerate(modules):
+            for t in range(plan.steps[k]):
+                x, y = fed.engine.gather(plan.index[t, k, : plan.size[t, k]])
+                out, logits = module(x)
+                loss = F.cross_entropy(logits, y)
+                for c in range(fed.num_classes):
+                    features[k][c] += list(out[y == c].detach())
+                    if (y == c).any() and state.has_class[c]:
+                        loss = loss + weight * (out[y == c].mean(0) - state.global_features[c]).square().sum()
+                optimizers[k].zero_grad()
+                loss.backward()
+                optimizers[k].step()
+    params = {
+        name: sum(w * dict(module.named_parameters())[name] for w, module in zip(cohort.weights, modules, strict=True))
+        for name in state.params
+    }
+    global_features = state.global_features.clone()
+    for c in range(fed.num_classes):
+        means = [torch.stack(own[c]).mean(0) if own[c] else None for own in features]
+        if state.has_class[c]:
+            means = [state.global_features[c] if mean is None else mean for mean in means]
+        means = [mean for mean in means if mean is not None]
+        if means:
+            global_features[c] = sum(means) / len(means)
+    evaluation = state.evaluation.clone()
+    for k, client in enumerate(cohort.client_ids):
+        part = fed.training[client]
+        index = generator(run.seed, cohort.round, client, "evaluation").choice(
+            part, round(len(part) / 5), replace=False
+        )
+        x, y = fed.engine.gather(index)
+        right = modules[k](x)[1].argmax(1) == y
+        evaluation[client] = torch.tensor([right[y == c].double().mean() if (y == c).any() else 0.0 for c in range(3)])
+    return {name: value.detach() for name, value in params.items()}, global_features, evaluation
+
+
+@pytest.mark.parametrize(
+    ("epochs", "options", "momentum"),
+    [
+        (1, {}, 0.0),
+        (2, {}, 0.9),  # momentum stays with the client when the classifier goes
+        (3, {}, 0.0),
+        (5, {"alignment_weight": 0.3}, 0.0),
+        (2, {"exchange": "none", "alignment_weight": 0.3}, 0.0),
+        (3, {"alignment_weight": 0.0}, 0.9),
+        (2, {"matching": "many-to-one"}, 0.0),
+    ],
+)
+def test_a_round_against_a_plain_loop(epochs, options, momentum):
+    parts = np.split(np.arange(25)[np.argsort(np.arange(25) % 3, kind="stable")], np.cumsum(PARTS)[:-1])  # by class
+    run = {"local_epochs": epochs, "momentum": momentum, "weight_decay": 0.0, "lr": 0.1}
+    setup, fed = laws.federation(FEDCME, options, data=laws.toy_dataset(num_train=25), parts=parts, **run)
+    state = setup.method.init(fed, setup.options)
+    for number, ids in enumerate(([0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3])):
+        known = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.1], [0.3, 1.0, 0.3], [0.2, 0.1, 1.0]], dtype=fed.dtype)
+        state = state._replace(evaluation=known + 0.01 * number)
+        cohort = fed.cohort_of(number, ids)
+        own = state.evaluation[ids]
+        if setup.options.matching == "pairs":
+            partner = matched_slowly(own)
+        else:
+            partner = [min(set(range(len(ids))) - {k}, key=lambda j: likeness(own[k], own[j])) for k in range(len(ids))]
+        after, terms = setup.method.run_round(state, cohort, fed, setup.options)
+        params, global_features, evaluation = plain_round(fed, state, cohort, partner, setup.options)
+        laws.assert_agree(after.params, params, f"parameters of round {number}")
+        laws.assert_agree(after.global_features, global_features, f"global features of round {number}")
+        assert torch.equal(after.evaluation, evaluation)
+        assert all(values.shape == (len(ids),) for values in terms.values())
+        state = after
+    assert state.has_class.all()
+
+
+def test_the_exchange_matters_unless_no_epoch_comes_before_it():
+    def distance(epochs):
+        both = [laws.federation(FEDCME, {"exchange": part}, local_epochs=epochs) for part in ("head", "none")]
+        return laws.distance(*(laws.simulate(*setup, 1).params for setup in both))
+
+    assert distance(1) == 0  # all classifiers are the received one
+    assert distance(2) > 1e-4
+
+
+@pytest.mark.parametrize("options", [{"exchange": "body"}, {"exchange": "model"}])
+def test_the_other_exchanges_differ_and_obey_the_laws(options):
+    ours, theirs = laws.federation(FEDCME), laws.federation(FEDCME, options)
+    assert laws.distance(laws.simulate(*theirs, 2).params, laws.simulate(*ours, 2).params) > 1e-6
+    laws.law_4_chunking_is_invisible(FEDCME, overrides=options)
+    laws.law_5_order_is_invisible(FEDCME, overrides=options)
+
+
+def test_many_to_one_obeys_the_laws():
+    laws.law_4_chunking_is_invisible(FEDCME, overrides={"matching": "many-to-one"})
+    laws.law_5_order_is_invisible(FEDCME, overrides={"matching": "many-to-one"})
+
+
+def test_only_random_matching_minds_no_evaluation_vectors():
+    def trained(matching, likes):
+        setup, fed = laws.federation(FEDCME, {"matching": matching})
+        state = setup.method.init(fed, setup.options)
+        state = state._replace(evaluation=torch.eye(3, dtype=fed.dtype)[likes])
+        return setup.method.run_round(state, fed.cohort(0), fed, setup.options)[0].params
+
+    for matching, same in (("pairs", False), ("many-to-one", False), ("random", True)):
+        # Clients 0 and 1 alike, or 0 and 2: whom client 0 does not meet.
+        distance = laws.distance(trained(matching, [0, 0, 1, 1]), trained(matching, [0, 1, 0, 1]))
+        assert (distance == 0) == same
+
+
+def test_terms_are_means_over_all_local_epochs():
+    setup, fed = laws.federation(FEDCME, {"exchange": "none", "alignment_weight": 0.0}, local_epochs=3)
+    base_setup, base_fed = laws.federation("fedavg", local_epochs=3)
+    cohort = fed.cohort(0)
+    _, ours = setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+    _, base = base_setup.method.run_round(base_setup.method.init(base_fed, None), cohort, base_fed, None)
+    torch.testing.assert_close(ours["cross_entropy"], base["cross_entropy"])
+
+
+def test_a_class_absent_from_a_cohort_keeps_its_global_feature_and_others_their_evaluation():
+    data = laws.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
+    parts = [np.array([0, 3, 6]), np.array([1, 4, 7]), np.array([9, 10]), np.array([2, 5, 8, 11])]
+    setup, fed = laws.federation(FEDCME, data=data, parts=parts, cohort_size=2)
+    state = setup.method.init(fed, setup.options)
+    state = state._replace(evaluation=torch.full_like(state.evaluation, 0.5))
+    first, _ = setup.method.run_round(state, fed.cohort_of(0, [0, 1]), fed, setup.options)
+    assert first.has_class.tolist() == [True, True, False]
+    assert (first.global_features[2] == 0).all()
+    assert (first.evaluation[2:] == 0.5).all()
+    assert set(first.evaluation[:2].flatten().tolist()) <= {0.0, 1.0}  # of one example
+    second, _ = setup.method.run_round(first, fed.cohort_of(1, [2, 3]), fed, setup.options)
+    third, _ = setup.method.run_round(second, fed.cohort_of(2, [0, 1]), fed, setup.options)
+    assert third.has_class.all()
+    assert torch.equal(third.global_features[2], second.global_features[2])
+    assert not torch.equal(third.global_features[0], second.global_features[0])
+
+
+def sent(fed):
+    return sum(fed.sent_down.values()), sum(fed.sent_up.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "swaps"),
+    [
+        ({}, [0, 1, 2, 3], 4),
+        ({}, [0, 1, 2], 2),  # one keeps its own
+        ({}, [2], 0),
+        ({"exchange": "none"}, [0, 1, 2, 3], 0),
+        ({"matching": "random"}, [0, 1, 2, 3], 4),
+    ],
+)
+def test_costs_of_a_round(options, clients, swaps):
+    setup, fed = laws.federation(FEDCME, options)
+    one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort_of(0, clients))
+    model, classes, width, number = fed.sizes.parameters, fed.num_classes, fed.feature_dim, len(clients)
+    head = classes * (width + 1)
+    down = number * (model + classes * width) + swaps * head
+    up = number * (model + classes * width + classes) + swaps * head
+    assert sent(fed) == (down, up)
+    assert setup.method.client_memory(fed.sizes) == model + 2 * classes * width + classes
+
+
+def test_costs_of_the_other_exchanges():
+    _, fed = laws.federation(FEDCME)
+    params = fed.initial_model()[0]
+    clients = fed.broadcast(params, {}, fed.cohort(0))
+    model, head = fed.sizes.parameters, fed.num_classes * (fed.feature_dim + 1)
+    for part, floats in (("body", model - head), ("model", model), ("head", head)):
+        fed.start_round()
+        exchange_with_partners(clients, torch.tensor([1, 0, 0, 0]), part, fed)
+        assert sent(fed) == (4 * floats, 2 * floats)  # two clients are asked, all four receive
+
+
+def test_the_papers_values(monkeypatch):
+    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    setup = resolve(FEDCME, {"dataset": "fmnist"})
+    assert setup.protocol.name == "fedcme:fmnist-a0.1-k50-m10"
+    assert setup.options == FEDCME.config(0.01, "head", "pairs")
+    run = setup.run
+    assert (run.num_clients, run.cohort_size, run.local_epochs, run.batch_size, run.lr) == (50, 10, 6, 32, 0.01)
+    assert (run.momentum, run.partition, run.backbone, setup.selection) == (0, "dirichlet:0.1", "cnn-mcmahan", "last")
+    run = resolve(FEDCME, {"protocol": "fedcme:cifar10-a0.5-k80-m30", "dataset": "cifar10"}).run
+    assert (run.num_clients, run.cohort_size, run.batch_size, run.partition) == (80, 30, 64, "dirichlet:0.5")
+    assert run.backbone == "alexnet-32"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon", "fedrs", "fedcme"])
+def test_every_method_of_the_tables_runs_under_every_protocol(monkeypatch, name):
+    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    own = {key: value for key, value in protocols().items() if key.startswith("fedcme:")}
+    assert len(own) == 17
+    for protocol in own.values():
+        (dataset,) = protocol.datasets
+        resolve(find_method(name), {"protocol": protocol.name, "dataset": dataset})
+
+
+@pytest.mark.parametrize("table", ["II", "III", "IV"])
+def test_tables_have_every_number_of_the_paper(monkeypatch, table):
+    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    reported = json.loads((Path(FEDCME.file).parent / "reported.json").read_text())["FedCME"][f"Table {table}"]
+    wanted = {(row["method"], row["column"]) for row in reported["rows"] if "minus" not in row["method"]}
+    cells = find_table(f"fedcme:{table}").cells
+    assert {(cell.row, cell.column) for cell in cells} == wanted
+    assert len(cells) == len(wanted)
+    for cell in cells:
+        setup = resolve(find_method(cell.method), cell.settings)
+        assert f"K={setup.run.num_clients},M={setup.run.cohort_size}" in cell.column

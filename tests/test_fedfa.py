@@ -1,0 +1,386 @@
+"""FedFA: the equations against slow loops, local training against plain torch, and what the papers' protocols say."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedcli import backbones
+from fedcli.batches import generator
+from fedcli.comparison import printed
+from fedcli.config import resolve
+from fedcli.registry import find_method, find_protocol, method_options
+from fedcli.reproduce import plan
+from fedcli.runs import one_round
+from papers import fedfa
+from tests import laws
+from tests.reference import load
+
+FEDFA = find_method("fedfa")
+C, D = 5, 4
+
+
+def example(seed=0):
+    """Features, labels (class 3 is absent) and anchors."""
+    draw = torch.Generator().manual_seed(seed)
+    features = torch.randn(9, D, dtype=torch.float64, generator=draw)
+    labels = torch.tensor([0, 1, 2, 4, 4, 0, 4, 2, 4])
+    return features, labels, torch.randn(C, D, dtype=torch.float64, generator=draw)
+
+
+def slow_anchor_loss(features, labels, anchors, form):
+    squares = [float(sum((f - anchors[y]) ** 2)) for f, y in zip(features, labels.tolist(), strict=True)]
+    if form == "paper":
+        return sum(squares) / len(squares) / 2
+    total = 0.0
+    for c in range(len(anchors)):
+        own = [square for square, y in zip(squares, labels.tolist(), strict=True) if y == c]
+        total += sum(own) / len(own) if own else 0.0
+    return total / len(anchors)
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_anchor_loss_against_a_loop(form):
+    features, labels, anchors = example()
+    expected = slow_anchor_loss(features, labels, anchors, form)
+    assert fedfa.anchor_loss(features, labels, anchors, form).item() == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda f: fedfa.anchor_loss(f, labels, anchors, form), features.requires_grad_())
+
+
+def test_with_two_classes_of_ten_in_a_batch_the_codes_form_is_two_and_a_half_times_weaker():
+    features, anchors = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(10, 2)
+    labels = torch.tensor([7, 2])
+    assert fedfa.anchor_loss(features, labels, anchors, "paper").item() == 2.5  # (9 + 1) / 2 / 2
+    assert fedfa.anchor_loss(features, labels, anchors, "code").item() == 1.0  # (9 + 1) / 10
+    assert fedfa.anchor_loss(features, labels, anchors) == fedfa.anchor_loss(features, labels, anchors, "code")
+
+
+def test_the_codes_form_weighs_classes_alike():
+    features, labels = torch.tensor([[1.0], [1.0], [1.0], [5.0]]), torch.tensor([0, 0, 0, 1])
+    assert fedfa.anchor_loss(features, labels, torch.zeros(2, 1), "code").item() == (1 + 25) / 2
+    assert fedfa.anchor_loss(features, labels, torch.zeros(2, 1), "paper").item() == (1 + 1 + 1 + 25) / 4 / 2
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_padding_counts_nowhere_even_if_it_is_nan(form):
+    features, labels, anchors = example()
+    padded = torch.cat([features, torch.full((2, D), torch.nan, dtype=torch.float64)]).requires_grad_()
+    mask = torch.arange(11) < 9
+    more = torch.cat([labels, torch.tensor([3, 0])])
+    loss = fedfa.anchor_loss(padded, more, anchors, form, mask)
+    assert loss.item() == pytest.approx(fedfa.anchor_loss(features, labels, anchors, form).item(), rel=1e-12)
+    loss.backward()
+    assert torch.isfinite(padded.grad).all()
+    assert (padded.grad[9:] == 0).all()
+
+
+def test_calibration_loss_against_a_loop():
+    _, _, anchors = example()
+    weight, bias = example(seed=1)[2], torch.arange(C).double() / 3
+    losses = []
+    for c in range(C):
+        logits = [float(weight[q] @ anchors[c] + bias[q]) for q in range(C)]
+        losses.append(-math.log(math.exp(logits[c]) / sum(math.exp(logit) for logit in logits)))
+    assert fedfa.calibration_loss(weight, bias, anchors).item() == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize(("classes", "dim"), [(10, 64), (10, 10)])
+def test_orthogonal_anchors_are_distinct_rows_of_the_identity_in_random_order(classes, dim):
+    draws = [fedfa.orthogonal_anchors(classes, dim, generator(seed, "anchors")) for seed in (0, 0, 1)]
+    assert draws[0].shape == (classes, dim)
+    assert torch.equal(draws[0] @ draws[0].T, torch.eye(classes, dtype=torch.float64))
+    assert set(draws[0].flatten().tolist()) == {0.0, 1.0}
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert draws[0].argmax(1).tolist() != sorted(draws[0].argmax(1).tolist())
+
+
+def test_anchors_are_random_directions_where_there_are_too_few_rows():
+    anchors = fedfa.orthogonal_anchors(400, 3, generator(0, "anchors"))
+    torch.testing.assert_close(anchors.norm(dim=1), torch.ones(400, dtype=torch.float64))
+    assert len(anchors.unique(dim=0)) == 400
+    assert anchors.mean(0).abs().max() < 0.1  # uniform on the sphere: standard deviation 0.03
+    assert torch.equal(anchors, fedfa.random_anchors(400, 3, generator(0, "anchors")))
+
+
+def test_class_features_of_an_epoch_shrink_for_a_class_that_batches_lack():
+    first = fedfa.batch_class_features(torch.tensor([[2.0], [4.0], [10.0]]), torch.tensor([0, 0, 1]), 3, 2)
+    second = fedfa.batch_class_features(torch.tensor([[5.0]]), torch.tensor([0]), 3, torch.tensor(2))
+    assert first.tolist() == [[1.5], [5.0], [0.0]]  # (3, 10, -) / 2
+    assert (first + second).tolist() == [[4.0], [5.0], [0.0]]  # class 1 has mean 10, in one of two batches
+    masked = fedfa.batch_class_features(
+        torch.tensor([[2.0], [torch.nan]]), torch.tensor([0, 1]), 3, 2, torch.tensor([True, False])
+    )
+    assert masked.tolist() == [[1.0], [0.0], [0.0]]
+
+
+def test_classes_of_a_batch():
+    labels = torch.tensor([3, 0, 3, 1])
+    assert fedfa.batch_classes(labels, C).tolist() == [True, True, False, True, False]
+    assert fedfa.batch_classes(labels, C, torch.tensor([1, 1, 0, 0])).tolist() == [True, False, False, True, False]
+
+
+def test_anchors_decay_from_the_received_one_and_those_of_absent_classes_stay():
+    anchors, has_class = torch.tensor([[8.0], [8.0]]), torch.tensor([True, False])
+    for epoch_mean, expected in ((4.0, 5.0), (1.0, 2.0)):  # 0.25 * 8 + 0.75 * 4; 0.25 * 5 + 0.75 * 1
+        anchors = fedfa.decay_anchors(anchors, torch.tensor([[epoch_mean], [0.0]]), has_class, 0.25)
+        assert anchors.tolist() == [[expected], [8.0]]
+    assert fedfa.decay_anchors(anchors, torch.zeros(2, 1), has_class, 1.0).tolist() == [[2.0], [8.0]]
+    assert fedfa.decay_anchors(anchors, torch.zeros(2, 1), has_class, 0.0).tolist() == [[0.0], [8.0]]
+
+
+def test_anchors_of_clients_are_averaged_with_or_without_those_that_lack_the_class():
+    local = torch.tensor([[[1.0], [10.0], [5.0]], [[3.0], [20.0], [6.0]]])
+    weights = torch.tensor([0.25, 0.75])
+    assert fedfa.aggregate_anchors(local, weights).tolist() == [[2.5], [17.5], [5.75]]
+    has_class = torch.tensor([[True, True, False], [True, False, False]])
+    previous = torch.full((3, 1), 7.0)
+    assert fedfa.aggregate_present(local, weights, has_class, previous).tolist() == [[2.5], [10.0], [7.0]]
+
+
+def plain_client(fed, config, state, cohort, k):
+    """Client k's round with plain modules and torch.optim: its parameters and anchors."""
+    module = load(copy.deepcopy(fed.network.module), state.params, state.buffers)
+    run, received = fed.config, state.anchors
+    sgd = torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
+    second = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.calibration_optimizer]
+    calibration = second(module.head.parameters(), lr=config.calibration_lr)
+    anchors, gathered, met = received.clone(), torch.zeros_like(received), set()
+    batches = fed.plan(cohort)
+    for t in range(batches.steps[k]):
+        x, y = fed.engine.gather(batches.index[t, k, : batches.size[t, k]])
+        features, logits = module(x)
+        loss = torch.nn.functional.cross_entropy(logits, y)
+        anchor = sum((features[y == c] - received[c]).square().sum(1).mean() for c in y.unique())
+        sgd.zero_grad()
+        (loss + config.anchor_weight * anchor / len(received)).backward()
+        sgd.step()
+        end = batches.epoch_end[t, k]
+        if config.calibration == "batch" or (config.calibration == "epoch" and end):
+            calibration.zero_grad()
+            torch.nn.functional.cross_entropy(module.head(received), torch.arange(len(received))).backward()
+            calibration.step()
+        for c in y.unique().tolist():
+            gathered[c] += features[y == c].detach().mean(0)
+            met.add(c)
+        if end:
+            for c in met:
+                mean = gathered[c] / batches.num_batches[k]
+                anchors[c] = config.anchor_decay * anchors[c] + (1 - config.anchor_decay) * mean
+            gathered = torch.zeros_like(received)
+    return {name: value.detach() for name, value in module.named_parameters()}, anchors
+
+
+def trained_clients(setup, fed, state):
+    """The clients of round 0 after training."""
+    sent = {}
+    fed.upload = lambda stacked: sent.setdefault("anchors", stacked)
+    fed.upload_model = lambda clients: sent.setdefault("model", (clients.params, clients.buffers))
+    setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+    return sent["model"][0], sent["anchors"]
+
+
+@pytest.mark.parametrize("chunk", ["1", "4"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"calibration": "batch", "calibration_optimizer": "adam", "calibration_lr": 0.03},
+        {"calibration": "batch", "calibration_optimizer": "sgd", "calibration_lr": 0.2},
+        {"calibration": "epoch", "calibration_optimizer": "adam", "calibration_lr": 0.03},
+        {"calibration": "never"},
+    ],
+)
+def test_two_epochs_of_every_client_against_a_plain_loop(options, chunk):
+    two_classes = np.array([0, 1, 3, 4, 6, 7, 9, 10, 12])  # the classes are 0, 1, 2, 0, 1, 2, ...
+    parts = [two_classes, np.arange(30, 37), np.arange(40, 50), np.array([], np.int64)]
+    options = {"anchor_weight": 0.5, "anchor_decay": 0.3, **options}
+    setup, fed = laws.federation(FEDFA, options, parts=parts, clients_per_chunk=chunk)
+    start = setup.method.init(fed, setup.options)
+    params, anchors = trained_clients(setup, fed, start)
+    for k in range(4):
+        expected, its_anchors = plain_client(fed, setup.options, start, fed.cohort(0), k)
+        laws.assert_agree({name: value[k] for name, value in params.items()}, expected, f"client {k}")
+        laws.assert_agree(anchors[k], its_anchors, f"the anchors of client {k}")
+    assert torch.equal(anchors[0, 2], start.anchors[2])  # a class that it lacks
+    assert torch.equal(anchors[3], start.anchors)  # a client without examples
+    assert not torch.equal(anchors[0, 0], start.anchors[0])
+
+
+@pytest.mark.parametrize(("second", "lr"), [("adam", 0.05), ("sgd", 0.3)])
+def test_one_local_step_is_one_update_of_everything_and_one_of_the_head(second, lr):
+    options = {"calibration_optimizer": second, "calibration_lr": lr, "anchor_form": "paper", "anchor_weight": 0.7}
+    run = {"parts": [np.arange(6)], "num_clients": 1, "batch_size": 6, "local_epochs": 1, "weight_decay": 0.1}
+    setup, fed = laws.federation(FEDFA, {**options, "anchor_init": "random"}, **run)
+    start = setup.method.init(fed, setup.options)
+    params, anchors = trained_clients(setup, fed, start)
+    module = load(copy.deepcopy(fed.network.module), start.params, start.buffers)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+    calibration = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[second](module.head.parameters(), lr=lr)
+    x, y = fed.engine.gather(np.arange(6))
+    features, logits = module(x)
+    anchor = (features - start.anchors[y]).square().sum(1).mean() / 2
+    (torch.nn.functional.cross_entropy(logits, y) + 0.7 * anchor).backward()
+    sgd.step()
+    body = {name: value.detach().clone() for name, value in module.named_parameters() if name not in fedfa.HEAD}
+    calibration.zero_grad()
+    torch.nn.functional.cross_entropy(module.head(start.anchors), torch.arange(3)).backward()
+    calibration.step()
+    expected = {name: value.detach() for name, value in module.named_parameters()}
+    laws.assert_agree({name: value[0] for name, value in params.items()}, expected, "the client")
+    laws.assert_agree({name: params[name][0] for name in body}, body, "what calibration does not touch")
+    for c in range(3):  # features of the forward pass before the step
+        mean = features[y == c].detach().mean(0)
+        torch.testing.assert_close(anchors[0, c], 0.5 * start.anchors[c] + 0.5 * mean, rtol=1e-10, atol=1e-12)
+
+
+def test_calibration_has_no_gradient_for_the_body_and_leaves_the_anchors():
+    _, fed = laws.federation(FEDFA)
+    params, buffers = fed.initial_model()
+    params = {name: value.requires_grad_() for name, value in params.items()}
+    anchors = fedfa.random_anchors(3, fed.feature_dim, generator(0))
+    loss, aux = fedfa.calibration_objective(params, buffers, None, fedfa.Context(anchors))
+    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+    moved = {name for name, grad in zip(params, grads, strict=True) if grad is not None}
+    assert moved == set(fedfa.HEAD)
+    assert aux.terms["calibration"] is loss
+    running = {"mean": torch.ones(1)}
+    assert fedfa.calibration_objective(params, running, None, fedfa.Context(anchors))[1].buffers is running
+
+
+def test_initial_anchors():
+    states = {}
+    for start in ("orthogonal", "random", "fedavg-round"):
+        setup, fed = laws.federation(FEDFA, {"anchor_init": start})
+        states[start] = setup.method.init(fed, setup.options).anchors
+        assert states[start].shape == (fed.num_classes, fed.feature_dim)
+        assert states[start].dtype == fed.dtype
+    assert torch.equal(states["orthogonal"], fedfa.orthogonal_anchors(3, 64, generator(0, "anchors")))
+    assert torch.equal(states["random"], fedfa.random_anchors(3, 64, generator(0, "anchors")))
+    other = laws.federation(FEDFA, seed=1)
+    assert not torch.equal(other[0].method.init(other[1], other[0].options).anchors, states["orthogonal"])
+
+
+def test_a_first_round_of_fedavg_gives_the_anchors():
+    data = laws.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
+    parts = [np.array([0, 3, 1]), np.array([6, 9]), np.array([2, 5]), np.array([8, 11])]
+    run = {"data": data, "parts": parts, "batch_size": 8}  # one batch an epoch
+    setup, fed = laws.federation(FEDFA, {"anchor_init": "fedavg-round"}, **run)
+    base, base_fed = laws.federation("fedavg", **run)
+    cohorts = ([0, 1], [2, 3])
+    start = setup.method.init(fed, setup.options)
+    first = laws.simulate(setup, fed, 1, cohorts)
+    laws.assert_agree(first.params, laws.simulate(base, base_fed, 1, cohorts).params, "round 0")
+    one_epoch, _ = fed.train(
+        fed.broadcast(start.params, start.buffers, fed.cohort_of(0, [0, 1])), fed.cohort_of(0, [0, 1]),
+        find_method("fedavg").module.make_local_loss(fed.network), epochs=range(1),
+    )  # fmt: skip
+    features = []
+    for k, part in enumerate(parts[:2]):
+        x, _ = fed.engine.gather(part)
+        model = {name: value[k] for name, value in one_epoch.params.items()}
+        features.append(fed.network(model, start.buffers, x, train=False).features.detach())
+    expected = torch.stack(
+        [0.6 * features[0][:2].mean(0) + 0.4 * features[1].mean(0), features[0][2], start.anchors[2]]
+    )
+    laws.assert_agree(first.anchors, expected, "class means before the second of two steps")
+    later = laws.simulate(setup, fed, 2, cohorts)
+    assert laws.distance(later.params, laws.simulate(base, base_fed, 2, cohorts).params) > 1e-6
+    laws.assert_agree(later.anchors[:2], first.anchors[:2], "classes that the second cohort lacks")
+
+
+def test_absent_classes_damp_the_anchors_by_the_clients_full_weight():
+    data = laws.toy_dataset(num_train=12)
+    parts = [np.array([0, 3, 6]), np.array([1, 4, 7, 10, 2])]
+    setup, fed = laws.federation(FEDFA, data=data, parts=parts, num_clients=2)
+    start = setup.method.init(fed, setup.options)
+    _, local = trained_clients(setup, fed, start)
+    fresh = laws.federation(FEDFA, data=data, parts=parts, num_clients=2)
+    after = laws.simulate(*fresh, 1)
+    laws.assert_agree(after.anchors[0], 3 / 8 * local[0, 0] + 5 / 8 * start.anchors[0], "class 0")
+    laws.assert_agree(after.anchors[2], 3 / 8 * start.anchors[2] + 5 / 8 * local[1, 2], "class 2")
+
+
+def test_with_lambda_1_the_anchors_are_never_updated():
+    setup, fed = laws.federation(FEDFA, {"anchor_decay": 1.0})
+    after = laws.simulate(setup, fed, 2)
+    torch.testing.assert_close(after.anchors, setup.method.init(fed, setup.options).anchors, rtol=1e-12, atol=0)
+
+
+def test_every_option_matters():
+    base = laws.simulate(*laws.federation(FEDFA), 2)
+    others = [
+        {"anchor_weight": 0.0}, {"anchor_form": "paper"}, {"anchor_decay": 0.9}, {"anchor_init": "random"},
+        {"anchor_init": "fedavg-round"}, {"calibration": "epoch"}, {"calibration": "never"}, {"calibration_lr": 0.01},
+        {"calibration_optimizer": "sgd"},
+    ]  # fmt: skip
+    for other in others:
+        assert laws.distance(laws.simulate(*laws.federation(FEDFA, other), 2).params, base.params) > 1e-6, other
+
+
+def test_terms_and_costs_of_a_round():
+    setup, fed = laws.federation(FEDFA, cohort_size=2)
+    _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
+    assert set(entry["terms"]) == {"cross_entropy", "anchor", "calibration"}
+    model, anchors = fed.sizes.parameters, fed.num_classes * fed.feature_dim
+    for sent in (fed.sent_down, fed.sent_up):
+        assert (sent["params"], sent["other"]) == (2 * model, 2 * anchors)
+    assert setup.method.client_memory(fed.sizes) == model + 3 * anchors
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data", "shape", "classes", "count", "feature_dim"),
+    [
+        ("fedfa:fmnist-c2", "fmnist", (1, 28), 10, 299_306, 192),
+        ("fedfa:cifar10-c2", "cifar10", (3, 32), 10, 797_962, 192),
+        ("fedfa:mixed-digits", "mixed-digits", (3, 28), 10, 14_213_578, 512),
+        ("fedfa:cifar100-c20", "cifar100", (3, 32), 100, 11_588_516, 256),
+    ],
+)
+def test_networks_have_the_papers_sizes(protocol, data, shape, classes, count, feature_dim):
+    name = find_protocol(protocol, FEDFA).datasets[data].backbone
+    network = backbones.build(name, *shape, classes, seed=0)
+    assert sum(value.numel() for value in network.parameters()) == count
+    assert network.feature_dim == feature_dim
+    assert {name for name, _ in network.named_parameters() if name.startswith("head")} == set(fedfa.HEAD)
+
+
+def test_the_papers_values():
+    setup = resolve(FEDFA, {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}, need_data=False)
+    assert setup.options == fedfa.Config(0.1, "code", 0.5, "orthogonal", "batch", "adam", 0.001)
+    run = setup.run
+    assert (run.num_clients, run.cohort_size, run.rounds, run.local_epochs, run.batch_size) == (100, 10, 200, 5, 64)
+    assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.01, 0.99, 0.0, 1e-3)
+    assert (run.validation, run.drop_last, run.backbone, str(setup.partition)) == (0.0, False, "cnn-2x32", "classes:2")
+    assert (setup.setting.mean, setup.setting.std, setup.selection) == ((0.1307,), (0.3081,), "last")
+    large = {"protocol": "fedfa:cifar100-alpha-0.1", "dataset": "cifar100"}
+    assert resolve(FEDFA, large, need_data=False).run.momentum == 0.9
+    moon = [find_protocol(f"fedfa:{name}-c2", FEDFA).method_options["moon"] for name in ("fmnist", "cifar10")]
+    assert [options["contrastive_weight"] for options in moon] == [1.0, 5.0]
+
+
+@pytest.mark.parametrize("protocol", fedfa.PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_protocols_can_be_run_by_every_method_that_they_tune(protocol):
+    for data in protocol.datasets:
+        for name in ("fedfa", *protocol.method_options):
+            setup = resolve(find_method(name), {"protocol": protocol.name, "dataset": data}, need_data=False)
+            assert setup.options == method_options(setup.method, protocol.method_options.get(name, {}))
+
+
+@pytest.mark.parametrize("table", fedfa.TABLES, ids=lambda table: table.name)
+def test_tables_have_the_papers_cells_but_for_what_is_not_built(table, tmp_path):
+    wanted = {place for place in printed(table) if place[0] != "target accuracy"}
+    cells = {(cell.row, cell.column) for cell in plan(table, tmp_path).table.cells}
+    left_out = {row for row, _ in wanted - cells}
+    assert cells <= wanted
+    assert all("CCVR" in row or "ideal" in row for row in left_out)
+    assert left_out == set() or table.name in ("fedfa:5", "fedfa:7")
+
+
+def test_targets_of_table_8_are_the_papers():
+    (table,) = (table for table in fedfa.TABLES if table.name == "fedfa:8")
+    for cell in table.cells:
+        target = printed(table)["target accuracy", cell.column]["mean"]
+        assert cell.metric == f"rounds-to:{target}"
+        assert cell.settings["protocol"].endswith("-iid") == cell.row.endswith("w/o skew")

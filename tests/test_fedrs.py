@@ -1,0 +1,83 @@
+"""FedRS: shares, scales and the restricted softmax against slow loops; when it is FedAvg and when it is not."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
+from tests import laws
+
+FEDRS = find_method("fedrs")
+
+
+def test_shares_are_those_of_the_training_part():
+    parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([], int), np.array([10, 12])]
+    _, fed = laws.federation(FEDRS, parts=parts, validation=0.2)  # labels 0, 1, 2, 0, 1, 2, ...
+    cohort = fed.cohort_of(0, [1, 0, 2])
+    expected = []
+    for client in cohort.client_ids:
+        labels = [int(fed.engine.labels[i]) for i in fed.training[client]]
+        expected.append([labels.count(c) / max(len(labels), 1) for c in range(3)])
+    assert len(fed.training[0]) == 8
+    assert class_shares(fed, cohort).tolist() == expected
+
+
+def test_scales_by_hand():
+    shares = torch.tensor([[0.5, 0.0, 0.4, 0.1], [0.0, 0.0, 0.0, 0.0]])
+    assert class_scales(shares, 0.5)[0].tolist() == [1, 0.5, 1, 1]
+    assert class_scales(shares, 0.1)[1].tolist() == pytest.approx([0.1] * 4)
+    soft = class_scales(shares, 0.5, "soft")
+    assert soft[0].tolist() == pytest.approx([1, 0.5, 0.9, 0.6])
+    assert soft[1].tolist() == [0.5] * 4
+    for form in ("hard", "soft"):
+        assert (class_scales(shares, 1.0, form) == 1).all()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_restricted_softmax_against_a_loop(padded):
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 4, dtype=torch.float64, generator=draw)
+    labels, scales = torch.tensor([0, 1, 2, 0, 2, 1]), torch.tensor([1.0, 1.0, 1.0, 0.3], dtype=torch.float64)
+    mask = torch.tensor([True, True, False, True, True, False]) if padded else None
+    losses = []
+    for i in range(6):
+        if mask is None or mask[i]:
+            scores = [math.exp(float(scale * logit)) for scale, logit in zip(scales, logits[i], strict=True)]
+            losses.append(-math.log(scores[labels[i]] / sum(scores)))
+    loss = restricted_cross_entropy(logits, labels, scales, mask)
+    assert loss.item() == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+def test_scores_of_absent_classes_are_pushed_down_less():
+    logits = torch.zeros(1, 3, requires_grad=True)
+    restricted_cross_entropy(logits, torch.tensor([0]), torch.tensor([1.0, 1.0, 0.1])).backward()
+    assert logits.grad[0].tolist() == pytest.approx([-2 / 3, 1 / 3, 0.1 / 3])
+
+
+ABSENT = {"parts": laws.toy_parts((13, 7, 10, 2))}  # the last client has no example of class 2
+
+
+def test_it_is_fedavg_where_no_class_is_absent_and_not_elsewhere():
+    base = laws.simulate(*laws.federation("fedavg"), 2).params
+    laws.assert_agree(laws.simulate(*laws.federation(FEDRS), 2).params, base, "all classes present")
+    assert laws.distance(laws.simulate(*laws.federation(FEDRS, {"form": "soft"}), 2).params, base) > 1e-6
+    base = laws.simulate(*laws.federation("fedavg", **ABSENT), 2).params
+    for options in ({}, {"scaling": 0.1}, {"form": "soft"}):
+        assert laws.distance(laws.simulate(*laws.federation(FEDRS, options, **ABSENT), 2).params, base) > 1e-6
+
+
+@pytest.mark.parametrize("form", ["hard", "soft"])
+def test_laws_with_an_absent_class(form):
+    laws.law_1_off_is_the_simpler_method(FEDRS, rounds=2, **ABSENT)
+    laws.law_4_chunking_is_invisible(FEDRS, overrides={"form": form}, **ABSENT)
+
+
+def test_costs_are_fedavgs():
+    setup, fed = laws.federation(FEDRS)
+    one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
+    assert sum(fed.sent_down.values()) == sum(fed.sent_up.values()) == 4 * fed.sizes.parameters
+    assert setup.method.client_memory(fed.sizes) == fed.sizes.parameters
