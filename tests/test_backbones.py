@@ -1,4 +1,4 @@
-"""Networks: sizes against the papers, initial weights, and batch statistics that padding does not reach."""
+"""Networks: sizes and functions against the papers, initial weights, and masks and keys on their way to layers."""
 
 import subprocess
 import sys
@@ -11,8 +11,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedcli import backbones
-from fedcli.backbones import MaskedBatchNorm2d, build
+from fedcli.backbones import build
 from fedcli.errors import UserError
+from fedcli.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.vision import torchvision
 
 ROOT = Path(__file__).parent.parent
@@ -54,36 +55,78 @@ def parameters(module):
         ("resnet12-3x3", 3, 32, 10, 4_977_226),
         ("resnet34-3x3", 3, 32, 10, 21_282_122),
         ("resnet18-3x3-gn", 3, 32, 10, 11_173_962),
+        ("resnet18-3x3-gn-projection", 3, 32, 100, 11_588_516),
+        ("alexnet-32", 3, 32, 10, 23_272_266),
+        # In the widespread form for CIFAR the first block has a 1 x 1 convolution and a norm that nothing goes through.
+        ("efficientnet-b0-32", 3, 32, 10, 3_599_686 - (32 * 32 + 2 * 32)),
+        ("mobilenet-v2-32", 3, 32, 10, 2_296_922),
+        ("googlenet-32", 3, 32, 10, 6_166_250),
+        ("resnet10-512", 3, 32, 100, 4_957_092),
+        ("resnet18-512", 3, 32, 10, 11_176_512 + 512 * 10 + 10),
+        ("resnet34-512", 3, 32, 10, 21_284_672 + 512 * 10 + 10),
+        ("resnet50-512", 3, 32, 10, 23_508_032 + 512 * 10 + 10),
+        ("resnet101-512", 3, 32, 10, 42_500_160 + 512 * 10 + 10),
+        ("resnet152-512", 3, 64, 200, 58_143_808 + 512 * 200 + 200),
+        ("mobilenet-v2-512", 3, 32, 100, 2_275_172),
+        ("googlenet-512", 3, 32, 100, 5_599_904 + 512 * 100 + 100),
     ],
 )
 def test_parameter_counts_are_those_of_the_papers(name, channels, size, classes, expected):
-    assert parameters(build(name, channels, size, classes, seed=0)) == expected
+    with torch.device("meta"):  # shapes without values
+        assert parameters(build(name, channels, size, classes, seed=0)) == expected
 
 
-@pytest.mark.parametrize("name", backbones.names())
+NORMED = ("resnet", "mobilenet", "googlenet", "efficientnet")
+DEEPEST = ("resnet101", "resnet152")  # as the others, only longer to build
+
+
+@pytest.mark.parametrize("name", [name for name in backbones.names() if not name.startswith(DEEPEST)])
 def test_features_and_head(name):
-    size = 28 if name.startswith("cnn") else 8
+    size = 28 if name.startswith(("cnn", "alexnet")) else 16 if name == "googlenet-512" else 8
     module = build(name, 1, size, 7, seed=0)
     features, logits = module(images(2, 1, size, dtype=torch.float32))
     assert features.shape == (2, module.feature_dim)
-    assert (features >= 0).all()  # after ReLU, or an average of what is
+    # After ReLU, or an average of what is.
+    assert (features >= 0).all() == (name not in ("resnet18-3x3-gn-projection", "efficientnet-b0-32"))
     assert module.head.weight.shape == (7, module.feature_dim)
     torch.testing.assert_close(logits, features @ module.head.weight.T + module.head.bias)
     assert [key for key in dict(module.named_parameters()) if key.startswith("head.")] == ["head.weight", "head.bias"]
     assert all(value.dtype == torch.float32 for value in module.state_dict().values())  # can be averaged
-    assert bool(list(module.buffers())) == (name.startswith("resnet") and not name.endswith("-gn"))
+    norms = [layer for layer in module.modules() if isinstance(layer, MaskedBatchNorm2d)]
+    assert bool(norms) == (name.startswith(NORMED) and "-gn" not in name)
 
 
 def test_names_are_unique_and_complete():
-    depths = ["resnet10", "resnet12", "resnet18", "resnet34", "resnet50"]
-    resnets = {f"{depth}{stem}{norm}" for depth in depths for stem in ("", "-3x3") for norm in ("", "-gn")}
-    cnns = {"cnn-small", "cnn-mcmahan", "cnn-2x32", "cnn-2x64", "cnn-3conv"}
-    assert sorted(backbones.names()) == sorted(resnets | cnns)
+    variants = ("", "-3x3", "-gn", "-3x3-gn", "-512")
+    resnets = {f"resnet{depth}{variant}" for depth in (10, 12, 18, 34, 50, 101, 152) for variant in variants}
+    cnns = {"cnn-small", "cnn-mcmahan", "cnn-2x32", "cnn-2x64", "cnn-3conv", "alexnet-32"}
+    others = {"efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32", "mobilenet-v2-512", "googlenet-512"}
+    assert sorted(backbones.names()) == sorted(resnets | cnns | others | {"resnet18-3x3-gn-projection"})
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
+    with torch.device("meta"):
+        module = build(name, 3, 32, 10, seed=0)
+    assert not any(
+        isinstance(layer, nn.modules.dropout._DropoutNd | torchvision.ops.StochasticDepth) for layer in module.modules()
+    )
+    assert all(
+        isinstance(layer, MaskedBatchNorm2d)
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "size", "padding", "pooled"),
-    [("cnn-small", 16, 1, 2), ("cnn-mcmahan", 28, 0, 2), ("cnn-2x64", 32, 0, 2), ("cnn-3conv", 28, 2, 2)],
+    [
+        ("cnn-small", 16, 1, (0, 1)),
+        ("cnn-mcmahan", 28, 0, (0, 1)),
+        ("cnn-2x64", 32, 0, (0, 1)),
+        ("cnn-3conv", 28, 2, (0, 1)),
+        ("alexnet-32", 32, 1, (0, 1, 4)),
+    ],
 )
 def test_cnn_is_the_papers_function(name, size, padding, pooled):
     """Convolution, ReLU, pooling in the papers' order; fully connected layers with ReLU."""
@@ -92,15 +135,126 @@ def test_cnn_is_the_papers_function(name, size, padding, pooled):
     weights = list(module.body.parameters())
     convolutions = [pair for pair in zip(weights[::2], weights[1::2], strict=True) if pair[0].dim() == 4]
     for i, (weight, bias) in enumerate(convolutions):
-        features = F.relu(F.conv2d(features, weight, bias, padding=padding))
-        features = F.max_pool2d(features, 2) if i < pooled else features
+        stride = 2 if name == "alexnet-32" and i == 0 else 1
+        features = F.relu(F.conv2d(features, weight, bias, stride, padding))
+        features = F.max_pool2d(features, 2) if i in pooled else features
     features = features.flatten(1)
     for weight, bias in zip(weights[2 * len(convolutions) :: 2], weights[2 * len(convolutions) + 1 :: 2], strict=True):
         features = F.relu(F.linear(features, weight, bias))
     torch.testing.assert_close(module(x)[0], features)
 
 
-@pytest.mark.parametrize("name", ["cnn-2x64", "cnn-3conv", "resnet10", "resnet10-3x3-gn"])
+class Weights:
+    """A network's parameters, to be used up in their order; normalisation as in evaluation before any training."""
+
+    def __init__(self, module, eps=1e-5):
+        self.left, self.eps = [value.detach() for value in module.parameters()], eps
+
+    def conv(self, x, stride=1, bias=False, norm=True):
+        weight = self.left.pop(0)
+        groups = len(weight) if weight.shape[1] < x.shape[1] else 1
+        x = F.conv2d(x, weight, self.left.pop(0) if bias else None, stride, weight.shape[2] // 2, groups=groups)
+        if norm:
+            scale, shift = self.left.pop(0), self.left.pop(0)
+            x = x / (1 + self.eps) ** 0.5 * scale[:, None, None] + shift[:, None, None]
+        return x
+
+
+def efficientnet(x, weights):
+    """Tan and Le, EfficientNet, Table 1 and Section 4, with stride 1 in the stem and without stage 9's convolution."""
+    x = F.silu(weights.conv(x))
+    stages = (1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 1, 1)  # expansion, stride, blocks
+    for factor, first, blocks in stages:
+        for stride in (first, *[1] * (blocks - 1)):
+            y = F.silu(weights.conv(x)) if factor > 1 else x
+            y = F.silu(weights.conv(y, stride))
+            squeezed = F.silu(weights.conv(y.mean((2, 3), keepdim=True), bias=True, norm=False))
+            y = weights.conv(y * torch.sigmoid(weights.conv(squeezed, bias=True, norm=False)))
+            x = x + y if stride == 1 and x.shape == y.shape else y
+    return x.mean((2, 3))
+
+
+def mobilenet(x, weights):
+    """Sandler et al., MobileNetV2, Table 2, as it is widespread for CIFAR."""
+    x = F.relu(weights.conv(x))
+    for first, blocks in (1, 1), (1, 2), (2, 3), (2, 4), (1, 3), (2, 3), (1, 1):
+        for stride in (first, *[1] * (blocks - 1)):
+            y = F.relu(weights.conv(x))
+            y = weights.conv(F.relu(weights.conv(y, stride)))
+            x = y + (x if x.shape == y.shape else weights.conv(x)) if stride == 1 else y
+    return F.relu(weights.conv(x)).mean((2, 3))
+
+
+def googlenet(x, weights):
+    """Szegedy et al., GoogLeNet, Table 1 from the first inception module on, as it is widespread for CIFAR."""
+
+    def convs(x, number):
+        for _ in range(number):
+            x = F.relu(weights.conv(x, bias=True))
+        return x
+
+    x = convs(x, 1)
+    for i in range(9):
+        if i in (2, 7):
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        x = torch.cat([convs(x, 1), convs(x, 2), convs(x, 3), convs(F.max_pool2d(x, 3, 1, padding=1), 1)], 1)
+    return x.mean((2, 3))
+
+
+def randomised(module):
+    """The module with uncommon parameters where they begin as ones and zeros."""
+    draws = torch.Generator().manual_seed(0)
+    for value in module.parameters():
+        if value.dim() == 1:
+            nn.init.uniform_(value, 0.5, 1.0, draws)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("efficientnet-b0-32", efficientnet), ("mobilenet-v2-32", mobilenet), ("googlenet-32", googlenet)],
+)
+def test_variant_for_small_images_is_the_published_function(name, function):
+    module = randomised(build(name, 3, 32, 10, seed=0)).double().eval()
+    weights, x = Weights(module.body), images(2)
+    torch.testing.assert_close(module(x)[0], function(x, weights))
+    assert not weights.left
+
+
+STOCK = {  # torchvision's name, the layer that our pooling replaces, and options
+    "resnet50-512": ("resnet50", "fc", {}),
+    "mobilenet-v2-512": ("mobilenet_v2", "classifier", {}),
+    "googlenet-512": ("googlenet", "fc", {"aux_logits": False, "init_weights": True}),
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_variant_with_512_features_averages_what_torchvision_classifies(name):
+    module = randomised(build(name, 3, 32, 10, seed=0)).double().eval()
+    stock, classifier, options = STOCK[name]
+    theirs = getattr(torchvision.models, stock)(**options).double().eval()
+    setattr(theirs, classifier, nn.Identity())
+    for ours, other in zip(module.body.parameters(), theirs.parameters(), strict=True):
+        other.data.copy_(ours)
+    x = images(2)
+    vector = theirs(x)
+    width = vector.shape[1]
+    bounds = [(i * width // 512, -(-(i + 1) * width // 512)) for i in range(512)]
+    averages = torch.stack([vector[:, first:last].mean(1) for first, last in bounds], 1)
+    torch.testing.assert_close(module(x)[0], averages)
+
+
+def test_projection_is_two_linear_layers_behind_the_same_body():
+    module, plain = (build(f"resnet18-3x3-gn{part}", 3, 8, 10, seed=0).double() for part in ("-projection", ""))
+    plain.body.load_state_dict({key: value for key, value in module.body.state_dict().items() if "fc" not in key})
+    x = images(2, size=8)
+    first, second = module.body.fc[0], module.body.fc[2]
+    torch.testing.assert_close(module(x)[0], second(F.relu(first(plain(x)[0]))))
+
+
+@pytest.mark.parametrize(
+    "name", ["cnn-2x64", "cnn-3conv", "alexnet-32", "resnet10", "resnet10-3x3-gn", "mobilenet-v2-32"]
+)
 def test_grey_images_are_repeated(name):
     grey = images(2, 1)
     ours = build(name, 1, 32, 10, seed=0).double()(grey)
@@ -114,9 +268,12 @@ def test_other_cnns_take_the_channels_that_arrive(name, channels):
     assert build(name, channels, 28, 10, seed=0).body[0].in_channels == channels
 
 
-@pytest.mark.parametrize("name", ["resnet10", "resnet10-3x3-gn", "resnet50-3x3"])
+PADDED = ["resnet10", "resnet10-3x3-gn", "resnet50-3x3", "efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32"]
+
+
+@pytest.mark.parametrize("name", [*PADDED, "mobilenet-v2-512"])
 @pytest.mark.parametrize("size", [1, 8])
-def test_residual_networks_take_images_of_any_size(name, size):
+def test_padded_networks_take_images_of_any_size(name, size):
     features, logits = build(name, 1, size, 10, seed=0)(images(1, 1, size, dtype=torch.float32))
     assert features.isfinite().all()
     assert logits.isfinite().all()
@@ -138,7 +295,7 @@ def test_stems_and_norms():
 # Initial weights
 
 
-@pytest.mark.parametrize("name", ["cnn-small", "resnet10", "resnet10-3x3-gn"])
+@pytest.mark.parametrize("name", ["cnn-small", "resnet10", "resnet10-3x3-gn", "efficientnet-b0-32"])
 def test_seed_gives_the_weights_and_leaves_the_callers_draws(name):
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -179,6 +336,26 @@ def test_small_stem_is_drawn_like_the_other_convolutions():
     assert weight.abs().max() > 2.5 * weight.std()  # normal, not uniform
 
 
+@pytest.mark.parametrize("name", ["efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32"])
+def test_weights_for_small_images_are_torchs_default(name):
+    for layer in build(name, 3, 32, 10, seed=0).modules():
+        if isinstance(layer, nn.Conv2d) and layer.weight.numel() > 1000:
+            bound = layer.weight[0].numel() ** -0.5  # uniform between minus and plus the root of 1 / fan in
+            assert 0.98 * bound < layer.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", ["mobilenet-v2-512", "googlenet-512"])
+def test_weights_of_stock_networks_are_torchvisions(name):
+    stock, _, options = STOCK[name]
+    theirs = getattr(torchvision.models, stock)(**options)
+    for ours, other in zip(build(name, 3, 32, 10, seed=0).body.parameters(), theirs.parameters(), strict=False):
+        assert ours.shape == other.shape
+        if other.dim() == 4 and other.numel() > 1000:
+            assert ours.std().item() == pytest.approx(other.std().item(), rel=0.1)
+        if other.dim() == 1:
+            assert torch.equal(ours, other)
+
+
 def test_plain_dict_of_tensors_can_be_loaded():
     module, other = (build("resnet10", 3, 16, 10, seed=seed) for seed in (0, 1))
     module.load_state_dict({key: value.clone() for key, value in other.state_dict().items()})
@@ -188,7 +365,17 @@ def test_plain_dict_of_tensors_can_be_loaded():
 # A user's mistakes
 
 
-@pytest.mark.parametrize(("name", "least"), [("cnn-mcmahan", 16), ("cnn-2x32", 16), ("cnn-3conv", 4), ("cnn-small", 4)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("cnn-mcmahan", 16),
+        ("cnn-2x32", 16),
+        ("cnn-3conv", 4),
+        ("cnn-small", 4),
+        ("alexnet-32", 15),
+        ("googlenet-512", 15),
+    ],
+)
 def test_smallest_image(name, least):
     assert build(name, 1, least, 10, seed=0)(images(1, 1, least, dtype=torch.float32))[1].shape == (1, 10)
     for size in (least - 1, 1):
@@ -203,113 +390,7 @@ def test_wrong_name_or_channels():
         build("cnn-mcmahan", 4, 32, 10, seed=0)
 
 
-# Batch statistics
-
-
-def norm_pair(channels=5):
-    """Our layer and torch's, with the same uncommon parameters and running statistics."""
-    draws = torch.Generator().manual_seed(1)
-    ours, theirs = MaskedBatchNorm2d(channels).double(), nn.BatchNorm2d(channels).double()
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        value = torch.rand(channels, generator=draws, dtype=torch.float64) + 0.5
-        getattr(ours, name).data.copy_(value)
-        getattr(theirs, name).data.copy_(value)
-    return ours, theirs
-
-
-def run_norm(layer, x):
-    """Output, gradients of an uneven loss by input, weight and bias, and the running statistics after."""
-    x = x.clone().requires_grad_()
-    out = layer(x)
-    loss = (out * torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)).square().sum()
-    return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias]), layer.running_mean, layer.running_var]
-
-
-def norm_images(batch=4, size=3):
-    return images(batch, 5, size) * 2 + 3
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_without_a_mask_it_is_torchs(train):
-    ours, theirs = norm_pair()
-    x = norm_images()
-    for one, other in zip(run_norm(ours.train(train), x), run_norm(theirs.train(train), x), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_full_mask_agrees_with_torch():
-    ours, theirs = norm_pair()
-    ours.mask = torch.ones(4, dtype=torch.bool)
-    for one, other in zip(run_norm(ours, norm_images()), run_norm(theirs, norm_images()), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 2, 3]])
-@pytest.mark.parametrize("filling", [0.0, 1e30, float("nan")])
-def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
-    ours, theirs = norm_pair()
-    ours.mask = torch.zeros(4, dtype=torch.bool)
-    ours.mask[real] = True
-    x = norm_images()
-    padded = torch.where(ours.mask[:, None, None, None], x, filling)
-    x_grad = padded.clone().requires_grad_()
-    out = ours(padded)
-    assert torch.equal(out[~ours.mask], ours.bias[:, None, None].expand_as(out[~ours.mask]))  # finite, and no more
-    ours, _ = norm_pair()
-    ours.mask = torch.zeros(4, dtype=torch.bool)
-    ours.mask[real] = True
-    out = ours(x_grad)
-    ramp = torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)
-    grads = torch.autograd.grad((out[real] * ramp).square().sum(), [x_grad, ours.weight, ours.bias])
-    expected = run_norm(theirs, x[real])
-    result = [out[real], grads[0][real], *grads[1:], ours.running_mean, ours.running_var]
-    for one, other in zip(result, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-    assert not grads[0][~ours.mask].any()
-
-
-def test_one_value_per_channel_has_variance_0():
-    for mask in (None, torch.tensor([True])):
-        ours, _ = norm_pair()
-        mean, var = ours.running_mean.clone(), ours.running_var.clone()
-        ours.mask = mask
-        x = norm_images(batch=1, size=1)
-        results = run_norm(ours, x)
-        assert all(value.isfinite().all() for value in results)
-        torch.testing.assert_close(results[0].flatten(), ours.bias)
-        torch.testing.assert_close(ours.running_mean, 0.9 * mean + 0.1 * x.flatten())
-        torch.testing.assert_close(ours.running_var, 0.9 * var)
-
-
-def test_padding_alone_leaves_the_running_statistics():
-    ours, _ = norm_pair()
-    before = ours.running_mean.clone(), ours.running_var.clone()
-    ours.mask = torch.zeros(4, dtype=torch.bool)
-    results = run_norm(ours, norm_images())
-    assert all(value.isfinite().all() for value in results)
-    assert torch.equal(ours.running_mean, before[0])
-    assert torch.equal(ours.running_var, before[1])
-
-
-def test_evaluation_ignores_the_mask():
-    ours, theirs = norm_pair()
-    ours.mask = torch.tensor([True, False, False, True])
-    assert torch.equal(ours.eval()(norm_images()), theirs.eval()(norm_images()))
-
-
-def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
-    ours, theirs = norm_pair()
-    ours.float(), theirs.float()
-    ours.mask = torch.ones(4, dtype=torch.bool)
-    x = norm_images().bfloat16()
-    one, other = ours(x), theirs(x)
-    assert one.dtype == other.dtype == torch.bfloat16
-    torch.testing.assert_close(one, other)
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
-    assert ours.running_var.dtype == torch.float32
-
-
-# The mask on its way through a network
+# Masks and keys on their way through a network
 
 
 def state(module):
@@ -360,28 +441,67 @@ def objective(module):
     return loss
 
 
+def test_keyed_layers_of_a_network_draw_apart():
+    module = build("efficientnet-b0-32", 3, 32, 10, seed=0)
+    layers = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
+    assert [layer.number for layer in layers] == list(range(17))
+    assert [layer.p for layer in layers[:-1]] == pytest.approx([0.2 * i / 16 for i in range(16)])
+    assert (layers[-1].p, [layer.whole_examples for layer in layers]) == (0.2, [True] * 16 + [False])
+    assert [key for key, _ in module.named_buffers() if key.endswith(".key")][-1] == "body.classifier.key"
+
+
+@pytest.mark.parametrize("name", ["efficientnet-b0-32", "googlenet-512"])
+def test_features_lie_behind_the_dropout(name):
+    features = build(name, 3, 16, 10, seed=0)(images(3, size=16, dtype=torch.float32))[0]
+    other = build(name, 3, 16, 10, seed=0)
+    for key, value in other.named_buffers():
+        if key.endswith(".key"):
+            value.fill_(1)
+    assert not torch.equal(other(images(3, size=16, dtype=torch.float32))[0], features)
+    again = build(name, 3, 16, 10, seed=0)
+    assert torch.equal(again(images(3, size=16, dtype=torch.float32))[0], features)
+    if name.startswith("efficientnet"):
+        assert 0.1 < (features == 0).double().mean() < 0.3
+
+
 @pytest.mark.parametrize(
-    ("name", "padded"), [("resnet10", True), ("resnet10", False), ("resnet10-gn", True), ("cnn-small", False)]
+    ("name", "size", "sizes", "padded"),
+    [
+        ("resnet10", 16, [3, 2, 1], True),
+        ("resnet10", 16, [3, 3, 3], False),
+        ("resnet10-gn", 16, [3, 2, 1], True),
+        ("cnn-small", 16, [3, 3, 3], False),
+        ("resnet18-3x3-gn-projection", 8, [3, 1], True),
+        # With fewer images the last maps, of one pixel, would have next to no variance, and rounding errors would grow.
+        ("efficientnet-b0-32", 16, [6, 5], True),
+        ("mobilenet-v2-32", 8, [6, 5], True),
+        ("googlenet-32", 8, [3, 2], True),
+        ("mobilenet-v2-512", 16, [6, 5], True),
+        ("googlenet-512", 16, [6, 5], True),
+    ],
 )
-def test_stacked_clients_agree_with_one_after_the_other(name, padded):
-    sizes = [3, 2, 1] if padded else [3, 3, 3]
-    modules = [build(name, 3, 16, 10, seed=seed).double() for seed in range(3)]
+def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes, padded):
+    clients, batch = len(sizes), max(sizes)
+    modules = [build(name, 3, size, 10, seed=seed).double() for seed in range(clients)]
     draws = torch.Generator().manual_seed(0)
     for value in (value for module in modules for value in module.parameters() if value.dim() == 1):
         nn.init.uniform_(value, 0.5, 1.0, draws)  # biases of 0 after a variance of 0 would leave nothing to compare
     states = [state(module) for module in modules]
     params, buffers = ({key: torch.stack([s[i][key] for s in states]) for key in states[0][i]} for i in (0, 1))
-    x, y = torch.stack([images(3, size=16, seed=seed) for seed in range(3)]), torch.arange(9).reshape(3, 3)
-    mask = torch.arange(3) < torch.tensor(sizes)[:, None] if padded else None
+    buffers = {key: value + torch.arange(clients) if key.endswith(".key") else value for key, value in buffers.items()}
+    x = torch.stack([images(batch, size=size, seed=seed) for seed in range(clients)])
+    y = torch.arange(clients * batch).reshape(clients, batch) % 10
+    mask = torch.arange(batch) < torch.tensor(sizes)[:, None] if padded else None
     stacked = vmap(
         grad(objective(modules[0]), has_aux=True), in_dims=(0, 0, 0, 0, 0 if padded else None), randomness="error"
     )
     before = {key: value.clone() for key, value in buffers.items()}
     grads, after = stacked(params, buffers, x, y, mask)
     assert all(torch.equal(value, before[key]) for key, value in buffers.items())
-    for k, size in enumerate(sizes):
+    for k, real in enumerate(sizes):
         wanted = {key: value.clone().requires_grad_() for key, value in states[k][0].items()}
-        loss, updated = objective(modules[k])(wanted, states[k][1], x[k, :size], y[k, :size], None)
+        own = {key: value[k] for key, value in buffers.items()}
+        loss, updated = objective(modules[k])(wanted, own, x[k, :real], y[k, :real], None)
         for key, value in zip(wanted, torch.autograd.grad(loss, list(wanted.values())), strict=True):
             assert (grads[key][k] - value).norm() <= 1e-8 * value.norm() + 1e-9
         for key, value in updated.items():

@@ -1,0 +1,277 @@
+"""Layers: batch statistics that padding does not reach, and dropout whose mask is a function of a key."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedcli.layers import KeyedDropout, MaskedBatchNorm2d, _random_words
+
+
+def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
+    return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+# Batch statistics
+
+
+def norm_pair(channels=5):
+    """Our layer and torch's, with the same uncommon parameters and running statistics."""
+    draws = torch.Generator().manual_seed(1)
+    ours, theirs = MaskedBatchNorm2d(channels).double(), nn.BatchNorm2d(channels).double()
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = torch.rand(channels, generator=draws, dtype=torch.float64) + 0.5
+        getattr(ours, name).data.copy_(value)
+        getattr(theirs, name).data.copy_(value)
+    return ours, theirs
+
+
+def run_norm(layer, x):
+    """Output, gradients of an uneven loss by input, weight and bias, and the running statistics after."""
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    loss = (out * torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)).square().sum()
+    return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias]), layer.running_mean, layer.running_var]
+
+
+def norm_images(batch=4, size=3):
+    return images(batch, 5, size) * 2 + 3
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_without_a_mask_it_is_torchs(train):
+    ours, theirs = norm_pair()
+    x = norm_images()
+    for one, other in zip(run_norm(ours.train(train), x), run_norm(theirs.train(train), x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_full_mask_agrees_with_torch():
+    ours, theirs = norm_pair()
+    ours.mask = torch.ones(4, dtype=torch.bool)
+    for one, other in zip(run_norm(ours, norm_images()), run_norm(theirs, norm_images()), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 2, 3]])
+@pytest.mark.parametrize("filling", [0.0, 1e30, float("nan")])
+def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
+    ours, theirs = norm_pair()
+    ours.mask = torch.zeros(4, dtype=torch.bool)
+    ours.mask[real] = True
+    x = norm_images()
+    padded = torch.where(ours.mask[:, None, None, None], x, filling)
+    x_grad = padded.clone().requires_grad_()
+    out = ours(padded)
+    assert torch.equal(out[~ours.mask], ours.bias[:, None, None].expand_as(out[~ours.mask]))  # finite, and no more
+    ours, _ = norm_pair()
+    ours.mask = torch.zeros(4, dtype=torch.bool)
+    ours.mask[real] = True
+    out = ours(x_grad)
+    ramp = torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)
+    grads = torch.autograd.grad((out[real] * ramp).square().sum(), [x_grad, ours.weight, ours.bias])
+    expected = run_norm(theirs, x[real])
+    result = [out[real], grads[0][real], *grads[1:], ours.running_mean, ours.running_var]
+    for one, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    assert not grads[0][~ours.mask].any()
+
+
+def test_one_value_per_channel_has_variance_0():
+    for mask in (None, torch.tensor([True])):
+        ours, _ = norm_pair()
+        mean, var = ours.running_mean.clone(), ours.running_var.clone()
+        ours.mask = mask
+        x = norm_images(batch=1, size=1)
+        results = run_norm(ours, x)
+        assert all(value.isfinite().all() for value in results)
+        torch.testing.assert_close(results[0].flatten(), ours.bias)
+        torch.testing.assert_close(ours.running_mean, 0.9 * mean + 0.1 * x.flatten())
+        torch.testing.assert_close(ours.running_var, 0.9 * var)
+
+
+def test_padding_alone_leaves_the_running_statistics():
+    ours, _ = norm_pair()
+    before = ours.running_mean.clone(), ours.running_var.clone()
+    ours.mask = torch.zeros(4, dtype=torch.bool)
+    results = run_norm(ours, norm_images())
+    assert all(value.isfinite().all() for value in results)
+    assert torch.equal(ours.running_mean, before[0])
+    assert torch.equal(ours.running_var, before[1])
+
+
+def test_evaluation_ignores_the_mask():
+    ours, theirs = norm_pair()
+    ours.mask = torch.tensor([True, False, False, True])
+    assert torch.equal(ours.eval()(norm_images()), theirs.eval()(norm_images()))
+
+
+def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
+    ours, theirs = norm_pair()
+    ours.float(), theirs.float()
+    ours.mask = torch.ones(4, dtype=torch.bool)
+    x = norm_images().bfloat16()
+    one, other = ours(x), theirs(x)
+    assert one.dtype == other.dtype == torch.bfloat16
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    assert ours.running_var.dtype == torch.float32
+
+
+def test_options_are_torchs():
+    ours, theirs = (layer(5, eps=0.001, momentum=0.3).double() for layer in (MaskedBatchNorm2d, nn.BatchNorm2d))
+    ours.mask = torch.ones(4, dtype=torch.bool)
+    torch.testing.assert_close(ours(norm_images() / 100), theirs(norm_images() / 100))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+
+# Dropout
+
+
+def dropout(p=0.2, key=0, number=0, whole_examples=False):
+    layer = KeyedDropout(p, whole_examples)
+    layer.key.fill_(key)
+    layer.number = number
+    return layer
+
+
+def masks(p, keys=(0,), numbers=(0,), places=4096):
+    """Which values are dropped, one row for each pair of key and number."""
+    ones = torch.ones(4, places // 4)
+    rows = [dropout(p, key, number)(ones).flatten() == 0 for key in keys for number in numbers]
+    return torch.stack(rows).double()
+
+
+def test_evaluation_and_probability_0_change_nothing():
+    x = images(2)
+    assert dropout().eval()(x) is x
+    assert torch.equal(dropout(p=0.0)(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_is_kept_is_divided_by_what_is_left(dtype):
+    x = torch.linspace(1, 2, 4000, dtype=torch.float64).reshape(4, 1000).to(dtype)
+    out = dropout(p=0.25)(x)
+    assert out.dtype == dtype
+    assert torch.equal(out[out != 0], (x / 0.75)[out != 0])
+    assert (out == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.2, 0.5, 0.9])
+def test_share_of_dropped_values_is_the_same_for_all_keys_layers_and_places(p):
+    drops = masks(p, keys=range(100), numbers=range(3))
+    spread = (p * (1 - p)) ** 0.5
+    assert drops.mean().item() == pytest.approx(p, abs=4 * spread / drops.numel() ** 0.5)
+    for means, count in ((drops.mean(1), 4096), (drops.mean(0), 300)):
+        assert means.std().item() == pytest.approx(spread / count**0.5, rel=0.15)  # as of independent draws
+        assert (means - p).abs().max() < 5 * spread / count**0.5
+
+
+@pytest.mark.parametrize(
+    ("keys", "numbers"),
+    [
+        (range(60), [0]),
+        ([1 << bit for bit in range(63)], [0]),
+        ([k << 32 for k in range(60)], [0]),
+        ([-1 - k for k in range(60)], [0]),
+        ([7], range(60)),
+        (range(8), range(8)),
+    ],
+    ids=["keys", "bits", "high words", "negative", "layers", "both"],
+)
+def test_masks_are_independent(keys, numbers):
+    drops = masks(0.5, keys, numbers)
+    between = torch.corrcoef(drops).fill_diagonal_(0)
+    assert between.abs().max() < 5 * 4096**-0.5
+    assert between.std().item() == pytest.approx(4096**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("other", [{"key": 1}, {"key": 1 << 32}, {"number": 1}], ids=str)
+def test_one_mask_is_not_the_other_moved(other):
+    one, two = (
+        _random_words(torch.tensor(options.get("key", 0)), options.get("number", 0), (2**15,)) < 2**31
+        for options in ({}, other)
+    )
+    one, two = one.double() * 2 - 1, two.double() * 2 - 1
+    moved = torch.fft.ifft(torch.fft.fft(one) * torch.fft.fft(two).conj()).real / 2**15  # correlation at every distance
+    alone = torch.fft.ifft(torch.fft.fft(one).abs() ** 2).real[1:] / 2**15
+    assert max(moved.abs().max(), alone.abs().max()) < 6 * 2**-7.5
+
+
+def test_equal_keys_give_equal_masks_whatever_else_is_in_the_batch():
+    x = images(8, size=4)
+    assert torch.equal(dropout(key=5)(x), dropout(key=5)(x))
+    assert torch.equal(dropout(key=5)(x[:3]), dropout(key=5)(x)[:3])
+    assert not torch.equal(dropout(key=5)(x), dropout(key=6)(x))
+    assert torch.equal(dropout(key=5)(x.to(memory_format=torch.channels_last)), dropout(key=5)(x))
+    whole = dropout(0.5, key=5, whole_examples=True)
+    assert torch.equal(whole(x[:3]), whole(x)[:3])
+
+
+def test_whole_examples_are_kept_or_dropped():
+    x = images(2000, size=2).abs() + 1
+    out = dropout(p=0.2, whole_examples=True)(x)
+    dropped = out[:, 0, 0, 0] == 0
+    assert not out[dropped].any()
+    assert torch.equal(out[~dropped], x[~dropped] / 0.8)
+    assert dropped.double().mean().item() == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_dropped_value_has_no_gradient_even_where_it_is_not_finite():
+    x = torch.full((1, 50), float("inf"), requires_grad=True)
+    out = dropout(p=0.5)(x)
+    (grads,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(grads, torch.where(out == 0, 0.0, 2.0))
+
+
+@pytest.mark.parametrize("key", [0, 1, 123456789, 2**63 - 1, -(2**63), -1])
+def test_hash_is_that_of_unbounded_integers(key):
+    """No product may leave int64, where devices could differ."""
+
+    def mix(word):
+        word = (word ^ word >> 15) * 0x2C1B3C6D % 2**32
+        word = (word ^ word >> 12) * 0x297A2D39 % 2**32
+        return word ^ word >> 15
+
+    def hashed(place, number):
+        low, high = key % 2**32, key % 2**64 >> 32
+        word = mix((place + (number + 1) * 0x9E3779B9) % 2**32) + mix(low)
+        return mix((mix(word % 2**32) + mix(high)) % 2**32)
+
+    for number in (0, 16, 99):
+        expected = torch.tensor([hashed(place, number) for place in range(200)]).reshape(2, 100)
+        assert torch.equal(_random_words(torch.tensor(key), number, (2, 100)), expected)
+
+
+def test_100_layers_do_not_share_places():
+    starts = sorted(number * 0x9E3779B9 % 2**32 for number in range(1, 101))
+    assert min(b - a for a, b in zip(starts, [*starts[1:], starts[0] + 2**32], strict=True)) > 20e6
+
+
+@pytest.mark.parametrize("whole_examples", [False, True])
+def test_stacked_dropout_agrees_with_one_after_the_other(whole_examples):
+    module = nn.Sequential(nn.Linear(6, 5), dropout(0.4, whole_examples=whole_examples), nn.Linear(5, 1)).double()
+    module[1].number = 3
+    draws = torch.Generator().manual_seed(0)
+    params = {
+        name: torch.randn(4, *value.shape, dtype=torch.float64, generator=draws)
+        for name, value in module.named_parameters()
+    }
+    keys, x = torch.tensor([3, 1, 3, -(2**40)]), torch.randn(4, 7, 6, dtype=torch.float64, generator=draws)
+
+    def loss(params, key, x):
+        return functional_call(module, (params, {"1.key": key}), (x,)).square().sum()
+
+    stacked = vmap(grad(loss), randomness="error")(params, keys, x)
+    for k, key in enumerate(keys):
+        single = grad(loss)({name: value[k] for name, value in params.items()}, key, x[k])
+        for name, value in single.items():
+            torch.testing.assert_close(stacked[name][k], value)
+    assert int(module[1].key) == 0
+
+
+def test_key_is_a_buffer_but_not_saved():
+    layer = KeyedDropout(0.2)
+    assert [(name, value.dtype, value.shape) for name, value in layer.named_buffers()] == [("key", torch.int64, ())]
+    assert not layer.state_dict()
+    assert layer.double().key.dtype == torch.int64
