@@ -1,0 +1,220 @@
+"""FedDyn: a regularizer that changes with every round, so that the clients' minima agree with the global one.
+
+D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama, "Federated Learning Based on
+Dynamic Regularization", ICLR 2021, https://arxiv.org/abs/2111.04263. Algorithm 1.
+
+A client minimises L_i(w) - <g_i, w> + alpha / 2 |w - w_g|^2, where g_i is the gradient of its own objective L_i at the
+last local model; at that minimum the new gradient is g_i - alpha (w_i - w_g). The server takes the mean of the models
+and goes on by the sum of what the clients have moved. At rest w_i = w_g for all i, so the g_i sum to zero and w_g is a
+stationary point of the global objective.
+
+Notation
+    code                paper                           shape
+    params              theta^t, w_g above              dict of tensors
+    local_params        theta_k^t, w_i above            [K, ...]
+    h_i                 -grad L_k(theta_k^t) / alpha    [K, ...]
+    h                   -h^t / alpha, mean of all h_i   dict of tensors
+    alpha               alpha                           [K], of each client
+
+Readings and deviations
+    1. Written in h_i = -g_i / alpha, the sum of w_i - w_g over the client's rounds, as in the authors' code.
+    2. alpha_i = alpha / (n_i / mean n), as in the authors' code, the mean over all N clients: with h summing to zero it
+       is n_i g_i that sum to zero, so the rest point is that of FedAvg's objective, the mean weighted by n_i. The paper
+       has one alpha, for clients of equal size. A client without examples gets 0.
+    3. The cohort has a fixed size; in the paper each client takes part with a given probability.
+    4. Parameters only; buffers are averaged as the models are (the authors' networks have none).
+    5. The server's model is the one that is tested. (The authors' code tests the mean of the local models too.)
+    6. alpha = 0 is not FedAvg: h is still added. The quadratic term stands in the objective, not in the weight decay.
+    7. A client holds two copies of the model, as in FedFM's Table III; its h_i is not counted there.
+    8. `--form simplified` is not the paper's, but what FedFA's code calls FedDyn: the client's last local model less
+       w_g in the place of h_i (zero in its first round), no quadratic term, no h, and FedAvg's mean weighted by n_i.
+       FedFA's text (its Eq. 19) prints the original's local objective.
+
+Known from the authors' code only
+    Readings 1 and 2. Gradients are clipped at norm 10, in FedFA's code too: left out here, in both forms.
+
+Run it
+    fedcli run feddyn --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import cross_entropy, weighted_mean
+from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+from fedcli.trees import tree_map
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedDyn adds to FedAvg."""
+
+    alpha: float = option(0.01, "Weight of the dynamic regularizer", symbol="α", source="Algorithm 1", low=0)
+    form: str = option(
+        "original",
+        "The paper's, or without server state and quadratic term as in FedFA's code",
+        choices=("original", "simplified"),
+    )
+
+
+class Context(NamedTuple):
+    """What a client is given for a round."""
+
+    global_params: Params  # w_g
+    h_i: Params  # each client's own
+    alpha: Tensor  # [K], each client's own
+
+
+CONTEXT_AXES = Context(global_params=None, h_i=0, alpha=0)
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between the rounds it takes part in."""
+
+    dual: Params  # h_i; in the simplified form the last local model
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds."""
+
+    params: Params  # global model w_g
+    buffers: Params
+    h: Params  # mean of h_i over all N clients; zero in the simplified form
+    clients: dict[int, ClientState]
+
+
+def linear_regularizer(params: Params, h_i: Params, alpha: Tensor) -> Tensor:
+    """alpha <w, h_i>, which is -<g_i, w>.
+
+    Args:
+        params: w, of one client.
+        h_i: As params.
+        alpha: Scalar, the client's.
+
+    Returns:
+        Scalar.
+    """
+    return alpha * sum((value * h_i[name]).sum() for name, value in params.items())
+
+
+def dynamic_regularizer(params: Params, global_params: Params, h_i: Params, alpha: Tensor) -> Tensor:
+    """What is added to the local objective: alpha <w, h_i> + alpha / 2 |w - w_g|^2.
+
+    Args:
+        params: w, of one client.
+        global_params: w_g.
+        h_i: As params.
+        alpha: Scalar, the client's.
+
+    Returns:
+        Scalar.
+    """
+    squares = sum((value - global_params[name]).square().sum() for name, value in params.items())
+    return linear_regularizer(params, h_i, alpha) + alpha / 2 * squares
+
+
+def client_alphas(alpha: float, num_examples: Tensor, mean_examples: float) -> Tensor:
+    """alpha_i = alpha / (n_i / mean n); 0 for a client without examples, which takes no step.
+
+    Args:
+        alpha: Not negative.
+        num_examples: n_i, `[K]`.
+        mean_examples: Mean of n_i over all N clients.
+    """
+    return torch.where(num_examples > 0, alpha * mean_examples / num_examples.clamp(min=1), 0.0)
+
+
+def update_dual(h_i: Params, global_params: Params, local_params: Params) -> Params:
+    """h_i + w_i - w_g, which is g_i - alpha (w_i - w_g).
+
+    Args:
+        h_i: `[K, ...]`.
+        global_params: w_g, `[...]`.
+        local_params: w_i, `[K, ...]`.
+    """
+    return tree_map(lambda dual, start, end: dual + (end - start), h_i, global_params, local_params)
+
+
+def update_server(params: Params, h: Params, local_params: Params, num_clients: int) -> tuple[Params, Params]:
+    """h + (1 / N) sum over the cohort of w_i - w_g, then mean of w_i over the cohort + h.
+
+    Args:
+        params: w_g.
+        h: Mean of h_i over all clients.
+        local_params: w_i, `[K, ...]`.
+        num_clients: Size of the population, N.
+
+    Returns:
+        The new w_g and h.
+    """
+    h = tree_map(lambda dual, start, end: dual + (end - start).sum(0) / num_clients, h, params, local_params)
+    return tree_map(lambda end, dual: end.mean(0) + dual, local_params, h), h
+
+
+def make_local_loss(network: Network, config: Config) -> LocalLoss:
+    """The local objective: mean cross-entropy and the regularizer."""
+
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        task = cross_entropy(logits, batch.y, batch.mask)
+        if config.form == "simplified":
+            regularizer = linear_regularizer(params, context.h_i, context.alpha)
+        else:
+            regularizer = dynamic_regularizer(params, context.global_params, context.h_i, context.alpha)
+        return task + regularizer, Aux(buffers, {"cross_entropy": task, "regularizer": regularizer}, features)
+
+    return local_loss
+
+
+def init(fed, config: Config) -> ServerState:
+    """The initial model; h is zero, as every h_i."""
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, tree_map(torch.zeros_like, params), {})
+
+
+def train_locally(state: ServerState, h_i: Params, cohort, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
+    """The cohort's clients, each at the minimum (in so many steps) of its regularized objective; and their terms."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    num_examples = torch.as_tensor(cohort.num_examples, dtype=fed.dtype, device=fed.device)
+    mean_examples = sum(len(part) for part in fed.parts) / fed.num_clients
+    context = Context(state.params, h_i, client_alphas(config.alpha, num_examples, mean_examples))
+    return fed.train(clients, cohort, make_local_loss(fed.network, config), context, CONTEXT_AXES)
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Algorithm 1, one round."""
+    if config.form == "simplified":
+        return run_simplified_round(state, cohort, fed, config)
+    h_i = fed.recall(state.clients, cohort, ClientState(tree_map(torch.zeros_like, state.params))).dual
+    clients, terms = train_locally(state, h_i, cohort, fed, config)  # theta_k^t
+    kept = fed.remember(state.clients, cohort, ClientState(update_dual(h_i, state.params, clients.params)))
+    local_params, local_buffers = fed.upload_model(clients)
+    params, h = update_server(state.params, state.h, local_params, fed.num_clients)  # h^t, then theta^t
+    buffers = weighted_mean(local_buffers, torch.ones_like(cohort.weights))
+    return ServerState(params, buffers, h, kept), terms
+
+
+def run_simplified_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Reading 8: the last local model in place of the sum of gradients, and FedAvg's server."""
+    last = fed.recall(state.clients, cohort, ClientState(state.params)).dual
+    clients, terms = train_locally(state, tree_map(torch.sub, last, state.params), cohort, fed, config)
+    kept = fed.remember(state.clients, cohort, ClientState(clients.params))
+    model = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return ServerState(*model, state.h, kept), terms
+
+
+METHOD = Method(
+    name="feddyn",
+    title="FedDyn: dynamic regularization",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=None,  # alpha = 0 still adds h
+    state_types=(ServerState, ClientState),
+    default_protocol="fedfm:niid-1",
+    client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III
+)

@@ -1,0 +1,192 @@
+"""FedDyn: its regularizer, its rest point on known problems, what alpha = 0 is, its state, and FedFA's form of it."""
+
+import pytest
+import torch
+
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from fedcli.trees import leaves, select
+from papers.baselines.fedavg import make_local_loss
+from papers.baselines.feddyn import client_alphas, dynamic_regularizer, linear_regularizer, update_dual, update_server
+from tests import laws
+
+FEDDYN = find_method("feddyn")
+COHORTS = ([0, 1], [1, 3], [0, 2])
+
+
+def float64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+CURVATURE, CENTRE = float64([[1.0, 0.2], [0.1, 0.6]]), float64([[3.0, 0.0], [-1.0, 2.0]])
+
+
+def minimised(k, start, h_i=None, alpha=None, steps=20, lr=0.5):
+    """Gradient descent on client k's quadratic, with the regularizer where there is one."""
+    w = start["w"].clone().requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (CURVATURE[k] * (w - CENTRE[k]).square()).sum() / 2
+        if h_i is not None:
+            loss = loss + dynamic_regularizer({"w": w}, start, h_i, alpha)
+        loss.backward()
+        optimizer.step()
+    return w.detach()
+
+
+def test_the_regularizer_and_its_gradient():
+    w = {"a": float64([1.0, 2.0]).requires_grad_(), "b": float64(3.0).requires_grad_()}
+    start, h_i = {"a": float64([0.0, 4.0]), "b": float64(1.0)}, {"a": float64([5.0, -1.0]), "b": float64(2.0)}
+    value = dynamic_regularizer(w, start, h_i, float64(0.5))
+    assert value.item() == 0.5 * (5 - 2 + 6) + 0.25 * (1 + 4 + 4)
+    value.backward()
+    assert w["a"].grad.tolist() == [0.5 * (5 + 1), 0.5 * (-1 - 2)]
+    assert w["b"].grad.item() == 0.5 * (2 + 2)
+    assert linear_regularizer(w, h_i, float64(0.5)).item() == 0.5 * (5 - 2 + 6)
+
+
+def test_it_is_the_papers_with_h_as_minus_the_gradient_over_alpha():
+    """At the minimum of the regularized objective the dual holds the client's own gradient there."""
+    start, alpha, h_i = {"w": float64([1.0, -2.0])}, float64(0.3), {"w": float64([0.7, 0.1])}
+    w = minimised(0, start, h_i, alpha, steps=200)
+    new = update_dual({"w": h_i["w"][None]}, start, {"w": w[None]})["w"][0]
+    torch.testing.assert_close(-alpha * new, CURVATURE[0] * (w - CENTRE[0]), rtol=0, atol=1e-12)
+
+
+def test_the_server_by_hand():
+    params, h = update_server({"w": float64([1.0])}, {"w": float64([0.5])}, {"w": float64([[2.0], [5.0]])}, 10)
+    assert h["w"].tolist() == [0.5 + (1 + 4) / 10]
+    assert params["w"].tolist() == [3.5 + 1.0]
+
+
+def test_alpha_is_larger_for_small_clients_and_zero_without_examples():
+    assert client_alphas(0.1, float64([20.0, 5.0, 0.0]), 10.0).tolist() == [0.05, 0.2, 0]
+
+
+@pytest.mark.parametrize("num_examples", [[10.0, 10.0], [30.0, 10.0]])
+def test_on_two_quadratics_it_finds_the_global_optimum_and_fedavg_does_not(num_examples):
+    num_examples = float64(num_examples)
+    weights = num_examples / num_examples.sum()
+    optimum = (weights[:, None] * CURVATURE * CENTRE).sum(0) / (weights[:, None] * CURVATURE).sum(0)
+    alphas = client_alphas(0.5, num_examples, num_examples.mean().item())
+    params, h, h_i = {"w": float64([1.0, -2.0])}, {"w": torch.zeros(2).double()}, {"w": torch.zeros(2, 2).double()}
+    average = params
+    for _ in range(60):
+        local = {"w": torch.stack([minimised(k, params, select(h_i, k), alphas[k]) for k in (0, 1)])}
+        h_i = update_dual(h_i, params, local)
+        params, h = update_server(params, h, local, 2)
+        torch.testing.assert_close(h["w"], h_i["w"].mean(0))
+        average = {"w": weights @ torch.stack([minimised(k, average) for k in (0, 1)])}
+    torch.testing.assert_close(params["w"], optimum, rtol=0, atol=1e-8)
+    assert (average["w"] - optimum).abs().max() > 0.1
+
+
+def test_without_alpha_it_is_fedavg_that_goes_twice_as_far_in_the_first_round():
+    """w_i - w_g enters once as the mean of the models and once as h; the clients have one size here."""
+    run = {"parts": laws.toy_parts((5, 5, 5, 5))}
+    ours, base = laws.federation(FEDDYN, {"alpha": 0.0}, **run), laws.federation("fedavg", **run)
+    start = base[1].initial_model()[0]
+    state, average = laws.simulate(*ours, 1), laws.simulate(*base, 1).params
+    laws.assert_agree(state.params, {name: 2 * average[name] - start[name] for name in start}, "twice as far")
+    laws.assert_agree(state.h, {name: average[name] - start[name] for name in start}, "h")
+
+
+def test_every_round_is_the_plain_mean_and_what_all_clients_have_moved():
+    setup, fed = laws.federation(FEDDYN, {"alpha": 0.1}, cohort_size=2)
+    states = [laws.simulate(setup, fed, rounds, COHORTS) for rounds in range(4)]
+    for before, after, clients in zip(states, states[1:], COHORTS, strict=False):
+        for name, start in before.params.items():
+            old = {k: state.dual[name] for k, state in before.clients.items()}
+            new = {k: state.dual[name] for k, state in after.clients.items()}
+            ends = [start + new[k] - old.get(k, torch.zeros_like(start)) for k in clients]
+            expected = sum(ends) / 2 + sum(new.values()) / 4
+            torch.testing.assert_close(after.params[name], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_regularizer_of_a_round_is_that_of_the_clients_own_size_and_state():
+    """One full-batch step a round, by plain gradients."""
+    run = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0, "weight_decay": 0.0, "cohort_size": 2}
+    setup, fed = laws.federation(FEDDYN, {"alpha": 0.2}, **run)
+    before, after = (laws.simulate(setup, fed, rounds, COHORTS) for rounds in (1, 2))
+    module = fed.network.module
+    for name, value in module.named_parameters():
+        value.data.copy_(before.params[name])
+    for client, n in ((1, 7), (3, 4)):
+        x, y = fed.engine.gather(fed.training[client])
+        names, values = zip(*module.named_parameters(), strict=True)
+        grads = torch.autograd.grad(torch.nn.functional.cross_entropy(module(x)[1], y), values)
+        for name, grad in zip(names, grads, strict=True):
+            old = before.clients[client].dual[name] if client in before.clients else torch.zeros_like(grad)
+            moved = -setup.run.lr * (grad + 0.2 / (n / 8.5) * old)  # at w = w_g the quadratic term has no gradient
+            torch.testing.assert_close(after.clients[client].dual[name], old + moved, rtol=1e-8, atol=1e-11)
+
+
+def test_the_quadratic_term_and_alpha_act():
+    base = laws.simulate(*laws.federation(FEDDYN), 1).params
+    assert laws.distance(laws.simulate(*laws.federation(FEDDYN, {"alpha": 0.1}), 1).params, base) > 1e-4
+
+
+def test_buffers_are_averaged_as_the_models_are():
+    data, parts = laws.toy_dataset(num_train=12, channels=3), laws.toy_parts((6, 2, 2, 2))
+    run = {"backbone": "resnet10-3x3", "data": data, "parts": parts, "local_epochs": 1}
+    setup, fed = laws.federation(FEDDYN, {"alpha": 0.0}, **run)
+    cohort = fed.cohort(0)
+    clients, _ = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, make_local_loss(fed.network))
+    buffers = laws.simulate(setup, fed, 1).buffers
+    assert buffers
+    for name, value in buffers.items():
+        torch.testing.assert_close(value, sum(clients.buffers[name]) / 4, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["original", "simplified"])
+def test_a_client_without_examples_stands_still(form):
+    setup, fed = laws.federation(FEDDYN, {"form": form, "alpha": 0.1}, parts=laws.toy_parts((0, 7, 10, 4)))
+    state = laws.simulate(setup, fed, 1)
+    start = fed.initial_model()[0]
+    expected = start if form == "simplified" else {name: torch.zeros_like(value) for name, value in start.items()}
+    assert all(torch.equal(state.clients[0].dual[name], value) for name, value in expected.items())
+    assert all(torch.isfinite(leaf).all() for leaf in leaves(laws.simulate(setup, fed, 3)))
+
+
+def test_the_simplified_form_is_fedavg_in_its_first_round_and_keeps_the_last_models():
+    ours = laws.federation(FEDDYN, {"form": "simplified", "alpha": 0.1}, cohort_size=2)
+    base = laws.federation("fedavg", cohort_size=2)
+    first = laws.simulate(*ours, 1, COHORTS)
+    laws.assert_agree(first.params, laws.simulate(*base, 1, COHORTS).params, "the first round")
+    start = ours[1].initial_model()[0]
+    mean = {name: (13 * first.clients[0].dual[name] + 7 * first.clients[1].dual[name]) / 20 for name in start}
+    laws.assert_agree(first.params, mean, "the mean of what the clients keep")
+    off = laws.federation(FEDDYN, {"form": "simplified", "alpha": 0.0}, cohort_size=2)
+    laws.assert_agree(laws.simulate(*off, 3, COHORTS).params, laws.simulate(*base, 3, COHORTS).params, "alpha = 0")
+
+
+def test_the_simplified_form_pulls_from_the_last_local_model_to_the_global_one():
+    """One full-batch step: the second round differs from a plain one by -lr alpha_i (w_i of before - w_g)."""
+    run = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0, "cohort_size": 2}
+    setup, fed = laws.federation(FEDDYN, {"form": "simplified", "alpha": 0.2}, **run)
+    plain, _ = laws.federation(FEDDYN, {"form": "simplified", "alpha": 0.0}, **run)
+    first = laws.simulate(setup, fed, 1, COHORTS)
+    ends = [s.method.run_round(first, fed.cohort_of(1, [0, 1]), fed, s.options)[0].clients for s in (setup, plain)]
+    for client, n in ((0, 13), (1, 7)):
+        for name, value in first.params.items():
+            pull = 0.2 / (n / 8.5) * (first.clients[client].dual[name] - value)
+            difference = ends[0][client].dual[name] - ends[1][client].dual[name]
+            torch.testing.assert_close(difference, -setup.run.lr * pull, rtol=1e-7, atol=1e-12)
+
+
+def test_the_simplified_form_obeys_the_laws_of_chunks_and_order():
+    overrides = {"form": "simplified", "alpha": 0.1}
+    laws.law_4_chunking_is_invisible(FEDDYN, overrides=overrides, chunks=(1, 2))
+    laws.law_5_order_is_invisible(FEDDYN, overrides)
+
+
+@pytest.mark.parametrize("form", ["original", "simplified"])
+def test_terms_and_costs_of_a_round(form):
+    setup, fed = laws.federation(FEDDYN, {"form": form})
+    _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
+    assert set(entry["terms"]) == {"cross_entropy", "regularizer"}
+    model = fed.sizes.parameters
+    assert fed.sent_down == {"params": 4 * model, "buffers": 0, "other": 0}  # four clients
+    assert fed.sent_up == {"params": 4 * model, "buffers": 0, "other": 0}
+    assert setup.method.client_memory(fed.sizes) == 2 * model

@@ -1,0 +1,192 @@
+"""SCAFFOLD: its equations by hand, where it is FedAvg and where it is not, and that it removes the clients' drift."""
+
+import pytest
+import torch
+
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from fedcli.trees import select, tree_map
+from papers.baselines.scaffold import correction, step_length, update_control, update_mean_control, update_model
+from tests import laws
+
+SCAFFOLD = find_method("scaffold")
+ONE_STEP = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0}  # one full batch for the toy clients
+
+
+def vector(*values):
+    return {"w": torch.tensor(values, dtype=torch.float64)}
+
+
+def full_gradient(fed, params, client, weight_decay=0.0):
+    """Gradient of a client's whole objective."""
+    module = fed.network.module
+    for name, value in module.named_parameters():
+        value.data.copy_(params[name])
+    x, y = fed.engine.gather(fed.training[client])
+    names, values = zip(*module.named_parameters(), strict=True)
+    grads = torch.autograd.grad(torch.nn.functional.cross_entropy(module(x)[1], y), values)
+    return {name: g + weight_decay * params[name] for name, g in zip(names, grads, strict=True)}
+
+
+def trained(gradient, start, c, c_i, steps, lr, momentum=0.0):
+    """One client by torch.optim on its own linear objective, or what `gradient` says, plus the correction."""
+    w = start["w"].clone().requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=lr, momentum=momentum)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (gradient(w.detach()) @ w + correction({"w": w}, c, c_i)).backward()
+        optimizer.step()
+    return {"w": w.detach()}
+
+
+def simulated(gradients, rounds, steps, lr, momentum=0.0):
+    """Clients of equal size through the file's own functions; returns each round's models, local models, c and c_i."""
+    x, c = vector(1.0, -2.0), vector(0.0, 0.0)
+    c_i = {"w": torch.zeros(len(gradients), 2, dtype=torch.float64)}
+    history = []
+    for _ in range(rounds):
+        ends = [trained(g, x, c, select(c_i, k), steps, lr, momentum) for k, g in enumerate(gradients)]
+        ends = {"w": torch.stack([end["w"] for end in ends])}
+        taken = torch.full((len(gradients),), float(steps), dtype=torch.float64)
+        new = update_control(c_i, c, x, ends, taken, step_length(lr, "sgd", momentum))
+        history.append((x, ends, c, c_i))
+        c = update_mean_control(c, tree_map(torch.sub, new, c_i), len(gradients))
+        x, c_i = update_model(x, {"w": ends["w"].mean(0)}, 1.0), new
+    return [*history, (x, None, c, c_i)]
+
+
+def test_the_gradient_of_the_correction_is_c_minus_c_i():
+    params = {name: value.requires_grad_() for name, value in (vector(1.0, 2.0) | {"b": torch.ones(())}).items()}
+    c, c_i = vector(3.0, -1.0) | {"b": torch.tensor(0.5)}, vector(1.0, 4.0) | {"b": torch.tensor(2.0)}
+    value = correction(params, c, c_i)
+    assert value.item() == 1 * 2 + 2 * -5 - 1.5
+    value.backward()
+    assert params["w"].grad.tolist() == [2, -5]
+    assert params["b"].grad.item() == -1.5
+
+
+def test_option_two_by_hand_and_a_client_without_steps():
+    c_i = {"w": torch.tensor([[1.0, 2.0], [5.0, 6.0]])}
+    local = {"w": torch.tensor([[0.0, 1.0], [1.0, 1.0]])}
+    new = update_control(
+        c_i, {"w": torch.tensor([0.5, 1.0])}, {"w": torch.ones(2)}, local, torch.tensor([4.0, 0.0]), 0.1
+    )
+    torch.testing.assert_close(new["w"], torch.tensor([[1 - 0.5 + 1 / 0.4, 2 - 1.0], [5.0, 6.0]]))
+
+
+def test_the_servers_step_by_hand():
+    assert update_model(vector(1.0, 2.0), vector(3.0, 1.0), 0.5)["w"].tolist() == [2, 1.5]
+    change = {"w": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}  # two of eight clients
+    assert update_mean_control({"w": torch.tensor([1.0, 1.0])}, change, 8)["w"].tolist() == [1.5, 1.25]
+
+
+def test_after_the_first_round_every_client_moves_along_the_global_gradient():
+    own = torch.tensor([[2.0, 0.0], [0.0, -4.0]], dtype=torch.float64)
+    history = simulated([lambda w, g=g: g for g in own], rounds=2, steps=5, lr=0.1)
+    x, ends, _, _ = history[0]
+    torch.testing.assert_close(ends["w"] - x["w"], -0.5 * own)  # FedAvg: each along its own
+    x, ends, c, c_i = history[1]
+    torch.testing.assert_close(c_i["w"], own)
+    torch.testing.assert_close(c["w"], own.mean(0))
+    torch.testing.assert_close(ends["w"] - x["w"], -0.5 * own.mean(0).expand(2, 2))
+
+
+def test_with_momentum_the_drift_goes_away_too():
+    own = torch.tensor([[2.0, 0.0], [0.0, -4.0]], dtype=torch.float64)
+    history = simulated([lambda w, g=g: g for g in own], rounds=40, steps=10, lr=0.1, momentum=0.9)
+    _, _, c, c_i = history[-1]
+    torch.testing.assert_close(c_i["w"] - c["w"], own - own.mean(0), rtol=0, atol=1e-6)
+    _, ends, _, _ = history[-2]
+    torch.testing.assert_close(ends["w"][0], ends["w"][1], rtol=0, atol=1e-5)
+    assert step_length(0.1, "sgd", 0.9) == pytest.approx(1.0)
+    assert step_length(0.1, "adam", 0.9) == 0.1
+
+
+def test_on_two_quadratics_it_finds_the_global_optimum_and_fedavg_does_not():
+    curvature = torch.tensor([[1.0, 0.2], [0.1, 0.6]], dtype=torch.float64)
+    centre = torch.tensor([[3.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)
+    optimum = (curvature * centre).sum(0) / curvature.sum(0)
+    gradients = [lambda w, a=a, b=b: a * (w - b) for a, b in zip(curvature, centre, strict=True)]
+    found = simulated(gradients, rounds=80, steps=10, lr=0.2)[-1][0]["w"]
+    torch.testing.assert_close(found, optimum, rtol=0, atol=1e-8)
+    x, zero = vector(1.0, -2.0), vector(0.0, 0.0)
+    for _ in range(80):
+        x = {"w": torch.stack([trained(g, x, zero, zero, 10, 0.2)["w"] for g in gradients]).mean(0)}
+    assert (x["w"] - optimum).abs().max() > 0.05
+
+
+def test_the_first_round_is_fedavg_and_the_second_is_not():
+    ours, base = laws.federation(SCAFFOLD), laws.federation("fedavg")
+    laws.assert_agree(laws.simulate(*ours, 1).params, laws.simulate(*base, 1).params, "the first round")
+    assert laws.distance(laws.simulate(*ours, 2).params, laws.simulate(*base, 2).params) > 1e-3
+
+
+def test_one_client_is_sgd():
+    run = {"parts": laws.toy_parts((13,)), "num_clients": 1, "cohort_size": 1, "lr_decay": 0.9}
+    state = laws.simulate(*laws.federation(SCAFFOLD, **run), 3)
+    laws.assert_agree(state.c, state.clients[0].c_i, "c is c_i")
+    laws.assert_agree(state.params, laws.simulate(*laws.federation("fedavg", **run), 3).params, "one client")
+
+
+def test_two_rounds_by_plain_gradients():
+    """One full-batch step a round: c_i is the gradient with its weight decay, c a mean over all four clients."""
+    setup, fed = laws.federation(SCAFFOLD, cohort_size=2, lr_decay=0.5, **ONE_STEP)
+    lr, decay = setup.run.lr / 2, setup.run.weight_decay  # of the second round
+    start, cohorts = fed.initial_model()[0], ([0, 1], [0, 2])
+    states = [laws.simulate(setup, fed, rounds, cohorts) for rounds in (1, 2)]
+    first = {client: full_gradient(fed, start, client, decay) for client in (0, 1)}
+    for client, g in first.items():
+        laws.assert_agree(states[0].clients[client].c_i, g, f"c_i of client {client}")
+    c = {name: (first[0][name] + first[1][name]) / 4 for name in start}
+    laws.assert_agree(states[0].c, c, "c")
+
+    x = states[0].params
+    second = {client: full_gradient(fed, x, client, decay) for client in (0, 2)}
+    weights = {0: 13 / 23, 2: 10 / 23}
+    for name in x:
+        direction = {0: second[0][name] + c[name] - first[0][name], 2: second[2][name] + c[name]}
+        step = sum(weights[client] * direction[client] for client in weights)
+        torch.testing.assert_close(states[1].params[name], x[name] - lr * step, rtol=1e-9, atol=1e-12)
+        mean = c[name] + (second[0][name] - first[0][name] + second[2][name]) / 4
+        torch.testing.assert_close(states[1].c[name], mean, rtol=1e-8, atol=1e-11)
+    for client in (0, 2):  # option II gives back the gradient that the correction was added to
+        laws.assert_agree(states[1].clients[client].c_i, second[client], f"c_i of client {client}")
+    laws.assert_agree(states[1].clients[1].c_i, first[1], "client 1 sat out")
+
+
+def test_momentum_lengthens_the_steps_that_option_two_divides_by():
+    setup, fed = laws.federation(SCAFFOLD, **{**ONE_STEP, "momentum": 0.75})
+    g = full_gradient(fed, fed.initial_model()[0], 0, setup.run.weight_decay)
+    c_i = laws.simulate(setup, fed, 1).clients[0].c_i  # one step, in which momentum has not begun
+    laws.assert_agree(c_i, {name: value / 4 for name, value in g.items()}, "c_i")
+
+
+def test_the_servers_rate_scales_the_parameters_and_not_the_buffers():
+    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=12, channels=3), "local_epochs": 1}
+    run["parts"] = laws.toy_parts((4, 3, 2, 3))
+    ours, base = laws.federation(SCAFFOLD, {"server_lr": 0.5}, **run), laws.federation("fedavg", **run)
+    start = base[1].initial_model()[0]
+    state, average = laws.simulate(*ours, 1), laws.simulate(*base, 1)
+    laws.assert_agree(state.params, {name: (start[name] + average.params[name]) / 2 for name in start}, "half the way")
+    laws.assert_agree(state.buffers, average.buffers, "buffers")
+
+
+def test_a_client_without_a_step_keeps_its_control_variate():
+    setup, fed = laws.federation(SCAFFOLD, parts=laws.toy_parts((0, 7, 10, 3)), drop_last=True)  # batches of 4
+    state = laws.simulate(setup, fed, 2)
+    for client in (0, 3):
+        assert all((value == 0).all() for value in state.clients[client].c_i.values())
+    moved = state._replace(clients={**state.clients, 0: tree_map(torch.ones_like, state.clients[1])})
+    after, _ = setup.method.run_round(moved, fed.cohort(2), fed, setup.options)
+    assert all((value == 1).all() for value in after.clients[0].c_i.values())
+    assert all(torch.isfinite(value).all() for value in after.params.values())
+
+
+def test_terms_and_costs_of_a_round():
+    setup, fed = laws.federation(SCAFFOLD)
+    _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
+    assert set(entry["terms"]) == {"cross_entropy", "correction"}
+    model = fed.sizes.parameters
+    assert fed.sent_down["params"] + fed.sent_down["other"] == 4 * 2 * model  # four clients
+    assert fed.sent_up["params"] + fed.sent_up["other"] == 4 * 2 * model
+    assert setup.method.client_memory(fed.sizes) == 2 * model
