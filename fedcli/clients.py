@@ -182,7 +182,7 @@ def _optimizer_step(loss: LocalLoss, key: str, lr: float | None, names: Sequence
 
         some = trained(client.params)
         grads, aux = _gradient(loss if names is None else partial, some, client.buffers, batch, context)
-        rate = batch.lr if lr is None else lr
+        rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         new, slots = apply(some, grads, client.optimizer[key], rate)
         params = {**client.params, **new}
         optimizer = {**client.optimizer, key: slots}

@@ -151,13 +151,13 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         check_value(run_fields[name], value)
     method_options(method, method_given)
 
-    dataset = run_given.get("dataset") or DEFAULT_DATASET
+    dataset = run_given.get("dataset") or _only_dataset(run_given.get("protocol"), method) or DEFAULT_DATASET
     if need_data:
         datasets.available(dataset)
     if "protocol" in run_given:
         protocol = find_protocol(run_given["protocol"], method)
     else:
-        protocol = default_protocol(method, dataset, dataset in datasets.BUILT_IN)
+        protocol = default_protocol(method, dataset)
     setting = protocol.datasets.get(dataset)
 
     values, origin = _merge(run_given, protocol, setting, dataset)
@@ -178,6 +178,12 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     parts = partition.from_flag(run.partition)
     device = find_device(run.device)
     return Setup(method, options, run, protocol, setting, parts, selection, device, {**origin, **option_origin})
+
+
+def _only_dataset(protocol: str | None, method: Method) -> str | None:
+    """The data set of a named protocol that has just one."""
+    known = list(find_protocol(protocol, method).datasets) if protocol else []
+    return known[0] if len(known) == 1 else None
 
 
 def _merge(

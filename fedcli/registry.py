@@ -392,20 +392,21 @@ def find_protocol(name: str, method: Method) -> Protocol:
     return known[name]
 
 
-def default_protocol(method: Method, dataset: str | None, built_in: bool) -> Protocol:
+def default_protocol(method: Method, dataset: str | None) -> Protocol:
     """The protocol a method runs under where none is named.
+
+    It is the method's default one, unless that does not know the data set and another of the same paper does.
 
     Args:
         method: The method.
-        dataset: The data set; None where none is named either.
-        built_in: Whether it is a built-in one; then a protocol of the same paper that knows it comes first.
+        dataset: The data set; None for the default protocol whatever the data.
     """
     own = getattr(method.module, "PROTOCOLS", ())
     name = method.default_protocol or (own[0].name if own else "")
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
     first = find_protocol(name, method)
-    if not built_in:
+    if dataset is None or dataset in first.datasets:
         return first
     paper = first.name.split(":")[0]
     known = [*protocols().values(), *own]
