@@ -1,4 +1,4 @@
-"""What a round draws at random, as tensors: cohorts, batch orders and augmentation.
+"""What a round draws at random, as tensors: cohorts, batch orders and what augmentation needs.
 
 Every draw is keyed by `(seed, round, client, purpose)`, so it depends neither on the method, nor on how many clients
 are trained together, nor on their order.
@@ -7,16 +7,14 @@ are trained together, nor on their order.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-AUGMENTATIONS = ("none", "crop-flip", "crop-flip-rotate")
-CROP_PADDING = 4  # pixels
-ROTATION = 15.0  # degrees, each way
-NUM_DRAWS = 4  # per image: horizontal shift, vertical shift, flip, angle
+from fedcli.images import augment
 
 
 class Batch(NamedTuple):
@@ -28,6 +26,7 @@ class Batch(NamedTuple):
     epoch_end: Tensor  # scalar bool, the last batch of an epoch
     num_batches: Tensor  # scalar, batches in an epoch of this client
     lr: Tensor  # scalar, learning rate of this round
+    key: Tensor | None = None  # scalar int64, from which dropout draws its masks; None leaves those it has
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:
@@ -50,7 +49,8 @@ class Plan:
     size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
     epoch_end: np.ndarray  # [T, K] bool
     num_batches: np.ndarray  # [K]
-    draws: np.ndarray | None  # [T, K, B, NUM_DRAWS] in [0, 1), for augmentation
+    draws: np.ndarray | None  # [T, K, B, draws of an image] in [0, 1), for augmentation
+    keys: np.ndarray  # [T, K], from which dropout draws its masks
 
     @property
     def steps(self) -> np.ndarray:
@@ -66,7 +66,7 @@ def plan_batches(
     epochs: range,
     batch_size: int,
     drop_last: bool,
-    augment: bool,
+    num_draws: int,
 ) -> Plan:
     """Draws the batches of a cohort.
 
@@ -79,7 +79,7 @@ def plan_batches(
             are `range(0, 6)`.
         batch_size: B.
         drop_last: Leave out an epoch's last batch where it is not full.
-        augment: Whether the images are augmented, and so need draws.
+        num_draws: Draws that the augmentation of an image needs; 0 without one.
 
     Returns:
         The plan; T is the largest number of steps of any client and may be 0.
@@ -89,7 +89,8 @@ def plan_batches(
     index = np.zeros((steps, num_clients, batch_size), np.int64)
     size = np.zeros((steps, num_clients), np.int64)
     epoch_end = np.zeros((steps, num_clients), bool)
-    draws = np.zeros((steps, num_clients, batch_size, NUM_DRAWS), np.float32) if augment else None
+    draws = np.zeros((steps, num_clients, batch_size, num_draws), np.float32) if num_draws else None
+    keys = np.zeros((steps, num_clients), np.int64)
     for k, (part, client, count) in enumerate(zip(parts, client_ids, counts, strict=True)):
         used = min(len(part), count * batch_size)
         for e, epoch in enumerate(epochs):
@@ -100,44 +101,11 @@ def plan_batches(
             index[rows, k] = padded.reshape(count, batch_size)
             size[rows, k] = np.clip(used - batch_size * np.arange(count), 0, batch_size)
             epoch_end[rows.stop - 1 : rows.stop, k] = count > 0
+            keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
             if draws is not None:
-                uniform = generator(seed, round, client, "augment", epoch).random((count, batch_size, NUM_DRAWS))
+                uniform = generator(seed, round, client, "augment", epoch).random((count, batch_size, num_draws))
                 draws[rows, k] = uniform.astype(np.float32)
-    return Plan(index, size, epoch_end, np.array(counts), draws)
-
-
-def augment_images(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
-    """Images shifted by up to 4 pixels, mirrored half of the time and, if asked, turned by up to 15 degrees.
-
-    What moves in from outside is black, as in a crop of the padded image that is then turned.
-
-    Args:
-        images: `[N, channels, H, W]` in [0, 1].
-        draws: `[N, NUM_DRAWS]`, uniform in [0, 1).
-        rotate: Whether to turn them.
-
-    Returns:
-        Images of the same shape; pixels are moved, never blended (nearest neighbour).
-    """
-    n, _, height, width = images.shape
-    steps = 2 * CROP_PADDING + 1
-    shift = (draws[:, :2].double() * steps).floor().long() - CROP_PADDING  # [N, 2] pixels
-    mirrored = draws[:, 2, None, None] < 0.5
-    angle = torch.deg2rad((2 * draws[:, 3].double() - 1) * (ROTATION if rotate else 0.0))
-    # In float64: where a pixel comes from must not depend on the precision of the run.
-    row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
-    column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
-    cosine, sine = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    # Where each pixel of the turned image looks in the mirrored one, then in the crop, then in the image: [N, H, W].
-    source_row = (cosine * row - sine * column + (height - 1) / 2).round().long()
-    source_column = (sine * row + cosine * column + (width - 1) / 2).round().long()
-    inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
-    source_row = source_row + shift[:, 1, None, None]
-    source_column = torch.where(mirrored, width - 1 - source_column, source_column) + shift[:, 0, None, None]
-    inside &= (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
-    flat = source_row.clamp(0, height - 1) * width + source_column.clamp(0, width - 1)
-    moved = images.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, images.shape[1], -1))
-    return torch.where(inside[:, None], moved.reshape(images.shape), 0.0)
+    return Plan(index, size, epoch_end, np.array(counts), draws, keys)
 
 
 @dataclass(frozen=True)
@@ -146,7 +114,7 @@ class Transform:
 
     mean: tuple[float, ...]  # per channel, of images in [0, 1]
     std: tuple[float, ...]
-    augmentation: str
+    augmentation: str  # a key of `fedcli.images.NUM_DRAWS`
     dtype: torch.dtype
 
     def __call__(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
@@ -154,15 +122,18 @@ class Transform:
 
         Args:
             images: uint8 `[..., channels, H, W]`.
-            draws: `[..., NUM_DRAWS]`, uniform in [0, 1); None leaves the images as they are.
+            draws: `[..., NUM_DRAWS[augmentation]]`, uniform in [0, 1); None leaves the images as they are.
 
         Returns:
             `[..., channels, H, W]` in the precision of the run.
         """
         x = images.to(self.dtype) / 255
-        if draws is not None and self.augmentation != "none":
-            rotate = self.augmentation == "crop-flip-rotate"
-            x = augment_images(x.flatten(0, -4), draws.flatten(0, -2), rotate).reshape(x.shape)
-        mean = torch.tensor(self.mean, dtype=self.dtype, device=x.device)[:, None, None]
-        std = torch.tensor(self.std, dtype=self.dtype, device=x.device)[:, None, None]
-        return (x - mean) / std
+        if draws is not None:
+            x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)
+        return (x - _per_channel(self.mean, x.dtype, x.device)) / _per_channel(self.std, x.dtype, x.device)
+
+
+@cache
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values as a tensor `[channels, 1, 1]`, kept: making one from numbers would wait for a CUDA device."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

@@ -1,6 +1,6 @@
-"""Data sets that need no network: scikit-learn's handwritten digits, as they are and under several renderings.
+"""Data sets that need no network: scikit-learn's digits, as they are and rendered, and pieces of its photographs.
 
-Everything random comes from fixed seeds. Both sets divide the digits into training and test part alike.
+Everything random comes from fixed seeds. Both sets of digits divide them into training and test part alike.
 """
 
 from pathlib import Path
@@ -12,7 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 from fedcli.readers import Arrays
 
 DOMAINS = ("plain", "inverted", "photo", "font")
-SIZE = 16  # pixels, of the rendered digits
+SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
+NUM_PHOTOS = (2000, 200)  # pieces to train and to test
+ONE_CLASS = np.array(["photo"])
 TYPEFACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
@@ -46,7 +48,42 @@ def digit_domains() -> Arrays:
     return result | {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
 
 
-BUILDERS = {"digits": digits, "digit-domains": digit_domains}
+def photos() -> Arrays:
+    """Unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
+
+    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm. All have the one class `photo`.
+    """
+    rng, pieces = np.random.default_rng(3), []
+    sources = [Image.fromarray(photo) for photo in _photographs()]
+    for _ in range(sum(NUM_PHOTOS)):
+        photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
+        left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
+        box = (left, top, left + side, top + side)
+        pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
+    x_train, x_test = np.split(np.stack(pieces), NUM_PHOTOS[:1])
+    y_train, y_test = (np.zeros(count, np.int64) for count in NUM_PHOTOS)
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test, "class_names": ONE_CLASS}
+
+
+BUILDERS = {"digits": digits, "digit-domains": digit_domains, "photos": photos}
+
+
+def blended(images: np.ndarray, seed: int) -> np.ndarray:
+    """Grey images as the difference from random pieces of scikit-learn's photographs: |piece - image|.
+
+    Args:
+        images: uint8 `[N, size, size]`.
+        seed: Of the pieces.
+
+    Returns:
+        uint8 `[N, size, size, 3]`.
+    """
+    sources, size, rng = _photographs(), images.shape[1], np.random.default_rng(seed)
+    number = rng.integers(len(sources), size=len(images))
+    top, left = (rng.integers(length - size + 1, size=len(images)) for length in sources.shape[1:3])
+    rows, columns = (start[:, None] + np.arange(size) for start in (top, left))
+    pieces = sources[number[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return np.where(pieces > images[..., None], pieces - images[..., None], images[..., None] - pieces)
 
 
 def _handwritten() -> tuple[np.ndarray, np.ndarray]:
@@ -55,6 +92,13 @@ def _handwritten() -> tuple[np.ndarray, np.ndarray]:
 
     data = load_digits()
     return ((data.images * 255 + 8) // 16).astype(np.uint8), data.target.astype(np.int64)  # from 0..16, rounded
+
+
+def _photographs() -> np.ndarray:
+    """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
+    from sklearn.datasets import load_sample_images  # late: it takes a second
+
+    return np.stack(load_sample_images().images)
 
 
 def _divided(images: np.ndarray, labels: np.ndarray) -> Arrays:
@@ -70,10 +114,8 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Arrays:
 
 def _photo_crops(count: int) -> np.ndarray:
     """Random crops `[count, 16, 16, 3]` of scikit-learn's photographs at a third of their size."""
-    from sklearn.datasets import load_sample_images
-
     rng, photos = np.random.default_rng(1), []
-    for photo in load_sample_images().images:
+    for photo in _photographs():
         height, width = photo.shape[0] // 3, photo.shape[1] // 3
         photos.append(np.asarray(Image.fromarray(photo).resize((width, height), Image.Resampling.BOX)))
     crops = []

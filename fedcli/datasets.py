@@ -1,4 +1,4 @@
-"""Named data sets as uint8 tensors: built in, downloaded or imported, and kept in one cache file each.
+"""Named data sets as uint8 tensors: built in, made of others, or downloaded or imported and kept in a cache file each.
 
 A set is in canonical order, by label and then by a hash of the pixels, so that a seed gives the same partition
 whichever file the images came from. The cache files are in the `.npz` form of `fedcli.readers`.
@@ -14,16 +14,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import official, readers
+from fedcli import folders, official, readers
 from fedcli.batches import generator
 from fedcli.errors import UserError, unknown
+from fedcli.images import resize
+from fedcli.known import KNOWN, known_form
+from fedcli.recipes import RECIPES
 from fedcli.records import write_atomically
 
 # Training images, test images, classes, (channels, H, W).
-BUILT_IN = {"digits": (1438, 359, 10, (1, 8, 8)), "digit-domains": (5752, 1436, 10, (3, 16, 16))}
+BUILT_IN = {
+    "digits": (1438, 359, 10, (1, 8, 8)),
+    "digit-domains": (5752, 1436, 10, (3, 16, 16)),
+    "photos": (2000, 200, 1, (3, 16, 16)),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +45,8 @@ class Dataset:
     domain_train: Tensor | None = None  # int64 [N], where there are several domains
     domain_test: Tensor | None = None
     domain_names: tuple[str, ...] = ()
+    writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
+    writer_test: Tensor | None = None
     reduced: bool = False  # whether training images were left out
 
     @property
@@ -58,9 +66,12 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The first 16 hexadecimal digits of a SHA-256 over pixels, labels and domains of both parts."""
+        """The first 16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
         digest = hashlib.sha256()
-        parts = (self.x_train, self.y_train, self.domain_train), (self.x_test, self.y_test, self.domain_test)
+        parts = (
+            (self.x_train, self.y_train, self.domain_train, self.writer_train),
+            (self.x_test, self.y_test, self.domain_test, self.writer_test),
+        )
         for tensor in (tensor for part in parts for tensor in part if tensor is not None):
             array = tensor.numpy().reshape(-1)
             digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
@@ -73,9 +84,9 @@ def cache_folder() -> Path:
 
 
 def names() -> list[str]:
-    """All names: built in, to be downloaded, and imported under a name of their own."""
+    """All names: built in, known, and imported under a name of their own."""
     imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _is_name(path.stem))
-    return list(dict.fromkeys([*BUILT_IN, *official.KNOWN, *imported]))
+    return list(dict.fromkeys([*BUILT_IN, *KNOWN, *imported]))
 
 
 def available(name: str) -> None:
@@ -87,21 +98,19 @@ def available(name: str) -> None:
     if name not in names():
         remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
         raise unknown("data set", name, names(), remedy)
-    if name not in BUILT_IN and not _cache_file(name).is_file():
-        raise UserError(
-            f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); run 'fedcli data download "
-            f"{name}', or without a network 'fedcli data import {name} PATH'."
-        )
+    if _present(name):
+        return
+    raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
 
 
 def load(name: str) -> Dataset:
-    """The named data set, built or from the cache; never from a network.
+    """The named data set, built in, from the cache or made of others; never from a network.
 
     Raises:
         UserError: The name is unknown, or the images are not on this machine or damaged.
     """
     available(name)
-    return _built(name) if name in BUILT_IN else _dataset(name, readers.read_npz(_cache_file(name)))
+    return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
 
 
 def download(name: str, progress: official.Progress | None = None) -> Path:
@@ -116,9 +125,11 @@ def download(name: str, progress: official.Progress | None = None) -> Path:
     """
     if name in BUILT_IN:
         raise UserError(f"the data set '{name}' is built in (got a download of it); use it as it is.")
-    if name not in official.KNOWN:
-        remedy = f"these can be downloaded: {', '.join(official.KNOWN)}."
-        raise unknown("data set to download", name, official.KNOWN, remedy)
+    if name in KNOWN and name not in official.DOWNLOADS:
+        raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
+    if name not in official.DOWNLOADS:
+        remedy = f"these can be downloaded: {', '.join(official.DOWNLOADS)}."
+        raise unknown("data set to download", name, official.DOWNLOADS, remedy)
     return _cache_file(name) if _cache_file(name).is_file() else _keep(name, official.download(name, progress))
 
 
@@ -127,8 +138,8 @@ def import_path(name: str, path: Path) -> Path:
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
-        path: `.npz` file; folder `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`; or the archive
-            or folder of files that the set's site gives.
+        path: `.npz` file; folder `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`, or
+            `<domain>/<class>/*`; or the archive or folder of files that the set's site gives.
 
     Raises:
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
@@ -137,6 +148,8 @@ def import_path(name: str, path: Path) -> Path:
     if name in BUILT_IN or not _is_name(name):
         what = "is built in" if name in BUILT_IN else "is not possible"
         raise UserError(f"the name '{name}' {what}; an imported set is called by a-z, 0-9 and -; choose another name.")
+    if name in RECIPES and not KNOWN[name].files:
+        raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
     if not path.exists():
         raise UserError(f"there is nothing at '{path}'; give an .npz file, an image folder or the official archive.")
     return _keep(name, _read(name, path))
@@ -146,25 +159,24 @@ def describe(name: str) -> dict[str, Any]:
     """What is known of a data set without loading it.
 
     Returns:
-        `name`; `kind`, which is built-in, download or imported; `present`; and `train`, `test` and `classes` (numbers)
-        and `shape` (channels, H, W).
+        `name`; `kind`, which is built-in, download, import, made or imported; `present`; `train`, `test` and `classes`
+        (numbers, None where they depend on files that are not there) and `shape` (channels, H, W); and `note`, which
+        says of what and how it is made.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    present = name in BUILT_IN or (name in names() and _cache_file(name).is_file())
-    if not present and name not in official.KNOWN:
+    if name not in KNOWN:
         available(name)
-    kind = "built-in" if name in BUILT_IN else "download" if name in official.KNOWN else "imported"
+    kept, known = _cache_file(name).is_file(), KNOWN.get(name)
+    made = name in RECIPES and not kept
     if name in BUILT_IN:
-        sizes = BUILT_IN[name]
-    elif present:
-        sizes = readers.npz_sizes(_cache_file(name))
+        kind, sizes = "built-in", BUILT_IN[name]
     else:
-        sizes = official.KNOWN[name].sizes
-    return {"name": name, "kind": kind, "present": present} | dict(
-        zip(("train", "test", "classes", "shape"), sizes, strict=True)
-    )
+        kind = "made" if made else "download" if name in official.DOWNLOADS else "import" if known else "imported"
+        sizes = readers.npz_sizes(_cache_file(name)) if kept else known.sizes
+    about = {"name": name, "kind": kind, "present": _present(name), "note": RECIPES[name].about if made else ""}
+    return about | dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
@@ -194,21 +206,16 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     if dataset.domain_train is not None:
         order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
     kept = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    domain = None if dataset.domain_train is None else dataset.domain_train[kept]
-    return replace(
-        dataset, x_train=dataset.x_train[kept], y_train=dataset.y_train[kept], domain_train=domain, reduced=True
-    )
+    fields = ("x_train", "y_train", "domain_train", "writer_train")
+    present = {field: getattr(dataset, field) for field in fields if getattr(dataset, field) is not None}
+    return replace(dataset, **{field: values[kept] for field, values in present.items()}, reduced=True)
 
 
 def merge(dataset: Dataset) -> Dataset:
     """The set with its test images among the training images, in canonical order of each part, training part first."""
-    domains = dataset.domain_train, dataset.domain_test
-    return replace(
-        dataset,
-        x_train=torch.cat([dataset.x_train, dataset.x_test]),
-        y_train=torch.cat([dataset.y_train, dataset.y_test]),
-        domain_train=None if domains[0] is None else torch.cat(domains),
-    )
+    pairs = {kind: (getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")) for kind in readers.KINDS}
+    joined = {f"{kind}_train": torch.cat(pair) for kind, pair in pairs.items() if pair[0] is not None}
+    return replace(dataset, **joined)
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
@@ -234,10 +241,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
     if images.shape[1] > private.channels:
         raise UserError(f"the public images '{name}' are colour and '{private.name}' is grey; choose a grey set.")
-    size = private.image_size
-    if images.shape[2] != size:
-        smooth = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
-        images = smooth.round().clamp(0, 255).to(torch.uint8)
+    images = resize(images, private.image_size)
     return replace(found, x_train=images.expand(-1, private.channels, -1, -1), y_train=found.y_train[: len(images)])
 
 
@@ -279,21 +283,52 @@ def _cache_file(name: str) -> Path:
     return cache_folder() / f"{name}.npz"
 
 
+def _present(name: str) -> bool:
+    """Whether a known or imported set can be loaded, without a look into its file."""
+    kept = name in BUILT_IN or _cache_file(name).is_file()
+    return kept or (name in RECIPES and all(map(_present, RECIPES[name].needs)))
+
+
+def _ways(name: str) -> str:
+    """How a known data set that is not there can be had."""
+    ways = []
+    if name in official.DOWNLOADS:
+        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
+    if name in RECIPES:
+        needs = RECIPES[name].needs
+        missing = [need for need in needs if not _present(need)]
+        ways.append(f"it is made from {', '.join(needs)}: bring {', '.join(missing or needs)}")
+    if name in KNOWN and KNOWN[name].files:
+        ways.append(f"bring {KNOWN[name].files} and run 'fedcli data import {name} PATH'")
+    return ", or ".join(ways)
+
+
+def _arrays(name: str) -> readers.Arrays:
+    """The arrays of a set that is present, in canonical order."""
+    if name in BUILT_IN:
+        from fedcli import builtin  # late: it needs scikit-learn and matplotlib
+
+        return readers.canonical(builtin.BUILDERS[name]())
+    if _cache_file(name).is_file():
+        return readers.read_npz(_cache_file(name))
+    return readers.canonical(RECIPES[name].make(_arrays))
+
+
 def _read(name: str, path: Path) -> readers.Arrays:
     """The arrays of whatever is at a path; with a known name in their official form."""
-    known = name in official.KNOWN
+    known = KNOWN.get(name)
     if path.suffix == ".npz":
         arrays = readers.read_npz(path)
     elif known and official.holds(name, path):
         arrays = official.read(name, path)
     elif path.is_dir():
-        arrays = readers.read_folder(path)
+        arrays = folders.read_folder(path, known.image_size if known and known.resized else None)
     else:
         raise UserError(
             f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
-            f"the names with an archive are {', '.join(official.KNOWN)}."
+            f"the names with an archive are {', '.join(official.WITH_FILES)}."
         )
-    return official.official_form(name, arrays, path) if known else arrays
+    return known_form(name, arrays, path) if known else arrays
 
 
 def _keep(name: str, arrays: readers.Arrays) -> Path:
@@ -302,7 +337,7 @@ def _keep(name: str, arrays: readers.Arrays) -> Path:
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:  # numpy would append .npz to a path
-            np.savez(file, **_canonical(arrays))
+            np.savez(file, **readers.canonical(arrays))
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -315,27 +350,9 @@ def _keep(name: str, arrays: readers.Arrays) -> Path:
     return path
 
 
-def _canonical(arrays: readers.Arrays) -> readers.Arrays:
-    """The arrays with each part in order of label, hash of the pixels `[H, W, channels]` and domain."""
-    result = dict(arrays)
-    for part in readers.PARTS:
-        images = np.ascontiguousarray(arrays[f"x_{part}"]).reshape(len(arrays[f"x_{part}"]), -1)
-        hashes = b"".join(hashlib.blake2b(image, digest_size=8).digest() for image in images)
-        keys = [arrays[f"y_{part}"], np.frombuffer(hashes, ">u8")]
-        if f"domain_{part}" in arrays:
-            keys.append(arrays[f"domain_{part}"])
-        order = np.lexsort(keys[::-1])  # the last key is the first that counts
-        for kind in ("x", "y", "domain"):
-            if f"{kind}_{part}" in arrays:
-                result[f"{kind}_{part}"] = arrays[f"{kind}_{part}"][order]
-    return result
-
-
 @lru_cache(maxsize=len(BUILT_IN))
 def _built(name: str) -> Dataset:
-    from fedcli import builtin  # late: it needs scikit-learn and matplotlib
-
-    return _dataset(name, _canonical(builtin.BUILDERS[name]()))
+    return _dataset(name, _arrays(name))
 
 
 def _dataset(name: str, arrays: readers.Arrays) -> Dataset:

@@ -14,10 +14,13 @@ from torch import Tensor
 
 from fedcli import backbones, datasets
 from fedcli.aggregate import class_sums
-from fedcli.batches import NUM_DRAWS, Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.clients import Aux, Client, Engine, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
-from fedcli.config import Setup
+from fedcli.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
+from fedcli.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
+from fedcli.config import Setup, parse_chunk
+from fedcli.engine import Engine
 from fedcli.errors import UserError
+from fedcli.graphs import CudaGraphs
+from fedcli.images import NUM_DRAWS
 from fedcli.registry import Sizes
 from fedcli.trees import Tree, concatenate, count_floats, leaves, select, stack, tree_map
 
@@ -52,7 +55,8 @@ class Federation:
         testing: A client's own test part, positions in the training set; empty unless the protocol tests on it.
         public_images: uint8 `[P, channels, H, W]`, unlabelled; None where the method needs none.
         evaluation: How the protocol measures accuracy, see fedcli/evaluation.py.
-        domain_of: `[N]`, the domain that most of a client's examples come from; 0 where there are no domains.
+        domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
+        domain_of: `[N]`, the domain that most of a client's examples come from.
         sent_down: Floats that all clients of the last round together were sent, by "params", "buffers" and "other".
         sent_up: Floats that they sent.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
@@ -86,7 +90,8 @@ class Federation:
         self.transform = Transform(tuple(mean), tuple(std), augmentation, self.dtype)
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        self.domain_of = _main_domains(parts, dataset)
+        self.domain_counts = _domain_counts(parts, dataset)
+        self.domain_of = self.domain_counts.argmax(1)
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public is None else public.x_train.to(self.device)
         if public is not None:
@@ -94,12 +99,12 @@ class Federation:
             constants = (about.mean, about.std) if about else datasets.channel_statistics(public)
             augmentation = about.augmentation if about else "none"
             self.public_transform = Transform(*map(tuple, constants), augmentation, self.dtype)
-        chunk = run.clients_per_chunk
-        if chunk == "auto":
-            chunk = 1 if self.device.type == "cpu" else run.cohort_size
-        self.clients_per_chunk = min(int(chunk), run.cohort_size)
         self._state_device: torch.device | None = None
-        self.engine = Engine(images, labels, self.transform, self.clients_per_chunk, on_samples)
+        # On CUDA, `chunks.settle` chooses for `auto` before the first round.
+        branches, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
+        graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
+        chunk = min(chunk, run.cohort_size)
+        self.engine = Engine(images, labels, self.transform, chunk, on_samples, branches, graphs)
         self.start_round()
 
     def _network(self, name: str, dataset: datasets.Dataset) -> Network:
@@ -297,7 +302,7 @@ class Federation:
             return plan_batches(
                 [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
                 cohort.round, range(self.config.local_epochs) if epochs is None else epochs, self.config.batch_size,
-                self.config.drop_last, self.transform.augmentation != "none",
+                self.config.drop_last, NUM_DRAWS[self.transform.augmentation],
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
@@ -348,7 +353,9 @@ class Federation:
         """
         count, size = len(self.public_images), self.config.public_batch_size
         order = generator(self.config.seed, round, "public order", epoch).permutation(count)
-        uniform = generator(self.config.seed, round, "public augment", epoch).random((count, NUM_DRAWS))
+        shape = count, NUM_DRAWS[self.public_transform.augmentation]
+        uniform = generator(self.config.seed, round, "public augment", epoch).random(shape)
+        keys = generator(self.config.seed, round, "public dropout", epoch).integers(2**63, size=-(-count // size))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
         for start in range(0, count, size):
             index = torch.as_tensor(order[start : start + size], device=self.device)
@@ -356,7 +363,8 @@ class Federation:
             x = self.public_transform(self.public_images[index], draws)
             end = torch.tensor(start + size >= count, device=self.device)
             batches = torch.tensor(-(-count // size), device=self.device)
-            yield Batch(x, torch.zeros_like(index), None, end, batches, rate)
+            key = torch.tensor(keys[start // size], device=self.device)
+            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
     def step(
         self,
@@ -465,11 +473,11 @@ def count_parameters(network: Network) -> int:
     return sum(value.numel() for value in network.module.parameters())
 
 
-def _main_domains(parts: Sequence[np.ndarray], dataset: datasets.Dataset) -> np.ndarray:
+def _domain_counts(parts: Sequence[np.ndarray], dataset: datasets.Dataset) -> np.ndarray:
     if dataset.domain_train is None:
-        return np.zeros(len(parts), int)
+        return np.array([[len(part)] for part in parts])
     domains = dataset.domain_train.numpy()
-    return np.array([np.bincount(domains[part], minlength=1).argmax() for part in parts])
+    return np.array([np.bincount(domains[part], minlength=len(dataset.domain_names)) for part in parts])
 
 
 def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

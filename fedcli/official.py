@@ -1,72 +1,27 @@
-"""Data sets that are known by name: their shape and labels, and their files as the sets' sites give them.
+"""The known data sets' files as their sites give them, downloaded or brought by the user.
 
-Addresses, checksums and readers are torchvision's, which is imported only when they are needed because that takes
-seconds. Arrays are those of `fedcli.readers`.
+Addresses, checksums and readers are torchvision's where it has them; it is imported only when they are needed, because
+that takes seconds. The other sets' readers are in `fedcli.layouts`. Arrays are those of `fedcli.readers`.
 """
 
 import hashlib
-import re
 import shutil
-import string
 import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcli import layouts
 from fedcli.errors import UserError
+from fedcli.known import KNOWN, Known
 from fedcli.readers import PARTS, Arrays, checked, one_line
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
 TIMEOUT = 30  # seconds without a byte before a download is given up
-
-
-class Known(NamedTuple):
-    """What is known of a data set before its images are there."""
-
-    source: str  # torchvision's class
-    channels: int
-    image_size: int  # pixels, height and width
-    class_names: tuple[str, ...]  # in the order of the official labels
-    num_train: int
-    num_test: int
-    split: str | None = None  # of EMNIST
-
-    @property
-    def sizes(self) -> tuple[int, int, int, tuple[int, int, int]]:
-        """Numbers of training images, test images and classes, and `(channels, H, W)`."""
-        return self.num_train, self.num_test, len(self.class_names), (self.channels, self.image_size, self.image_size)
-
-
-_DIGITS = tuple(string.digits)
-_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR100 = """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
-    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
-    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
-    man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
-    pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-    skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
-    tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-"""
-
-KNOWN = {
-    "mnist": Known("MNIST", 1, 28, _DIGITS, 60_000, 10_000),
-    "fmnist": Known("FashionMNIST", 1, 28, _FASHION, 60_000, 10_000),
-    "emnist-digits": Known("EMNIST", 1, 28, _DIGITS, 240_000, 40_000, "digits"),
-    "emnist-letters": Known("EMNIST", 1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "letters"),
-    "emnist-byclass": Known(
-        "EMNIST", 1, 28, (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase), 697_932, 116_323, "byclass"
-    ),
-    "cifar10": Known("CIFAR10", 3, 32, _CIFAR10, 50_000, 10_000),
-    "cifar100": Known("CIFAR100", 3, 32, tuple(_CIFAR100.split()), 50_000, 10_000),
-    "svhn": Known("SVHN", 3, 32, _DIGITS, 73_257, 26_032),
-    "usps": Known("USPS", 1, 16, _DIGITS, 7_291, 2_007),
-}
 
 
 class _File(NamedTuple):
@@ -77,9 +32,28 @@ class _File(NamedTuple):
     md5: str
 
 
+# Of the sets that are not torchvision's.
+ARCHIVES = {
+    "cinic10": _File(
+        "CINIC-10.tar.gz",
+        ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
+        "6ee4d0c996905fe93221de577967a372",
+    ),
+    "tiny-imagenet": _File(
+        "tiny-imagenet-200.zip",
+        ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+        "90528d7ca1a48142e341f4ef8d21d0de",
+    ),
+}
+DOWNLOADS = tuple(name for name, known in KNOWN.items() if known.source or name in ARCHIVES)
+WITH_FILES = tuple(name for name in KNOWN if name in DOWNLOADS or name in layouts.LAYOUTS)
+
+
 def holds(name: str, path: Path) -> bool:
     """Whether a path stands for official files of the named data set: a file, or a folder with one of them."""
-    return path.is_file() or any((path / file.name).exists() for file in _files(KNOWN[name]))
+    if path.is_file():
+        return name in WITH_FILES
+    return _has_file(name, path) or layouts.holds(name, path)
 
 
 def read(name: str, path: Path) -> Arrays:
@@ -92,14 +66,20 @@ def read(name: str, path: Path) -> Arrays:
     Raises:
         UserError: A file is missing, damaged or another one.
     """
-    return _read(name, lambda file, target: _copy(name, path, file, target))
+    if name in DOWNLOADS and (path.is_file() or _has_file(name, path)):
+        return _read(name, lambda file, target: _copy(name, path, file, target))
+    return layouts.LAYOUTS[name].read(path)
+
+
+def _has_file(name: str, folder: Path) -> bool:
+    return any((folder / file.name).is_file() for file in _files(name))
 
 
 def download(name: str, progress: Progress | None) -> Arrays:
     """The arrays of a data set's official files, from its site.
 
     Args:
-        name: One of `KNOWN`.
+        name: One of `DOWNLOADS`.
         progress: Is told of every piece that arrives.
 
     Raises:
@@ -108,69 +88,17 @@ def download(name: str, progress: Progress | None) -> Arrays:
     return _read(name, lambda file, target: _fetch(name, file, target, progress))
 
 
-def official_form(name: str, arrays: Arrays, path: Path) -> Arrays:
-    """The arrays with the official labels and class names of a known data set.
-
-    Args:
-        name: One of `KNOWN`.
-        arrays: Of any reader; their labels follow their own `class_names`.
-        path: Where they come from, for the refusal.
-
-    Raises:
-        UserError: The images have another shape, or the classes other names.
-    """
-    known = KNOWN[name]
-    expected, shape = (known.image_size, known.image_size, known.channels), arrays["x_train"].shape[1:]
-    if shape != expected:
-        raise UserError(
-            f"the images in '{path}' are not those of '{name}' (got {_size(shape)}); they must be {_size(expected)}; "
-            "choose another name for another data set."
-        )
-    names = arrays["class_names"].tolist()
-    places = _places(names, known.class_names)
-    if places is None:
-        raise UserError(
-            f"the classes in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
-            f"must be the {len(known.class_names)} official ones, {', '.join(known.class_names[:3])}, …; rename them, "
-            "or choose another name for another data set."
-        )
-    order = np.array(places)
-    labels = {f"y_{part}": order[arrays[f"y_{part}"]] for part in PARTS}
-    return arrays | labels | {"class_names": np.array(known.class_names)}
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    height, width, channels = shape
-    return f"{height} x {width} pixels with {channels} channel{'s' if channels > 1 else ''}"
-
-
-def _places(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
-    """For each class name its official label; None where they are others. The spelling may differ a little.
-
-    The numbers from 0 stand for the official labels themselves: that is what labels without names come with.
-    """
-    if len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
-        return [int(name) for name in names]
-    for fold in (str, _fold):  # exactly first: some sets have A and a
-        places = {fold(name): label for label, name in enumerate(official)}
-        if len(places) == len(official) and sorted(map(fold, names)) == sorted(places):
-            return [places[fold(name)] for name in names]
-    return None
-
-
-def _fold(name: str) -> str:
-    """A class name without case, spaces and signs; `T-shirt/top` is also written `t-shirt`."""
-    return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")
-
-
 def _torchvision_class(known: Known) -> Any:
     from fedcli.vision import torchvision
 
     return getattr(torchvision.datasets, known.source)
 
 
-def _files(known: Known) -> list[_File]:
-    """The files of a data set with the addresses and checksums that torchvision knows."""
+def _files(name: str) -> list[_File]:
+    """The files of a data set that can be downloaded, with their addresses and checksums."""
+    known = KNOWN[name]
+    if known.source is None:
+        return [ARCHIVES[name]] if name in ARCHIVES else []
     source = _torchvision_class(known)
     if known.source == "EMNIST":
         return [_File(source.url.rpartition("/")[2], (source.url,), source.md5)]
@@ -182,12 +110,12 @@ def _files(known: Known) -> list[_File]:
 
 
 def _read(name: str, obtain: Callable[[_File, Path], str]) -> Arrays:
-    """The arrays of official files, each put where torchvision looks for it by `obtain`, which returns its origin."""
-    known = KNOWN[name]
+    """The arrays of official files, each put where its reader looks for it by `obtain`, which returns its origin."""
+    known, files = KNOWN[name], _files(name)
     with tempfile.TemporaryDirectory(prefix="fedcli-") as root:
-        folder = Path(root, known.source, "raw") if "MNIST" in known.source else Path(root)
+        folder = Path(root, known.source, "raw") if known.source and "MNIST" in known.source else Path(root)
         folder.mkdir(parents=True, exist_ok=True)
-        for file in _files(known):
+        for file in files:
             origin = obtain(file, folder / file.name)
             with (folder / file.name).open("rb") as content:
                 md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -196,6 +124,8 @@ def _read(name: str, obtain: Callable[[_File, Path], str]) -> Arrays:
                     f"'{origin}' is not the whole official file '{file.name}' of '{name}' (got MD5 {md5}); it must "
                     f"have {file.md5}; get it again from {file.urls[0]}."
                 )
+        if known.source is None:
+            return layouts.LAYOUTS[name].read(folder / files[0].name)
         arrays: Arrays = {"class_names": np.array(known.class_names)}
         for part in PARTS:
             arrays[f"x_{part}"], arrays[f"y_{part}"] = _official_part(known, root, part)
@@ -218,7 +148,7 @@ def _official_part(known: Known, root: str, part: str) -> tuple[np.ndarray, np.n
 
 def _copy(name: str, path: Path, file: _File, target: Path) -> str:
     """Puts a file of the user's at `target`: the path itself, or what has the official name in that folder."""
-    wanted = [official.name for official in _files(KNOWN[name])]
+    wanted = [official.name for official in _files(name)]
     origin = path / file.name if path.is_dir() else path
     if not origin.is_file() or (path.is_file() and len(wanted) > 1):
         raise UserError(

@@ -10,6 +10,7 @@ As a flag (`from_flag`), options in brackets:
     dominant:COUNT[:share=FRACTION]       a share of each client's examples comes from its dominant classes
     missing:COUNT                         each client lacks so many classes
     domains[+LABEL_SKEW]                  every client from one domain, optionally with a label skew inside each
+    writers                               whole writers, dealt to the clients
 """
 
 import hashlib
@@ -350,6 +351,35 @@ def domains(
     return parts
 
 
+def writers(labels: Labels, num_clients: int, writer: Labels, seed: int) -> Parts:
+    """Whole writers dealt to the clients at random, in numbers that differ by at most one.
+
+    Args:
+        labels: Class of each example, `[N]`.
+        num_clients: K, from 1 to the number of writers; with as many clients, each is one writer.
+        writer: Who wrote or drew each example, `[N]`.
+        seed: Of everything random.
+
+    Returns:
+        K arrays of positions that cover all examples.
+
+    Raises:
+        UserError: There are fewer writers than clients.
+    """
+    names, writer = np.unique(_array(writer), return_inverse=True)
+    if not 1 <= num_clients <= len(names):
+        raise UserError(
+            f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); "
+            f"use 1 to {len(names)} clients."
+        )
+    rng, client_of = generator(seed, "partition"), np.empty(len(names), np.int64)
+    for client, dealt in enumerate(np.array_split(rng.permutation(len(names)), num_clients)):
+        client_of[dealt] = client
+    order = rng.permutation(len(writer))
+    order = order[np.argsort(client_of[writer[order]], kind="stable")].astype(np.int64)  # by client, random inside
+    return np.split(order, np.bincount(client_of[writer]).cumsum()[:-1])
+
+
 # Partitioner and parameters by their prefix in the flag; "" is the required one, which comes first.
 _FORMS: dict[str, tuple[Callable[..., Parts], dict[str, _Parameter]]] = {
     "iid": (iid, {}),
@@ -358,6 +388,7 @@ _FORMS: dict[str, tuple[Callable[..., Parts], dict[str, _Parameter]]] = {
     "dominant": (dominant, {"": _DOMINANT, "share=": _SHARE}),
     "missing": (missing, {"": _MISSING}),
     "domains": (domains, {}),
+    "writers": (writers, {}),
 }
 
 
@@ -368,7 +399,14 @@ class Partition:
     name: str
     parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
 
-    def __call__(self, labels: Labels, num_clients: int, seed: int, domain: Labels | None = None) -> Parts:
+    def __call__(
+        self,
+        labels: Labels,
+        num_clients: int,
+        seed: int,
+        domain: Labels | None = None,
+        writer: Labels | None = None,
+    ) -> Parts:
         """The partition of these labels.
 
         Args:
@@ -376,6 +414,7 @@ class Partition:
             num_clients: K.
             seed: Of everything random.
             domain: Domain of each example, `[N]`, where the data set has domains.
+            writer: Writer of each example, `[N]`, where the data set knows them.
 
         Returns:
             K arrays of positions in `labels`.
@@ -384,13 +423,15 @@ class Partition:
             UserError: The data do not allow this partition.
         """
         keywords = dict(self.parameters)
-        if self.name == "domains":
-            if domain is None:
+        needed = {"domains": ("domain", domain), "writers": ("writer", writer)}
+        if self.name in needed:
+            keyword, values = needed[self.name]
+            if values is None:
                 raise UserError(
-                    f"partition '{self}' needs a data set with domains (got one without); choose such a data set or "
-                    "another partition, such as iid."
+                    f"partition '{self}' needs a data set with {self.name} (got one without); choose such a data set "
+                    "or another partition, such as iid."
                 )
-            keywords["domain"] = domain
+            keywords[keyword] = values
         return _FORMS[self.name][0](labels, num_clients, seed=seed, **keywords)
 
     def __str__(self) -> str:
@@ -419,8 +460,8 @@ def from_flag(flag: str) -> Partition:
     """
     if flag.startswith("domains+"):
         within = from_flag(flag.removeprefix("domains+"))
-        if within.name == "domains":
-            raise UserError(f"partition 'domains' cannot be nested (got '{flag}'); write domains+dirichlet:0.5.")
+        if within.name in ("domains", "writers"):
+            raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition("domains", (("within", within),) if within.name != "iid" else ())
     name, *texts = flag.split(":")
     if name not in _FORMS:

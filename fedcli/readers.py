@@ -1,19 +1,21 @@
-"""Images of the user's own: an `.npz` file or an image folder.
+"""Arrays of images in the one form that every reader returns, their order, and `.npz` files of them.
 
-Every reader returns the arrays of the `.npz` form by name: `x_train`, `x_test` uint8 `[N, H, W, channels]`, `y_train`,
-`y_test` int64 `[N]`, `class_names`, and with several domains `domain_train`, `domain_test` int64 `[N]`, `domain_names`.
+By name: `x_train`, `x_test` uint8 `[N, H, W, channels]`, `y_train`, `y_test` int64 `[N]`, `class_names`; with several
+domains `domain_train`, `domain_test` int64 `[N]`, `domain_names`; with known writers `writer_train`, `writer_test`
+int64 `[N]`.
 """
 
+import hashlib
 import zipfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from fedcli.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 PARTS = ("train", "test")
+KINDS = ("x", "y", "domain", "writer")  # of arrays with an entry for each example
 
 
 def read_npz(path: Path) -> Arrays:
@@ -21,7 +23,7 @@ def read_npz(path: Path) -> Arrays:
 
     Args:
         path: File with `x_train`, `y_train`, `x_test`, `y_test` and perhaps `class_names`, `domain_train`,
-            `domain_test`, `domain_names`.
+            `domain_test`, `domain_names`, `writer_train`, `writer_test`.
 
     Raises:
         UserError: It is damaged, or an array is missing or not as it should be.
@@ -91,13 +93,41 @@ def checked(arrays: Arrays, path: Path) -> Arrays:
         )
     lengths = {part: len(result[f"x_{part}"]) for part in PARTS}
     result |= _indices(arrays, "y", "class_names", lengths, path)
-    domains = {"domain_train", "domain_test", "domain_names"} & set(arrays)
-    if domains and not {"domain_train", "domain_test"} <= domains:
+    if _both_parts(arrays, "domain", path):
+        result |= _indices(arrays, "domain", "domain_names", lengths, path)
+    if _both_parts(arrays, "writer", path):
+        result |= {f"writer_{part}": _whole_numbers(arrays, f"writer_{part}", lengths[part], path) for part in PARTS}
+    return result
+
+
+def canonical(arrays: Arrays) -> Arrays:
+    """The arrays with each part in order of label, hash of the pixels `[H, W, channels]`, domain and writer."""
+    result = dict(arrays)
+    for part in PARTS:
+        also = [arrays[f"{kind}_{part}"] for kind in ("domain", "writer") if f"{kind}_{part}" in arrays]
+        order = canonical_order(arrays[f"x_{part}"], arrays[f"y_{part}"], *also)
+        for kind in KINDS:
+            if f"{kind}_{part}" in arrays:
+                result[f"{kind}_{part}"] = arrays[f"{kind}_{part}"][order]
+    return result
+
+
+def canonical_order(images: np.ndarray, labels: np.ndarray, *also: np.ndarray) -> np.ndarray:
+    """Positions `[N]` of images `[N, H, W, channels]` by label, hash of the pixels and what else is given, `[N]`."""
+    pixels = np.ascontiguousarray(images).reshape(len(images), -1)
+    hashes = b"".join(hashlib.blake2b(image, digest_size=8).digest() for image in pixels)
+    return np.lexsort([*also[::-1], np.frombuffer(hashes, ">u8"), labels])  # the last key is the first that counts
+
+
+def _both_parts(arrays: Arrays, kind: str, path: Path) -> bool:
+    """Whether the arrays tell the domains or writers of both parts; refused where they do of one."""
+    given = [key for key in arrays if key.startswith(f"{kind}_")]
+    if given and not {f"{kind}_train", f"{kind}_test"} <= set(given):
         raise UserError(
-            f"'{path}' tells the domains of a part only (got {', '.join(sorted(domains))}); domain_train and "
-            "domain_test belong together; give both or none."
+            f"'{path}' tells the {kind}s of a part only (got {', '.join(sorted(given))}); {kind}_train and "
+            f"{kind}_test belong together; give both or none."
         )
-    return result | (_indices(arrays, "domain", "domain_names", lengths, path) if domains else {})
+    return bool(given)
 
 
 def _images(arrays: Arrays, key: str, path: Path) -> np.ndarray:
@@ -117,14 +147,7 @@ def _indices(arrays: Arrays, kind: str, names_key: str, lengths: dict[str, int],
     """The labels (kind `y`) or domains of both parts as int64, and the names of what they count."""
     result = {}
     for part in PARTS:
-        key, values = f"{kind}_{part}", arrays[f"{kind}_{part}"]
-        if values.shape != (lengths[part],) or not np.issubdtype(values.dtype, np.integer):
-            shape = " x ".join(map(str, values.shape)) or "()"
-            raise UserError(
-                f"{key} in '{path}' is not usable (got {values.dtype} of shape {shape}); it must be {lengths[part]} "
-                f"whole numbers, one for each image of x_{part}; convert it."
-            )
-        result[key] = values.astype(np.int64)
+        result[f"{kind}_{part}"] = _whole_numbers(arrays, f"{kind}_{part}", lengths[part], path)
     lowest, highest = (int(f([f(values) for values in result.values()])) for f in (min, max))
     names = arrays.get(names_key)
     # Without names, a wild label would make up millions of classes.
@@ -141,98 +164,13 @@ def _indices(arrays: Arrays, kind: str, names_key: str, lengths: dict[str, int],
     return result
 
 
-def read_folder(path: Path) -> Arrays:
-    """The arrays of `train/<class>/*` and `test/<class>/*`, or of both in a folder for each domain.
-
-    Labels and domains follow the sorted names. Grey images become coloured where there are coloured ones as well.
-
-    Args:
-        path: The folder that holds `train` and `test`, or the domains.
-
-    Raises:
-        UserError: A folder is missing or empty, a file is no image, or the images differ in size.
-    """
-    single = any((path / part).is_dir() for part in PARTS)
-    domains = [""] if single else _folders(path)
-    absent = [path / d / part for d in domains or [""] for part in PARTS if not (path / d / part).is_dir()]
-    if absent:
+def _whole_numbers(arrays: Arrays, key: str, length: int, path: Path) -> np.ndarray:
+    """One whole number for each image of a part, as int64."""
+    values = arrays[key]
+    if values.shape != (length,) or not np.issubdtype(values.dtype, np.integer):
+        shape = " x ".join(map(str, values.shape)) or "()"
         raise UserError(
-            f"there is no folder '{absent[0]}'; an image folder holds train/<class>/ and test/<class>/, or both inside "
-            "a folder for each domain; arrange the images so."
+            f"{key} in '{path}' is not usable (got {values.dtype} of shape {shape}); it must be {length} "
+            f"whole numbers, one for each image of x_{key.partition('_')[2]}; convert it."
         )
-    classes = _folders(path / domains[0] / "train")
-    result: Arrays = {"class_names": np.array(classes, dtype=str)}
-    files: list[Path] = []
-    for part in PARTS:
-        counts = np.zeros((len(domains), len(classes)), np.int64)
-        for d, domain in enumerate(domains):
-            listed = _class_files(path / domain / part, classes)
-            counts[d] = [len(one_class) for one_class in listed]
-            files += [file for one_class in listed for file in one_class]
-        result[f"domain_{part}"], result[f"y_{part}"] = (
-            np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape)
-        )
-    result["x_train"], result["x_test"] = np.split(_pixels(files), [len(result["y_train"])])
-    if single:
-        del result["domain_train"], result["domain_test"]
-    else:
-        result["domain_names"] = np.array(domains)
-    return checked(result, path)
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What is in a folder, by name, without hidden files, which file managers leave behind."""
-    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-
-
-def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in _listed(folder) if entry.is_dir()]
-
-
-def _class_files(folder: Path, classes: list[str]) -> list[list[Path]]:
-    """The files of each class; refuses a part with other classes and a class without files."""
-    own = _folders(folder)
-    if own != classes or not classes:
-        odd = sorted(set(own) ^ set(classes))
-        raise UserError(
-            f"'{folder}' has not the class folders it needs (got {len(own)}{', not alike: ' + odd[0] if odd else ''}); "
-            "train and test of every domain must have the same ones; add or rename them."
-        )
-    listed = [_listed(folder / name) for name in classes]
-    for name, files in zip(classes, listed, strict=True):
-        if not files:
-            raise UserError(f"the folder '{folder / name}' is empty; it must hold images; add some, or remove it.")
-    return listed
-
-
-def _pixels(files: list[Path]) -> np.ndarray:
-    """The images `[N, H, W, channels]` of files that all must have one size."""
-    images = []
-    for file in files:
-        images.append(_image(file))
-        if images[-1].shape[:2] != images[0].shape[:2]:
-            (height, width), (h, w) = images[0].shape[:2], images[-1].shape[:2]
-            raise UserError(
-                f"'{file}' has another size than '{files[0]}' (got {h} x {w} pixels; {height} x {width}); all images "
-                "must have one size; resize it."
-            )
-    channels = max(image.shape[2] for image in images)
-    stacked = np.empty((len(images), *images[0].shape[:2], channels), np.uint8)
-    for place, image in zip(stacked, images, strict=True):
-        place[...] = image  # a grey image is broadcast to all channels
-    return stacked
-
-
-def _image(file: Path) -> np.ndarray:
-    """One image `[H, W, 1 or 3]`."""
-    try:
-        with Image.open(file) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"mode {image.mode}")  # more than 8 bits a pixel
-            pixels = np.array(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except Exception as error:  # Pillow's formats have about ten kinds of them for a damaged file
-        raise UserError(
-            f"'{file}' is not a usable image ({one_line(error)}); class folders hold only images of 8 bits a channel; "
-            "replace or remove it."
-        ) from error
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+    return values.astype(np.int64)

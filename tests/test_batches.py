@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.batches import Transform, augment_images, draw_cohort, generator, plan_batches
+from fedcli.batches import Transform, draw_cohort, generator, plan_batches
+from fedcli.images import crop_flip
 
 PARTS = [np.arange(0, 10), np.arange(10, 13), np.arange(13, 13)]
 
 
-def plan(parts=PARTS, clients=(4, 7, 9), seed=0, round=0, epochs=range(2), drop_last=False, augment=True):
-    return plan_batches(parts, clients, seed, round, epochs, 4, drop_last, augment)
+def plan(parts=PARTS, clients=(4, 7, 9), seed=0, round=0, epochs=range(2), drop_last=False, num_draws=4):
+    return plan_batches(parts, clients, seed, round, epochs, 4, drop_last, num_draws)
 
 
 def test_every_epoch_covers_each_client_once():
@@ -37,7 +38,7 @@ def test_drop_last_leaves_incomplete_batches_out():
 
 def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
     base = plan()
-    alone = plan_batches([PARTS[1]], [7], 0, 0, range(2), 4, False, True)
+    alone = plan_batches([PARTS[1]], [7], 0, 0, range(2), 4, False, 4)
     assert (alone.index[:2, 0] == base.index[:2, 1]).all()
     assert (alone.draws[:2, 0] == base.draws[:2, 1]).all()
     second = plan(epochs=range(1, 2))
@@ -46,7 +47,7 @@ def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
     for other in (plan(seed=1), plan(round=1), plan(clients=(5, 7, 9))):
         assert (other.index[:, 0] != base.index[:, 0]).any()
     assert (base.index[:3, 0] != base.index[3:, 0]).any()
-    assert (plan(augment=False).index == base.index).all()
+    assert (plan(num_draws=0).index == base.index).all()
 
 
 def test_cohorts_are_sorted_distinct_and_new_every_round():
@@ -87,7 +88,7 @@ def slow_augment(image, draw, rotate):
 def test_augmentation_against_a_slow_loop(rotate):
     draw = np.random.default_rng(0)
     images, draws = draw.random((30, 1, 9, 9)), draw.random((30, 4)).astype(np.float32)
-    ours = augment_images(torch.tensor(images), torch.tensor(draws), rotate)
+    ours = crop_flip(torch.tensor(images), torch.tensor(draws), rotate)
     for n in range(30):
         np.testing.assert_array_equal(ours[n, 0].numpy(), slow_augment(images[n, 0], draws[n], rotate))
 
@@ -96,7 +97,7 @@ def test_augmentation_uses_the_whole_range():
     draws = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0))
     image = torch.zeros(1, 1, 17, 17)
     image[..., 8, 8] = 1
-    moved = augment_images(image.expand(4000, -1, -1, -1), draws, rotate=False)
+    moved = crop_flip(image.expand(4000, -1, -1, -1), draws, rotate=False)
     places = {tuple(place) for place in moved.nonzero()[:, 2:].tolist()}
     assert places == {(8 + i, 8 + j) for i in range(-4, 5) for j in range(-4, 5)}
 

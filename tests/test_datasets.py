@@ -17,11 +17,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedcli import builtin, datasets, official
-from fedcli.errors import UserError
-
-PARTS = ("train", "test")
-FIELDS = ("x_train", "y_train", "domain_train", "x_test", "y_test", "domain_test")
+from fedcli import builtin, datasets, known, official
+from tests.files import FIELDS, PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
 
 
 @pytest.fixture(autouse=True)
@@ -31,71 +28,17 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
-def images(shape, num_classes, seed=0, per_class=(3, 2)):
-    """Random arrays in the `.npz` form, `per_class` images of each class in train and test, shuffled."""
-    rng, arrays = np.random.default_rng(seed), {}
-    for part, count in zip(PARTS, per_class, strict=True):
-        arrays[f"y_{part}"] = rng.permutation(np.repeat(np.arange(num_classes), count))
-        arrays[f"x_{part}"] = rng.integers(0, 256, (num_classes * count, *shape), np.uint8)
-    return arrays
-
-
-def known_images(name, seed=0):
-    known = official.KNOWN[name]
-    shape = (known.image_size, known.image_size) + ((3,) if known.channels == 3 else ())
-    return images(shape, len(known.class_names), seed)
-
-
-def imported(name, path):
-    datasets.import_path(name, path)
-    return datasets.load(name)
-
-
-def from_npz(name, folder, **arrays):
-    folder.mkdir(exist_ok=True)
-    np.savez(folder / "images.npz", **arrays)
-    return imported(name, folder / "images.npz")
-
-
-def write_folder(folder, arrays, class_names, domain_names=None):
-    for part in PARTS:
-        for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
-            domain = domain_names[arrays[f"domain_{part}"][i]] if domain_names else ""
-            place = folder / domain / part / class_names[label]
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(place / f"{i}.png")
-    return folder
-
-
-def assert_same(a, b):
-    assert (a.class_names, a.domain_names, a.fingerprint) == (b.class_names, b.domain_names, b.fingerprint)
-    for field in FIELDS:
-        left, right = getattr(a, field), getattr(b, field)
-        assert (left is None and right is None) or torch.equal(left, right), field
-
-
-def refused(call, *words):
-    """The call raises a refusal of one line that holds all the words."""
-    with pytest.raises(UserError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    assert text.endswith(".")
-    for word in words:
-        assert str(word) in text, text
-
-
 # Built in
 
 
-@pytest.mark.parametrize("name", ["digits", "digit-domains"])
+@pytest.mark.parametrize("name", ["digits", "digit-domains", "photos"])
 def test_built_in_sets_are_what_describe_says_and_always_the_same(name):
     dataset, known = datasets.load(name), datasets.describe(name)
     assert (known["kind"], known["present"]) == ("built-in", True)
     assert (known["train"], known["test"]) == (len(dataset.x_train), len(dataset.x_test))
     assert (known["classes"], known["shape"]) == (dataset.num_classes, tuple(dataset.x_train.shape[1:]))
     assert (dataset.channels, dataset.image_size) == (known["shape"][0], known["shape"][1])
-    assert dataset.class_names == tuple("0123456789")
+    assert dataset.class_names == (("photo",) if name == "photos" else tuple("0123456789"))
     assert (dataset.x_train.dtype, dataset.y_train.dtype, dataset.x_train.is_contiguous()) == (
         torch.uint8,
         torch.int64,
@@ -212,18 +155,20 @@ def test_domains_come_from_npz_and_folders_alike(tmp_path):
     assert unnamed.domain_names == ("0", "1")
 
 
-def test_the_fingerprint_sees_pixels_labels_domains_and_part():
-    def fingerprint(change=lambda arrays: None):
-        arrays = {f"{kind}_{part}": torch.arange(4) % 2 for kind in ("y", "domain") for part in PARTS}
+def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
+    def fingerprint(change=lambda arrays: None, kinds=("y", "domain", "writer")):
+        arrays = {f"{kind}_{part}": torch.arange(4) % 2 for kind in kinds for part in PARTS}
         arrays |= {f"x_{part}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for part in PARTS}
         change(arrays)
         return datasets.Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
 
-    plain = fingerprint()
-    assert len(plain) == 16
-    assert fingerprint() == plain
+    whole = fingerprint()
+    assert len(whole) == 16
+    assert fingerprint() == whole
     for key in FIELDS:
-        assert fingerprint(lambda arrays, key=key: arrays[key].view(-1)[-1:].add_(1)) != plain, key
+        assert fingerprint(lambda arrays, key=key: arrays[key].view(-1)[-1:].add_(1)) != whole, key
+    plain = fingerprint(kinds=("y", "domain"))
+    assert plain != whole
     digest = hashlib.sha256()
     for _ in range(2):
         digest.update(bytes(range(16)) + b"".join((i % 2).to_bytes(8, "little") for i in range(4)) * 2)
@@ -295,8 +240,8 @@ def test_names_in_their_order(tmp_path, cache):
     from_npz("zebra", tmp_path / "a", **images((4, 4), 2))
     from_npz("ape", tmp_path / "a", **images((4, 4), 2))
     (cache / "Not A Name.npz").touch()
-    assert datasets.names()[:3] == ["digits", "digit-domains", "mnist"]
-    assert datasets.names()[-3:] == ["usps", "ape", "zebra"]
+    assert datasets.names()[:4] == ["digits", "digit-domains", "photos", "mnist"]
+    assert datasets.names()[-3:] == ["office-home-leaky", "ape", "zebra"]
     assert {path.name for path in cache.iterdir()} == {"ape.npz", "zebra.npz", "Not A Name.npz"}  # nothing left over
 
 
@@ -309,14 +254,15 @@ def test_the_cache_folder(monkeypatch, tmp_path):
 
 
 def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
-    absent = {"name": "cifar10", "kind": "download", "present": False}
+    absent = {"name": "cifar10", "kind": "download", "present": False, "note": ""}
     sizes = {"train": 50_000, "test": 10_000, "classes": 10, "shape": (3, 32, 32)}
     assert datasets.describe("cifar10") == absent | sizes
     from_npz("cifar10", tmp_path / "a", **known_images("cifar10"))
     assert datasets.describe("cifar10") == absent | sizes | {"present": True, "train": 30, "test": 20}
     from_npz("mine", tmp_path / "a", **images((4, 4), 3))
     assert datasets.describe("mine") == {
-        "name": "mine", "kind": "imported", "present": True, "train": 9, "test": 6, "classes": 3, "shape": (1, 4, 4)
+        "name": "mine", "kind": "imported", "present": True, "note": "", "train": 9, "test": 6, "classes": 3,
+        "shape": (1, 4, 4),
     }  # fmt: skip
     refused(lambda: datasets.describe("cifra10"), "unknown data set 'cifra10'", "did you mean 'cifar10'")
 
@@ -391,6 +337,10 @@ BAD_ARRAYS = {
     ),
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "cannot be read"),
+    "half the writers": (put("writer_test", np.zeros(6, int)), "the writers of a part only", "writer_train"),
+    "too few writers": (
+        lambda a: a.update(writer_train=np.zeros(8, int), writer_test=np.zeros(6, int)), "writer_train", "must be 9"
+    ),
     "half the domains": (put("domain_train", np.zeros(9, int)), "domain_train", "domain_test"),
     "domains beyond their names": (
         lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
@@ -486,8 +436,8 @@ def test_folders_may_hold_hidden_files_and_mixed_colours(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "usps"])
 def test_known_names_have_one_shape(tmp_path, name):
-    size, channels = (official.KNOWN[name].image_size, official.KNOWN[name].channels)
-    classes = len(official.KNOWN[name].class_names)
+    size, channels = (known.KNOWN[name].image_size, known.KNOWN[name].channels)
+    classes = len(known.KNOWN[name].class_names)
     for shape in ((size + 1, size + 1, channels), (size, size, 4 - channels)):
         arrays = images(shape, classes)
         refused(
@@ -509,7 +459,7 @@ def test_known_names_have_one_shape(tmp_path, name):
     ],
 )
 def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, spelling):
-    arrays, classes = known_images(name), official.KNOWN[name].class_names
+    arrays, classes = known_images(name), known.KNOWN[name].class_names
     npz = from_npz(name, tmp_path / "a", **arrays)
     assert npz.class_names == classes
     assert_same(npz, imported(name, write_folder(tmp_path / "b", arrays, [spelling(text) for text in classes])))
@@ -521,7 +471,7 @@ def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, sp
 
 
 def test_class_folders_of_other_names_are_refused_for_known_names(tmp_path):
-    arrays, classes = known_images("cifar10"), list(official.KNOWN["cifar10"].class_names)
+    arrays, classes = known_images("cifar10"), list(known.KNOWN["cifar10"].class_names)
     folder = write_folder(tmp_path / "a", arrays, [*classes[:-1], "lorry"])
     refused(lambda: datasets.import_path("cifar10", folder), "the classes in", "'cifar10'", "airplane")
 
@@ -533,9 +483,9 @@ def test_known_class_names_are_those_of_torchvision():
     for name, source in (("fmnist", sources.FashionMNIST.classes), *(
         (f"emnist-{split}", sources.EMNIST.classes_split_dict[split]) for split in ("digits", "byclass")
     )):  # fmt: skip
-        assert official._places(source, official.KNOWN[name].class_names) == list(range(len(source)))
-    assert official.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
-    assert len(set(official.KNOWN["cifar100"].class_names)) == 100
+        assert known._places(source, known.KNOWN[name].class_names) == list(range(len(source)))
+    assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
+    assert len(set(known.KNOWN["cifar100"].class_names)) == 100
 
 
 # Official files
@@ -563,7 +513,7 @@ def write_mnist(folder, name, arrays, source, monkeypatch):
 
 
 def write_emnist(folder, name, arrays, source, monkeypatch):
-    split, path = official.KNOWN[name].split, folder / "gzip.zip"
+    split, path = known.KNOWN[name].split, folder / "gzip.zip"
     with zipfile.ZipFile(path, "w") as file:
         for part in PARTS:
             lying = arrays[f"x_{part}"].transpose(0, 2, 1)
@@ -585,7 +535,7 @@ def write_cifar(folder, name, arrays, source, monkeypatch):
     count = len(source.train_list)
     contents = {file: entry("train", slice(i, None, count)) for i, (file, _) in enumerate(source.train_list)}
     contents |= {source.test_list[0][0]: entry("test", slice(None))}
-    contents |= {source.meta["filename"]: {source.meta["key"]: list(official.KNOWN[name].class_names)}}
+    contents |= {source.meta["filename"]: {source.meta["key"]: list(known.KNOWN[name].class_names)}}
     contents = {file: pickle.dumps(content, protocol=2) for file, content in contents.items()}
     with tarfile.open(path, "w:gz") as archive:
         for file, content in contents.items():
@@ -645,13 +595,13 @@ def official_files(tmp_path, monkeypatch):
     def write(name, arrays):
         folder = tmp_path / "official"
         folder.mkdir(exist_ok=True)
-        source = getattr(torchvision.datasets, official.KNOWN[name].source)
+        source = getattr(torchvision.datasets, known.KNOWN[name].source)
         return WRITERS[name](folder, name, arrays, source, monkeypatch)
 
     return write
 
 
-@pytest.mark.parametrize("name", list(official.KNOWN))
+@pytest.mark.parametrize("name", list(WRITERS))
 def test_official_files_downloads_and_npz_are_alike(tmp_path, cache, official_files, name):
     arrays = known_images(name)
     if name == "usps":  # its pixels are at most 254 after half a step up

@@ -281,6 +281,32 @@ def test_domains_of_equal_labels_are_not_cut_alike():
     assert any((part != own).any() for part, own in zip(partition.domains(labels, 8, domain, 0), first, strict=False))
 
 
+def written(num_writers=23, seed=0):
+    """Writers that are not numbered from 0 and wrote 1 to 40 examples each, in no order."""
+    rng = np.random.default_rng(seed)
+    return rng.permutation(np.repeat(7 * np.arange(num_writers) + 5, rng.integers(1, 41, num_writers)))
+
+
+@pytest.mark.parametrize("num_clients", [1, 4, 23])
+def test_writers_are_dealt_whole(num_clients):
+    writer = written()
+    labels = np.arange(len(writer)) % 3
+    parts = from_flag("writers")(labels, num_clients, 0, None, torch.from_numpy(writer))
+    assert assert_partition(parts, len(writer), num_clients) == len(writer)
+    dealt = [set(writer[part]) for part in parts]
+    assert sum(map(len, dealt)) == 23
+    assert {len(own) for own in dealt} <= {23 // num_clients, -(-23 // num_clients)}
+    assert len({fingerprint(partition.writers(labels, num_clients, writer, seed)) for seed in range(4)}) == 4
+
+
+def test_writers_come_at_random_and_so_do_their_examples():
+    writer = np.repeat(np.arange(100), 30)
+    parts = partition.writers(writer, 10, writer, 0)
+    assert all(np.diff(sorted(set(writer[part]))).max() > 1 for part in parts)
+    ends = [writer[part[240:]] for part in parts]  # what becomes a client's validation part
+    assert min(len(set(end)) for end in ends) >= 8
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -308,7 +334,10 @@ def test_domains_of_equal_labels_are_not_cut_alike():
         (lambda y: partition.missing(y[y != 4], 10, 3, 0), ["too few", "got 0 of class 4"]),
         (lambda y: partition.domains(y, 5, y % 2, 0), ["5", "2 domains", "multiple of 2"]),
         (lambda y: partition.domains(y, 20, y % 2, 0, from_flag("dirichlet:0.5:min=60")), ["in domain 0", "500"]),
-        (lambda y: from_flag("domains+dirichlet:0.5")(y, 4, 0), ["domains+dirichlet:0.5", "without"]),
+        (lambda y: from_flag("domains+dirichlet:0.5")(y, 4, 0), ["domains+dirichlet:0.5", "with domains", "without"]),
+        (lambda y: from_flag("writers")(y, 4, 0, y), ["partition 'writers'", "with writers", "without"]),
+        (lambda y: partition.writers(y, 11, y, 0), ["each of 11 clients", "got 10 writers", "1 to 10"]),
+        (lambda y: partition.writers(y, 0, y, 0), ["0 clients", "1 to 10"]),
     ],
 )
 def test_calls_that_cannot_be_answered_are_refused(call, words):
@@ -339,6 +368,7 @@ def test_calls_that_cannot_be_answered_are_refused(call, words):
         ("domains", "domains"),
         ("domains+iid", "domains"),
         ("domains+dirichlet:1e+2:min=1", "domains+dirichlet:100:min=1"),
+        ("writers", "writers"),
     ],
 )
 def test_flag_has_one_canonical_spelling(flag, canonical):
@@ -374,7 +404,9 @@ def test_flag_calls_the_partitioner(flag, function, keywords):
         ("", ["unknown partition ''", "dirichlet"]),
         ("dirichelt:0.5", ["unknown partition 'dirichelt'", "did you mean 'dirichlet'"]),
         ("domains+clases:2", ["unknown partition 'clases'", "did you mean 'classes'"]),
-        ("domains+domains", ["nested"]),
+        ("domains+domains", ["needs a label skew", "domains+dirichlet:0.5"]),
+        ("domains+writers", ["needs a label skew", "domains+dirichlet:0.5"]),
+        ("writers:3", ["does not take '3'", "write writers."]),
         ("iid+domains", ["unknown partition"]),
         ("dirichlet:", ["needs its concentration", "write dirichlet:0.5."]),
         ("dirichlet:plain", ["concentration", "got 'plain'"]),
@@ -450,9 +482,10 @@ def test_describe_counts_by_hand():
         ("dominant:1", "3c4806f0eb807d5f"),
         ("missing:3", "871ad493abc5cae0"),
         ("domains+dirichlet:0.5", "33a9729c48eba515"),
+        ("writers", "04913ce8db594f14"),
     ],
 )
 def test_partition_of_a_seed_never_changes(flag, expected):
     # Records name these: a change here makes old runs impossible to compare with new ones.
-    parts = from_flag(flag)(np.tile(np.arange(10), 180), 10, 0, np.arange(1800) // 900)
+    parts = from_flag(flag)(np.tile(np.arange(10), 180), 10, 0, np.arange(1800) // 900, np.arange(1800) // 7)
     assert fingerprint(parts) == expected

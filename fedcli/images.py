@@ -1,0 +1,206 @@
+"""Operations on images: resizing, and augmentation by draws that are data.
+
+An augmentation is a pure function of images and of uniform draws, `NUM_DRAWS` of them for each image, so that it runs
+on the device and is the same on every device. Images are in [0, 1] and stay there unrounded.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CROP_PADDING = 4  # pixels
+ROTATION = 15.0  # degrees, each way
+AREA = (0.2, 1.0)  # share of the image that a crop covers
+RATIO = (3 / 4, 4 / 3)  # width over height of a crop
+TRIES = 10  # draws of a crop's shape before the whole image is taken
+JITTER = 0.4  # brightness, contrast and saturation change by a factor of 1 - 0.4 to 1 + 0.4
+HUE = 0.1  # turns of the colour circle, each way
+JITTERED, GREYED = 0.8, 0.2  # shares of the images
+LUMINANCE = (0.2989, 0.587, 0.114)
+_BOX = 2 * TRIES + 3  # area and ratio of each try, row, column, flip
+_COLOUR = 10  # whether to jitter, 4 keys of the order, 4 strengths, whether to turn grey
+NUM_DRAWS = {
+    "none": 0,
+    "crop-flip": 4,  # horizontal shift, vertical shift, flip, angle
+    "crop-flip-rotate": 4,
+    "resized-crop": _BOX,
+    "resized-crop-colour": _BOX + _COLOUR,
+}
+_RESIZED_AT_ONCE = 4096  # images, which are made float for it
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """uint8 images `[N, channels, H, W]` at `size` x `size` pixels: bilinear, antialiased, rounded."""
+    if images.shape[2:] == (size, size):
+        return images
+    smooth = [
+        F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+        for portion in images.split(_RESIZED_AT_ONCE)
+    ]
+    return torch.cat(smooth)
+
+
+def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
+    """Augmented images.
+
+    Args:
+        images: `[N, channels, H, W]` in [0, 1].
+        draws: `[N, NUM_DRAWS[augmentation]]`, uniform in [0, 1).
+        augmentation: A key of `NUM_DRAWS`.
+
+    Returns:
+        Images of the same shape.
+    """
+    if augmentation == "none":
+        return images
+    if augmentation.startswith("crop-flip"):
+        return crop_flip(images, draws, rotate=augmentation == "crop-flip-rotate")
+    cropped = resized_crop(images, draws[:, :_BOX])
+    return cropped if augmentation == "resized-crop" else colour_jitter(cropped, draws[:, _BOX:])
+
+
+def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
+    """Images shifted by up to 4 pixels, mirrored half of the time and, if asked, turned by up to 15 degrees.
+
+    What moves in from outside is black, as in a crop of the padded image that is then turned.
+
+    Args:
+        images: `[N, channels, H, W]` in [0, 1].
+        draws: `[N, 4]`, uniform in [0, 1).
+        rotate: Whether to turn them.
+
+    Returns:
+        Images of the same shape; pixels are moved, never blended (nearest neighbour).
+    """
+    n, _, height, width = images.shape
+    steps = 2 * CROP_PADDING + 1
+    shift = (draws[:, :2].double() * steps).floor().long() - CROP_PADDING  # [N, 2] pixels
+    mirrored = draws[:, 2, None, None] < 0.5
+    angle = torch.deg2rad((2 * draws[:, 3].double() - 1) * (ROTATION if rotate else 0.0))
+    # In float64: where a pixel comes from must not depend on the precision of the run.
+    row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
+    column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
+    cosine, sine = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    # Where each pixel of the turned image looks in the mirrored one, then in the crop, then in the image: [N, H, W].
+    source_row = (cosine * row - sine * column + (height - 1) / 2).round().long()
+    source_column = (sine * row + cosine * column + (width - 1) / 2).round().long()
+    inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
+    source_row = source_row + shift[:, 1, None, None]
+    source_column = torch.where(mirrored, width - 1 - source_column, source_column) + shift[:, 0, None, None]
+    inside &= (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
+    flat = source_row.clamp(0, height - 1) * width + source_column.clamp(0, width - 1)
+    moved = images.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, images.shape[1], -1))
+    return torch.where(inside[:, None], moved.reshape(images.shape), 0.0)
+
+
+def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
+    """A random rectangle of each image, enlarged to the image's size (bilinear), mirrored half of the time.
+
+    The rectangle is torchvision's `RandomResizedCrop(scale=AREA, ratio=RATIO)`: area uniform, ratio log-uniform, the
+    first of ten tries that fits into the image.
+
+    Args:
+        images: `[N, channels, H, W]` in [0, 1].
+        draws: `[N, 23]`, uniform in [0, 1).
+
+    Returns:
+        Images of the same shape.
+    """
+    height, width = images.shape[2:]
+    top, left, rows, columns = crop_box(draws, height, width)
+    down = _interpolation(top, rows, height)
+    across = _interpolation(left, columns, width)
+    across = torch.where(draws[:, -1, None, None] < 0.5, across.flip(1), across)
+    return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
+
+
+def crop_box(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Top, left, height and width in pixels, `[N]` each, of the rectangle that `resized_crop` takes."""
+    uniform = draws.double()
+    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
+    low, high = map(math.log, RATIO)
+    ratio = (low + (high - low) * uniform[:, 1 : 2 * TRIES : 2]).exp()
+    columns, rows = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (columns <= width) & (rows <= height) & (columns > 0) & (rows > 0)
+    first, any_fits = fits.int().argmax(1, keepdim=True), fits.any(1)
+    rows = torch.where(any_fits, rows.gather(1, first)[:, 0], height)
+    columns = torch.where(any_fits, columns.gather(1, first)[:, 0], width)
+    top = (uniform[:, -3] * (height - rows + 1)).floor()
+    left = (uniform[:, -2] * (width - columns + 1)).floor()
+    return top, left, rows, columns
+
+
+def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """Weights `[N, size, size]` of the input's pixels in each output pixel, where `length` pixels become `size`."""
+    pixels = torch.arange(size, device=start.device).double()
+    # Centre of each output pixel in the crop; beyond the middle of its outermost pixels, these are repeated.
+    source = ((pixels + 0.5) * length[:, None] / size - 0.5).clamp(min=0)
+    source = start[:, None] + torch.minimum(source, length[:, None] - 1)
+    return (1 - (source[..., None] - pixels).abs()).clamp(min=0)
+
+
+def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
+    """Images whose colours are changed 8 times in 10, and that are then turned grey 2 times in 10.
+
+    torchvision's `RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)` and `RandomGrayscale(0.2)`: brightness,
+    contrast, saturation and hue one after the other, in a random order. Grey images stay grey.
+
+    Args:
+        images: `[N, 1 or 3, H, W]` in [0, 1].
+        draws: `[N, 10]`, uniform in [0, 1).
+
+    Returns:
+        Images of the same shape.
+    """
+    colour, draws = images.expand(-1, 3, -1, -1), draws.double()
+    order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place
+    factors = (1 + JITTER * (2 * draws[:, 5:8] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
+    turns = (HUE * (2 * draws[:, 8] - 1)).to(images.dtype)[:, None, None]
+    each = torch.arange(len(images), device=images.device)
+    changed = colour
+    for place in range(4):
+        grey = _grey(changed)
+        candidates = [
+            _blend(changed, torch.zeros_like(grey), factors[:, 0]),
+            _blend(changed, grey.mean((1, 2, 3), keepdim=True), factors[:, 1]),
+            _blend(changed, grey, factors[:, 2]),
+            _turn_hue(changed, turns),
+        ]
+        changed = torch.stack(candidates)[order[:, place], each]
+    colour = torch.where(draws[:, 0, None, None, None] < JITTERED, changed, colour)
+    colour = torch.where(draws[:, 9, None, None, None] < GREYED, _grey(colour), colour)
+    return colour[:, : images.shape[1]]
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Luminance `[N, 1, H, W]` of images `[N, 3, H, W]`."""
+    red, green, blue = images.unbind(1)
+    return (LUMINANCE[0] * red + LUMINANCE[1] * green + LUMINANCE[2] * blue)[:, None]
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (factor * images + (1 - factor) * other).clamp(0, 1)
+
+
+def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Images `[N, 3, H, W]` with their hue moved by `turns` `[N, 1, 1]` of the colour circle."""
+    red, green, blue = images.unbind(1)
+    value = images.amax(1)
+    chroma = value - images.amin(1)
+    safe = torch.where(chroma > 0, chroma, 1)
+    sixths = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
+    )
+    sixths = sixths + 6 * turns
+    channels = []
+    for channel in (5, 3, 1):  # of red, green and blue: the value less what the hue takes of the chroma
+        distance = (sixths + channel) % 6
+        channels.append(value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1))
+    return torch.stack(channels, 1)

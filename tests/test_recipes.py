@@ -1,0 +1,332 @@
+"""Data sets that are made from others."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+import fedcli
+from fedcli import builtin, datasets, known, recipes
+from fedcli.images import resize
+from fedcli.recipes import Share
+from tests.files import PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FEDCLI_DATA", str(folder))
+    return folder
+
+
+DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
+SMALL = {
+    "mixed-digits": (
+        Share("mnist", 20), Share("svhn", 25), Share("usps", 40, division="pooled"), Share("synth-digits", 30),
+        Share("mnist-m", 10),
+    ),
+    "digits-4": (Share("mnist", 7), Share("usps", 5), Share("svhn", 30), Share("synth-digits", 21, num_test=8)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """The sets of digits with 30 training and 20 test images each, and the recipes in their numbers."""
+    for seed, name in enumerate(DIGIT_SETS):
+        from_npz(name, tmp_path / "npz", **known_images(name, seed))
+    for name, shares in SMALL.items():
+        monkeypatch.setitem(recipes.RECIPES, name, recipes._mixture(name, shares))
+
+
+def shaped(name, part, size):
+    """The images of a set in three channels at a size, as bytes with their labels."""
+    dataset = datasets.load(name)
+    x = resize(getattr(dataset, f"x_{part}"), size).expand(-1, 3, -1, -1)
+    return {image.numpy().tobytes(): int(label) for image, label in zip(x, getattr(dataset, f"y_{part}"), strict=True)}
+
+
+def of_domain(dataset, number, part, distinct=True):
+    chosen = getattr(dataset, f"domain_{part}") == number
+    pairs = zip(getattr(dataset, f"x_{part}")[chosen], getattr(dataset, f"y_{part}")[chosen], strict=True)
+    found = [(image.numpy().tobytes(), int(label)) for image, label in pairs]
+    assert len(dict(found)) == len(found) or not distinct
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_mixture_draws_from_each_set(small, name):
+    dataset, size = datasets.load(name), known.KNOWN[name].image_size
+    assert dataset.domain_names == known.KNOWN[name].domain_names == tuple(share.source for share in SMALL[name])
+    assert dataset.class_names == tuple("0123456789")
+    for number, share in enumerate(SMALL[name]):
+        train, test = (of_domain(dataset, number, part) for part in PARTS)
+        own_train, own_test = (shaped(share.source, part, size) for part in PARTS)
+        assert len(train) == share.num_train
+        if share.division == "pooled":
+            assert {**train, **test} == {**own_train, **own_test}
+            assert len(test) == 50 - share.num_train
+            assert set(train) - set(own_train)
+        else:
+            assert train.items() <= own_train.items()
+            assert test.items() <= own_test.items()
+            assert len(test) == (share.num_test or 20)
+    assert_same(dataset, datasets.load(name))
+    assert len({frozenset(of_domain(datasets.load(other), 0, "train")) for other in SMALL}) == 2
+
+
+def test_a_mixture_draws_at_random(small, monkeypatch):
+    labels = [datasets.load("digits-4").y_train[datasets.load("digits-4").domain_train == d] for d in (0, 1, 2)]
+    assert len(labels[0].unique()) > 2  # not the first ones, which are all of class 0
+    assert labels[2].bincount().tolist() == [3] * 10
+    monkeypatch.setitem(
+        recipes.RECIPES, "digits-4", recipes._mixture("digits-4", (*SMALL["digits-4"][:3], Share("svhn", 30)))
+    )
+    sources = datasets.load("digits-4")
+    first, second = (of_domain(sources, d, "train") for d in (2, 3))
+    assert first == second  # all of them
+
+
+def test_the_published_numbers():
+    """Table 5 of the paper that has the private sizes, 7,430 of each of five domains, and what `describe` says."""
+    numbers = {name: [share.num_train for share in recipe.make.args[1]] for name, recipe in MIXTURES.items()}
+    assert numbers["digits-4"] == [150, 80, 5000, 1800]
+    assert numbers["mixed-digits"] == [7430] * 5
+    assert numbers["office-caltech-private"] == numbers["office-caltech-leaky"] == [368, 431, 60, 113]
+    assert numbers["office31-private"] == numbers["office31-leaky"] == [1082, 192, 305]
+    assert numbers["office-home-private"] == numbers["office-home-leaky"] == [1400, 2000, 2500, 2000]
+    for name, counts in numbers.items():
+        assert datasets.describe(name)["train"] == sum(counts)
+        assert len(known.KNOWN[name].domain_names) == len(counts)
+    assert known.KNOWN["digits-4"].domain_names == ("mnist", "usps", "svhn", "synth-digits")
+    whole = {name: known.KNOWN[name] for name in DIGIT_SETS}
+    assert known.KNOWN["digits-4"].num_test == sum(whole[name].num_test for name in DIGIT_SETS[:4])
+    rest = whole["usps"].num_train + whole["usps"].num_test - 7430
+    assert known.KNOWN["mixed-digits"].num_test == rest + sum(whole[n].num_test for n in DIGIT_SETS if n != "usps")
+
+
+MIXTURES = {name: recipe for name, recipe in recipes.RECIPES.items() if hasattr(recipe.make, "args")}
+
+
+def test_what_is_missing_is_named(tmp_path, cache):
+    for call in (datasets.available, datasets.load):
+        refused(
+            lambda call=call: call("digits-4"), "'digits-4'", "made from mnist, usps, svhn, synth-digits", "bring mnist"
+        )
+    assert not datasets.describe("digits-4")["present"]
+    for name in ("mnist", "usps"):
+        from_npz(name, tmp_path / "a", **known_images(name))
+    refused(lambda: datasets.available("digits-4"), "bring svhn, synth-digits, or", "fedcli data import digits-4 PATH")
+    refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, or")  # mnist-m can be made
+    refused(lambda: datasets.download("digits-4"), "no download", "bring svhn")
+    refused(lambda: datasets.download("femnist"), "no download", "all_data_*.json")
+    for name in ("svhn", "synth-digits"):
+        from_npz(name, tmp_path / "a", **known_images(name))
+    about = datasets.describe("digits-4")
+    assert (about["kind"], about["present"], about["note"]) == ("made", True, "mnist, usps, svhn, synth-digits")
+    refused(lambda: datasets.load("digits-4"), "'mnist' is too small", "got 30 training", "150 are needed")
+
+
+def test_sets_that_are_only_made_cannot_be_imported(tmp_path):
+    np.savez(tmp_path / "a.npz", **known_images("office31-leaky"))
+    refused(lambda: datasets.import_path("office31-leaky", tmp_path / "a.npz"), "always made", "bring office31")
+    assert "tested on its training images too" in datasets.describe("office31-leaky")["note"]
+
+
+def test_a_mixture_may_be_imported_as_domain_folders(tmp_path, small):
+    made, names = datasets.load("digits-4"), known.KNOWN["digits-4"].domain_names
+    arrays = images((32, 32, 3), 10, per_class=(8, 4))
+    arrays |= {"domain_train": np.arange(80) % 4, "domain_test": np.arange(40) % 4}
+    arrays |= {f"y_{part}": np.arange(n) // (n // 10) for part, n in (("train", 80), ("test", 40))}
+    spelled = [{"synth-digits": "SynthDigits", "mnist": "MNIST"}.get(name, name) for name in names]
+    folder = write_folder(tmp_path / "digits", arrays, tuple("0123456789"), spelled)
+    for path in (folder / "usps" / "train").rglob("*.png"):  # of other sizes and grey
+        Image.open(path).convert("L").resize((16, 16)).save(path)
+    dataset = imported("digits-4", folder)
+    assert dataset.domain_names == names
+    assert dataset.x_train.shape == (80, 3, 32, 32)
+    for number in (0, 2, 3):
+        rows = arrays["domain_train"] == number
+        expected = {
+            x.transpose(2, 0, 1).tobytes(): y
+            for x, y in zip(arrays["x_train"][rows], arrays["y_train"][rows], strict=True)
+        }
+        assert of_domain(dataset, number, "train") == expected
+    assert dataset.fingerprint != made.fingerprint
+    about = datasets.describe("digits-4")
+    assert (about["kind"], about["train"], about["note"]) == ("import", 80, "")
+
+
+def test_other_classes_are_refused(tmp_path, small, monkeypatch):
+    from_npz("letters", tmp_path / "a", **images((28, 28), 10), class_names=list("abcdefghij"))
+    shares = (*SMALL["digits-4"][:3], Share("letters", 5))
+    monkeypatch.setitem(recipes.RECIPES, "digits-4", recipes._mixture("digits-4", shares))
+    refused(lambda: datasets.load("digits-4"), "the classes of 'letters'", "'digits-4'", "'mnist'")
+
+
+# Whole domains
+
+
+@pytest.fixture
+def office(tmp_path, monkeypatch):
+    """`office31` with 6 to 14 images of each class and domain, and its recipes in small numbers."""
+    rng, y, domain = np.random.default_rng(0), [], []
+    for label in range(31):
+        for number in range(3):
+            count = rng.integers(6, 15)
+            y += [label] * count
+            domain += [number] * count
+    x = rng.integers(0, 256, (len(y), 32, 32, 3), np.uint8)
+    test = rng.random(len(y)) < 0.2
+    arrays = {"class_names": [f"thing{c:02}" for c in range(31)], "domain_names": ["amazon", "dslr", "webcam"]}
+    for part, rows in (("train", ~test), ("test", test)):
+        arrays |= {f"x_{part}": x[rows], f"y_{part}": np.array(y)[rows], f"domain_{part}": np.array(domain)[rows]}
+    for name, recipe in recipes._office("office31", (100, 60, 30)).items():
+        monkeypatch.setitem(recipes.RECIPES, name, recipe)
+    return from_npz("office31", tmp_path / "a", **arrays)
+
+
+def test_private_sets_keep_to_the_division(office):
+    dataset = datasets.load("office31-private")
+    assert dataset.class_names == office.class_names
+    assert dataset.domain_train.bincount().tolist() == [100, 60, 30]
+    for number in range(3):
+        assert of_domain(dataset, number, "train").items() <= of_domain(office, number, "train").items()
+        assert of_domain(dataset, number, "test") == of_domain(office, number, "test")
+
+
+def test_leaky_sets_test_on_everything_and_never_train_on_the_last_classes(office):
+    dataset = datasets.load("office31-leaky")
+    assert dataset.domain_train.bincount().tolist() == [100, 60, 30]
+    for number in range(3):
+        whole = {**of_domain(office, number, "train"), **of_domain(office, number, "test")}
+        train = of_domain(dataset, number, "train")
+        assert of_domain(dataset, number, "test") == whole
+        assert train.items() <= whole.items()
+        labels = sorted(whole.values())
+        last = labels[sum(i % 10 <= 7 for i in range(len(labels))) - 1]
+        assert last < 27
+        assert max(train.values()) <= last
+    assert dataset.y_train.max() > 20
+    assert set(of_domain(dataset, 0, "train")) & set(of_domain(office, 0, "test"))
+
+
+# One set from one other
+
+
+def test_mnist_m_is_the_difference_of_digits_and_photographs(tmp_path):
+    from_npz("mnist", tmp_path / "a", **known_images("mnist"))
+    arrays = datasets._arrays("mnist")
+    for part in PARTS:
+        arrays[f"x_{part}"][:, :6] = 0  # as in MNIST, where ink leaves a margin
+    made = recipes.RECIPES["mnist-m"].make(lambda name: arrays)
+    photos = load_sample_images().images
+    for part in PARTS:
+        assert (made[f"y_{part}"] == arrays[f"y_{part}"]).all()
+        for image, digit in list(zip(made[f"x_{part}"], arrays[f"x_{part}"], strict=True))[:6]:
+            fits = 0
+            for photo in photos:
+                corners = (photo[: 427 - 27, : 640 - 27] == image[0, 0]).all(2) & (
+                    photo[5 : 427 - 22, : 640 - 27] == image[5, 0]
+                ).all(2)
+                for top, left in np.argwhere(corners):
+                    piece = photo[top : top + 28, left : left + 28].astype(int)
+                    fits += (abs(piece - digit) == image).all()
+            assert fits == 1
+    assert (made["x_train"][:10, 0, 0] != made["x_test"][:10, 0, 0]).any()
+    dataset = datasets.load("mnist-m")
+    assert dataset.x_train.shape == (30, 3, 28, 28)
+    assert datasets.describe("mnist-m")["note"] == "mnist; blended with scikit-learn's photographs"
+    brought = from_npz("mnist-m", tmp_path / "b", **known_images("mnist-m", seed=9))
+    assert_same(datasets.load("mnist-m"), brought)
+    assert datasets.describe("mnist-m")["note"] == ""
+
+
+def femnist(folder, num_writers=12, seed=0):
+    """A tiny FEMNIST with every digit; writers 0 to 3 are held out."""
+    rng = np.random.default_rng(seed)
+    writer = np.repeat(np.arange(num_writers), rng.integers(2, 60, num_writers))
+    x, y = rng.integers(0, 256, (len(writer), 28, 28), np.uint8), rng.integers(0, 62, len(writer)) % 20
+    arrays = {}
+    for part, rows in (("train", writer > 3), ("test", writer <= 3)):
+        arrays |= {f"x_{part}": x[rows], f"y_{part}": y[rows], f"writer_{part}": writer[rows]}
+    return from_npz("femnist", folder, **arrays, class_names=[str(c) for c in range(62)])
+
+
+def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
+    source = femnist(tmp_path / "a")
+    dataset = datasets.load("femnist-digits")
+    assert dataset.class_names == tuple("0123456789")
+    y, writer = (torch.cat([getattr(source, f"{kind}_{part}") for part in PARTS]) for kind in ("y", "writer"))
+    counts = np.array([((writer == w) & (y < 10)).sum() for w in range(12)])
+    assert counts.min() == 0  # a writer without digits
+    kept = np.minimum(counts, np.maximum(1, counts * 9 // 10))
+    assert dataset.writer_train.bincount(minlength=12).tolist() == kept.tolist()
+    assert dataset.writer_test.bincount(minlength=12).tolist() == (counts - kept).tolist()
+    wrote = {}
+    for part in PARTS:
+        fields = (getattr(source, f"{kind}_{part}") for kind in ("x", "y", "writer"))
+        wrote |= {x.numpy().tobytes(): (int(c), int(w)) for x, c, w in zip(*fields, strict=True) if c < 10}
+    for part in PARTS:
+        fields = (getattr(dataset, f"{kind}_{part}") for kind in ("x", "y", "writer"))
+        assert all(wrote.pop(x.numpy().tobytes()) == (c, w) for x, c, w in zip(*fields, strict=True))
+    assert not wrote
+
+
+def test_femnist_without_writers_is_refused(tmp_path):
+    from_npz("femnist", tmp_path / "a", **known_images("femnist"))
+    refused(lambda: datasets.load("femnist-digits"), "'femnist' does not say who", "LEAF's")
+
+
+def test_a_run_on_writers(tmp_path):
+    femnist(tmp_path / "a")
+    options = {
+        "protocol": "fedfm:digits",
+        "backbone": "cnn-small",
+        "partition": "writers",
+        "rounds": 1,
+        "batch_size": 4,
+    }
+    run = fedcli.run("fedavg", dataset="femnist", num_clients=8, out=tmp_path / "run", local_epochs=1, **options)
+    assert run.record["partition"]["flag"] == "writers"
+    counts = datasets.load("femnist").writer_train.unique(return_counts=True)[1]
+    assert sorted(run.record["partition"]["sizes"]) == sorted(counts.tolist())
+    call = {**options, "dataset": "digits", "num_clients": 8, "out": tmp_path / "other"}
+    refused(lambda: fedcli.run("fedavg", **call), "'writers'", "without")
+
+
+def test_real_and_rendered_digits_in_four_domains(tmp_path):
+    arrays = images((28, 28), 10, per_class=(16, 101))
+    from_npz("mnist", tmp_path / "a", **arrays)
+    dataset, about = datasets.load("digits-real-4"), datasets.describe("digits-real-4")
+    assert dataset.domain_names == ("mnist", "digits", "photo", "font")
+    assert dataset.domain_train.bincount().tolist() == [150, 80, 1200, 600]
+    assert dataset.domain_test.bincount().tolist() == [1000, 359, 359, 359]
+    assert (about["train"], about["test"]) == (len(dataset.y_train), len(dataset.y_test))
+    assert about["shape"] == tuple(dataset.x_train.shape[1:]) == (3, 16, 16)
+    rendered = datasets.load("digit-domains")
+    for number, domain in ((2, 2), (3, 3)):
+        for part in PARTS:
+            assert of_domain(dataset, number, part, False).items() <= of_domain(rendered, domain, part, False).items()
+    for part in PARTS:
+        assert of_domain(dataset, 1, part).items() <= shaped("digits", part, 16).items()
+
+
+# Public images
+
+
+def test_photos_are_pieces_of_both_photographs_at_many_sizes():
+    dataset = datasets.load("photos")
+    assert (len(dataset.y_train), dataset.channels, dataset.image_size) == (2000, 3, 16)
+    assert dataset.y_train.unique().tolist() == [0]
+    assert len({image.numpy().tobytes() for image in dataset.x_train}) > 1990
+    pieces = builtin.photos()["x_train"][:40]
+    whole = [Image.fromarray(photo) for photo in load_sample_images().images]
+    found = 0
+    for piece in pieces[:40]:  # those of the smallest size are the photograph itself
+        for photo in whole:
+            found += (np.asarray(photo)[:412, :625] == piece[0, 0]).all(2).any()
+    assert found
+    public = datasets.public_images("photos", datasets.load("digit-domains"), 500, 0)
+    assert public.x_train.shape == (500, 3, 16, 16)
+    refused(lambda: datasets.public_images("photos", datasets.load("digits"), None, 0), "'photos' are colour")
