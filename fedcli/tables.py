@@ -15,10 +15,12 @@ from typing import Any
 from fedcli.errors import UserError
 from fedcli.records import RECORD, read_record
 
-HOW_NOT_WHAT = ("seed", "device", "clients_per_chunk", "checkpoint_every")  # a result does not depend on the last three
+# A result does not depend on any of these but the first.
+HOW_NOT_WHAT = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
 MISSING = "–"
+AFTER = "After --post, %"
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def markdown(records: Iterable[dict]) -> str:
     for row, strong in zip(rows, bold, strict=True):
         for column in (columns[0], _selected_title(groups)):
             row[column] = f"**{row[column]}**" if strong else row[column]
-    lines = _github(columns, rows)
+    lines = github(columns, [[row[column] for column in columns] for row in rows])
     if same := agreed(record for member in groups for record in member.records):
         lines = ["All rows: " + ", ".join(f"{key} {value}" for key, value in same.items()) + ".", "", *lines]
     return "\n".join([*lines, "", _notes(groups, any(bold))]) + "\n"
@@ -132,10 +134,15 @@ def latex(records: Iterable[dict]) -> str:
     columns, rows, bold = _rows(groups)
     kept = [column for column in columns if not column.startswith(("Validation", "Floats", "Seconds"))]
     selected = _selected_title(groups)
-    lines = [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{'l' * (len(kept) - 3)}rrr}}", r"\toprule"]
-    lines += [" & ".join(map(_tex, kept)) + r" \\", r"\midrule"]
+    texts = kept.index(selected)
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(kept) - texts)}}}",
+        r"\toprule",
+    ]
+    lines += [" & ".join(map(tex, kept)) + r" \\", r"\midrule"]
     for row, strong in zip(rows, bold, strict=True):
-        cells = {column: _tex(row[column]) for column in kept}
+        cells = {column: tex(row[column]) for column in kept}
         if strong:
             cells |= {column: rf"\textbf{{{cells[column]}}}" for column in (kept[0], selected)}
         lines.append(" & ".join(cells.values()) + r" \\")
@@ -229,6 +236,11 @@ def _validation(record: dict) -> float | None:
     return found[0].get("validation_accuracy") if found else None
 
 
+def _post(record: dict) -> float | None:
+    """Test accuracy after the step that follows the last round; None without such a step."""
+    return record.get("post", {}).get("test_accuracy")
+
+
 def _round_seconds(record: dict) -> float | None:
     """Seconds of the run's median round; the first, which warms up, does not move it."""
     totals = [sum(row["seconds"].values()) for row in record["rounds"] if row.get("seconds")]
@@ -299,13 +311,14 @@ def _rows(groups: list[Group]) -> tuple[list[str], list[dict[str, str]], list[bo
                 "Seeds": _seeds(member),
                 selected: _percent(_summary(record, "selected") for record in done),
                 "Last round, %": _percent(_summary(record, "last") for record in done),
+                AFTER: _percent(map(_post, done)) if any("post" in record for record in done) else "",
                 "Rounds": str(member.records[0]["config"].get("rounds", MISSING)),
                 "Validation at the selected round, %": _percent(map(_validation, done)),
                 "Floats up / down, client and round": _floats((done or member.records)[0]),
                 "Seconds a round, median": _seconds(done),
             }
         )
-    columns = [column for column in rows[0] if column != "Settings" or any(row[column] for row in rows)]
+    columns = [column for column in rows[0] if column not in ("Settings", AFTER) or any(row[column] for row in rows)]
     return columns, rows, _best(groups)
 
 
@@ -343,16 +356,14 @@ def _notes(groups: list[Group], bold: bool) -> str:
     return " ".join(text)
 
 
-def _github(columns: list[str], rows: list[dict[str, str]]) -> list[str]:
-    lines = [
-        columns,
-        ["---"] * len(columns),
-        *([row[column].replace("|", r"\|") for column in columns] for row in rows),
-    ]
+def github(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a GitHub table with these titles and cells."""
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """The text with LaTeX's special characters escaped."""
     special = {character: "\\" + character for character in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {"±": r"$\pm$", MISSING: "--"}
@@ -366,6 +377,7 @@ def _flat(record: dict) -> dict[str, Any]:
     row |= {"partition_fingerprint": record.get("partition", {}).get("fingerprint")}
     row |= {key: summary.get(key) for key in ("selection", "selected", "selected_round", "last")}
     row |= {"validation_accuracy": _validation(record), "rounds_done": len(record["rounds"])}
+    row |= {"post_accuracy": _post(record)} if "post" in record else {}
     row |= {key: cost.get(key) for key in ("floats_down", "floats_up", "memory_floats", "buffer_floats")}
     row |= {"parameters": record.get("model", {}).get("parameters"), "params_sha256": summary.get("params_sha256")}
     row |= {"seconds_round_median": _round_seconds(record), "seconds_total": record.get("seconds_total")}
@@ -394,7 +406,8 @@ def _every_run(groups: list[Group]) -> list[str]:
                     "Parameters": f"`{(_summary(record, 'params_sha256') or MISSING)[:12]}`",
                 }
             )
-    return _github([column for column in rows[0] if any(row[column] for row in rows)], rows)
+    columns = [column for column in rows[0] if any(row[column] for row in rows)]
+    return github(columns, [[row[column] for column in columns] for row in rows])
 
 
 def _machines(records: list[dict]) -> list[str]:

@@ -1,0 +1,708 @@
+"""Papers' tables: what is planned, run and gone on with, and how it is shown beside the paper."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import Cell, Table, cli, comparison, display, grid, jobs, metrics, registry, reproduce
+from fedcli.errors import UserError
+
+TINY = {
+    "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
+    "rounds": 3, "local_epochs": 2, "device": "cpu",
+}  # fmt: skip
+DIVERGES = {"lr": 1e8}
+IMPOSSIBLE = {"batch_size": 1000, "drop_last": True}  # refused when the data are there, before there is a record
+ROWS = {"FedAvg": ("fedavg", {}), "FedFM": ("fedfm", {})}
+
+
+def table(cells, **more):
+    options = {"seeds": (0, 1), **more}
+    return Table("fedfm:III", "Test accuracy", ("FedFM", "Table III"), tuple(cells), **options)
+
+
+SMALL = table(grid(ROWS, {"CIFAR-10 NIID-1": TINY}))
+
+
+class Watch(jobs.Watch):
+    """Keeps what it is told, and interrupts the table after so many rounds."""
+
+    def __init__(self, patience=10**9):
+        self.begun, self.rounds, self.ended, self.patience = [], set(), [], patience
+
+    def begin(self, run):
+        self.begun.append((run.label, run.setup.run.seed))
+
+    def advance(self, run, rounds):
+        if rounds in (1, 2, 3) and len(run.record["rounds"] if run.record else ()) < rounds:
+            self.rounds.add((run.folder, rounds))
+        if len(self.rounds) > self.patience:
+            raise KeyboardInterrupt
+
+    def end(self, run, record, error):
+        self.ended.append((run.label, run.setup.run.seed, error))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """Makes a table the only one."""
+    return lambda one: monkeypatch.setattr(registry, "tables", lambda: {one.name: one})
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, ["table", *map(str, arguments)], prog_name="fedcli")
+
+
+def records():
+    return {file.parent: json.loads(file.read_text()) for file in sorted(Path().rglob("record.json"))}
+
+
+# Every registered table
+
+
+@pytest.mark.parametrize("name", list(registry.tables()))
+def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
+    one = registry.find_table(name)
+    paper = comparison.printed(one)
+    places = [(cell.row, cell.column) for cell in one.cells]
+    assert len(set(places)) == len(places)
+    figure = name.split(":")[1].startswith("Fig") and one.reported[1] == "in-text"  # drawn there, not printed
+    for row, column in places:  # in the paper, or a note says that it is not
+        noted = any(row in note or column in note for note in one.notes)
+        assert (row, column) in paper or noted or figure, (row, column)
+    plan = reproduce.plan(one)
+    assert len(plan.runs) <= len(places) * len(one.seeds)
+    assert comparison.markdown(comparison.compare(plan)).count("\n|") > len({row for row, _ in places})
+    for planned in plan.cells:  # a cell in floats stands beside floats, and nothing else does
+        assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
+
+
+def test_names_of_tables_are_unique_and_found_in_any_case():
+    every = [one.name for module in registry._modules() for one in getattr(module, "TABLES", ())]
+    assert len(every) == len(set(every))
+    for name in every:
+        assert registry.find_table(name.lower()) is registry.find_table(name.upper())
+
+
+def test_reported_numbers_are_well_formed():
+    for paper, tables in comparison.reported().items():
+        for name, found in tables.items():
+            places = [(entry["method"], entry["column"]) for entry in found["rows"]]
+            assert len(set(places)) == len(places), (paper, name)
+            assert found["caption_short"]
+            for entry in found["rows"]:
+                assert entry["mean"] is None or isinstance(entry["mean"], int | float), (paper, name, entry)
+                assert entry["std"] is None or entry["std"] >= 0
+
+
+def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
+    cells = grid({"A": ("one", {"lr": 1}), "B": ("two", {})}, {"x": {"lr": 2, "rounds": 3}, "y": {}}, "last")
+    assert cells == (
+        Cell("A", "x", "one", {"lr": 1, "rounds": 3}, "last"),
+        Cell("A", "y", "one", {"lr": 1}, "last"),
+        Cell("B", "x", "two", {"lr": 2, "rounds": 3}, "last"),
+        Cell("B", "y", "two", {}, "last"),
+    )
+
+
+# Planning
+
+
+def test_cells_of_the_same_settings_share_their_runs():
+    column = {"CIFAR-10 memory_1e3_floats": {**TINY, "rounds": 3}}
+    plan = reproduce.plan(table(SMALL.cells + grid(ROWS, column, "memory-floats")))
+    assert len(plan.cells) == 4
+    assert len(plan.runs) == 4  # two methods, two seeds
+    assert plan.cells[0].runs == plan.cells[2].runs
+    assert [run.setup.run.seed for run in plan.cells[0].runs] == [0, 1]
+
+
+def test_folders_are_readable_stable_and_shared_by_the_seeds_of_a_setting():
+    first, second = reproduce.plan(SMALL).cells[0].runs
+    assert re.fullmatch(r"runs/tables/fedfm-III/fedavg-digits-iid-[0-9a-f]{8}/seed-0", str(first.folder))
+    assert second.folder == first.folder.parent / "seed-1"
+    again = reproduce.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.05})])).runs[0]
+    assert again.folder == first.folder  # the protocol's own learning rate
+    other = reproduce.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.06})])).runs[0]
+    assert other.folder.parent != first.folder.parent
+
+
+@pytest.mark.parametrize(
+    ("only", "places"),
+    [
+        (("fedavg",), [("FedAvg", "NIID-1"), ("FedAvg", "NIID-2"), ("FedAvgM", "NIID-1"), ("FedAvgM", "NIID-2")]),
+        (("fm", "-2"), [("FedFM", "NIID-2")]),
+        (("FedFM", "AvgM", "niid-1"), [("FedAvgM", "NIID-1"), ("FedFM", "NIID-1")]),
+        (("NIID-2",), [("FedAvg", "NIID-2"), ("FedAvgM", "NIID-2"), ("FedFM", "NIID-2")]),
+    ],
+)
+def test_only_names_rows_and_columns(only, places):
+    rows = {name: ("fedavg", {}) for name in ("FedAvg", "FedAvgM", "FedFM")}
+    plan = reproduce.plan(table(grid(rows, {"NIID-1": TINY, "NIID-2": TINY})), only=only)
+    assert [(planned.cell.row, planned.cell.column) for planned in plan.cells] == places
+
+
+def test_limits_only_make_smaller():
+    plan = reproduce.plan(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
+    assert {(run.setup.run.rounds, run.setup.run.local_epochs) for run in plan.runs} == {(2, 2)}
+    assert plan.limits == {"rounds": 2}
+    whole = table([Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, "train_examples": None})])
+    assert reproduce.plan(whole, limits={"train_examples": 1437}).limits == {"train_examples": 1437}
+    assert reproduce.plan(whole, limits={"train_examples": 1438}).limits == {}  # all images of digits
+    assert reproduce.plan(whole, limits={"train_examples": 1438}).runs[0].setup.run.train_examples is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": ("nothing",)}, "no row or column of fedfm:III has 'nothing'.*rows: FedAvg; FedFM; columns: CIFAR-10"),
+        ({"seeds": [0, 0]}, r"--seeds must be distinct whole numbers from 0 \(got '0,0'\)"),
+        ({"seeds": [-1]}, r"row 'FedAvg', column 'CIFAR-10 NIID-1': --seed must be >= 0"),
+        ({"limits": {"rounds": 0}}, "--rounds must be >= 1 \\(got 0\\)"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        reproduce.plan(SMALL, **options)
+
+
+def test_only_refuses_rows_and_columns_that_share_no_cell():
+    cells = [Cell("a", "x", "fedavg", TINY), Cell("b", "y", "fedavg", TINY)]
+    with pytest.raises(UserError, match="no cell in these rows and columns"):
+        reproduce.plan(table(cells), only=("a", "y"))
+
+
+def test_a_wrong_setting_names_its_cell():
+    with pytest.raises(UserError, match="fedfm:III, row 'A', column 'x': unknown option of fedavg 'wieght'"):
+        reproduce.plan(table([Cell("A", "x", "fedavg", {**TINY, "wieght": 1})]))
+
+
+# Running
+
+
+def test_a_table_that_was_interrupted_goes_on_without_repeating_anything():
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(reproduce.plan(SMALL), Watch(patience=4))  # at the end of the second run's second round
+    before = records()
+    assert [(one["status"], len(one["rounds"])) for one in before.values()] == [("finished", 3), ("interrupted", 1)]
+
+    plan, watch = reproduce.plan(SMALL), Watch()
+    assert [run.state for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
+    assert jobs.execute(plan, watch) == {}
+    label = "CIFAR-10 NIID-1"
+    assert watch.begun == [(f"FedAvg, {label}", 1), (f"FedFM, {label}", 0), (f"FedFM, {label}", 1)]
+    assert [error for *_, error in watch.ended] == [""] * 3
+    after = records()
+    first, second = before
+    assert after[first] == before[first]
+    assert after[second]["resumed"] == [1]
+    assert after[second]["rounds"][:1] == before[second]["rounds"]
+    assert [one["status"] for one in after.values()] == ["finished"] * 4
+
+    watch = Watch()
+    assert jobs.execute(reproduce.plan(SMALL), watch) == {}
+    assert watch.begun == []
+
+
+def test_runs_are_known_by_what_they_are_not_by_where_they_lie(folder):
+    fedcli.run("fedavg", **TINY, seed=1, out="elsewhere/by-hand")
+    own = reproduce.plan(SMALL, folder / "elsewhere").cells[0].runs
+    assert [run.state for run in own] == ["not run", "finished"]
+    assert own[1].folder.name == "by-hand"
+    assert reproduce.plan(SMALL, folder / "elsewhere", limits={"rounds": 2}).cells[0].runs[1].state == "not run"
+
+
+def test_tables_share_finished_runs_and_leave_unfinished_ones_alone(folder):
+    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(reproduce.plan(SMALL, seeds=[0]), Watch(patience=1))
+    other = replace(SMALL, name="fedfm:IV")
+    assert [run.state for run in reproduce.plan(SMALL, seeds=[0]).runs] == ["finished", "unfinished"]
+    states = [(run.state, run.folder.parts[2]) for run in reproduce.plan(other, seeds=[0]).runs]
+    assert states == [("finished", "fedfm-III"), ("not run", "fedfm-IV")]
+
+
+def test_a_record_is_of_a_run_only_if_all_settings_are():
+    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedFM"]), Watch())
+    (place, record), *_ = records().items()
+
+    def state(**changes):
+        changed = {**record, **{key: value for key, value in changes.items() if key != "config"}}
+        changed["config"] = {**record["config"], **changes.get("config", {})}
+        (place / "record.json").write_text(json.dumps(changed))
+        return reproduce.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
+
+    assert state() == "finished"
+    assert state(config={"device": "cuda", "clients_per_chunk": "2", "checkpoint_every": 9}) == "finished"
+    assert state(config={"lr": 0.5}) == "not run"
+    assert state(config={"match_weight": 1.0}) == "not run"
+    assert state(config={"an_option_that_is_no_more": 1}) == "not run"
+    assert state(seed=1) == "not run"
+    assert state(summary={**record["summary"], "selection": "last"}) == "not run"
+    assert state(status="failed", error="NonFiniteLoss: the term") == "diverged"
+    assert state(status="failed", error="OutOfMemoryError: ") == "failed"
+    assert state(status="running") == "unfinished"
+    del record["config"]["momentum"]  # older than the option, whose default is another value than the protocol's
+    assert state() == "not run"
+    record["config"]["momentum"] = 0.9
+    del record["config"]["lr_decay"]  # the default is what the run has
+    assert state() == "finished"
+
+
+FAILING = table(
+    [
+        Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, **IMPOSSIBLE}),
+        Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**TINY, **DIVERGES}),
+        Cell("FedFM", "CIFAR-10 NIID-1", "fedfm", TINY),
+    ],
+    seeds=(0,),
+)
+
+
+def test_a_failed_run_does_not_stop_the_others_and_is_shown():
+    plan, watch = reproduce.plan(FAILING), Watch()
+    errors = jobs.execute(plan, watch)
+    assert [bool(error) for *_, error in watch.ended] == [True, True, False]
+    assert [run.folder for run in plan.runs[:2]] == list(errors)
+    text = comparison.markdown(comparison.compare(reproduce.plan(FAILING), errors))
+    assert "| ours | failed | diverged |" in text
+    assert re.search(r"- Failed: FedAvg, CIFAR-10 NIID-1, seed 0: --batch-size 1000 is larger", text)
+    assert re.search(r"- Diverged: FedAvg, CIFAR-10 NIID-2, seed 0: the term 'cross_entropy' is not finite", text)
+    later = reproduce.plan(FAILING)  # what has diverged is not tried again
+    assert [run.state for run in later.runs] == ["not run", "diverged", "finished"]
+    assert [run.label for run in later.to_run] == ["FedAvg, CIFAR-10 NIID-1"]
+    assert "diverged" in comparison.markdown(comparison.compare(later))
+
+
+def test_runs_whose_data_are_missing_are_left_out():
+    cells = [
+        *SMALL.cells,
+        Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"}),
+    ]
+    plan = reproduce.plan(table(cells), seeds=[0])
+    assert list(plan.missing_data) == ["cifar10"]
+    assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
+    lines = dict(display.cost(plan))
+    assert lines["runs"] == "3, seeds 0: 2 to start, 1 left out"
+    assert lines["data sets"] == "digits"
+    assert "'fedcli data download cifar10'" in lines["left out"]
+
+
+def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
+    monkeypatch.setattr(jobs, "POLL", 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(reproduce.plan(FAILING, only=["FedFM"]), Watch(patience=1))
+    watch, only = Watch(), ["NIID-1"]
+    errors = jobs.execute(reproduce.plan(FAILING, only=only), watch, jobs=2)
+    assert [label for label, _ in watch.begun] == ["FedFM, CIFAR-10 NIID-1", "FedAvg, CIFAR-10 NIID-1"]
+    impossible, resumed = reproduce.plan(FAILING, only=only).runs
+    assert (impossible.state, resumed.state) == ("not run", "finished")
+    assert list(errors) == [impossible.folder]
+    assert errors[impossible.folder].startswith("--batch-size 1000 is larger than every client's training part")
+    assert resumed.record["resumed"] == [1]
+
+
+def test_a_process_is_given_every_setting(monkeypatch):
+    cell = Cell("A", "x", "fedfm", {**TINY, "drop_last": False, "match_weight": 2.0})
+    arguments = jobs._arguments(reproduce.plan(table([cell]), seeds=[1]).runs[0])
+    assert arguments[:2] == ["run", "fedfm"]
+    assert {"--no-drop-last", "--match-weight=2.0", "--seed=1", "--train-examples=120"} <= set(arguments)
+    assert arguments[-2:] == ["--out", str(reproduce.plan(table([cell]), seeds=[1]).runs[0].folder)]
+
+
+def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):
+    signals = []
+
+    class Process:
+        def poll(self):
+            return None
+
+        def send_signal(self, signal):
+            signals.append(signal)
+
+        def wait(self):
+            signals.append("waited")
+
+    monkeypatch.setattr(jobs, "POLL", 0)
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *arguments, **options: Process())
+    watch = Watch()
+    monkeypatch.setattr(watch, "advance", lambda run, rounds: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(reproduce.plan(SMALL), watch, jobs=3)
+    assert len(watch.begun) == 3
+    assert signals == [jobs.signal.SIGINT] * 3 + ["waited"] * 3
+
+
+def test_the_estimate_goes_by_rounds_examples_and_method(monkeypatch):
+    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    (place, record), *_ = records().items()
+    for entry in record["rounds"]:
+        entry["seconds"] = {"data": 0.5, "train": 1.0, "aggregate": 0.25, "evaluate": 0.25}  # 2 seconds a round
+    (place / "record.json").write_text(json.dumps(record))
+    seconds, known = reproduce.estimate(reproduce.plan(SMALL))
+    assert known == 3
+    assert seconds == pytest.approx(3 * 3 * 2)  # the other method's runs by this one's
+    half = reproduce.plan(SMALL, limits={"local_epochs": 1, "rounds": 2, "train_examples": 60})
+    assert reproduce.estimate(half) == (pytest.approx(4 * 2 * 2 / 4), 4)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
+    (unfinished,) = reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]).to_run
+    (unfinished.folder / "record.json").write_text(json.dumps({**unfinished.record, "rounds": record["rounds"][:1]}))
+    assert reproduce.estimate(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"])) == (pytest.approx(2 * 2), 1)
+    unfinished.folder.joinpath("record.json").unlink()
+    wider = table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "batch_size": 8}}))
+    assert reproduce.estimate(reproduce.plan(wider)) == (0, 0)
+    record["hardware"]["name"] = "another machine"
+    (place / "record.json").write_text(json.dumps(record))
+    assert reproduce.estimate(reproduce.plan(SMALL)) == (0, 0)
+
+
+# The table beside the paper's
+
+
+def filled(one, results):
+    """A plan whose runs have these records, by row and column; None for a run that is not there."""
+    plan = reproduce.plan(one, seeds=range(len(next(iter(results.values())))))
+    cells = []
+    for planned in plan.cells:
+        found = results.get((planned.cell.row, planned.cell.column), [None] * len(plan.seeds))
+        runs = tuple(replace(run, record=record) for run, record in zip(planned.runs, found, strict=True))
+        cells.append(replace(planned, runs=runs))
+    every = tuple({id(run): run for planned in cells for run in planned.runs}.values())
+    return replace(plan, cells=tuple(cells), runs=every)
+
+
+def finished(selected, *, cost=None, rounds=()):
+    tested = [{"round": number, "test_accuracy": value} for number, value in enumerate(rounds)]
+    return {
+        "status": "finished", "rounds": tested, "cost": cost, "config": {"rounds": 3, "cohort_size": 10},
+        "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
+        "method_hash": registry.find_method("fedavg").file_hash,
+    }  # fmt: skip
+
+
+DIVERGED = {**finished(0.9), "status": "failed", "error": "NonFiniteLoss: the term; use less"}
+STARTED = {**finished(0.9), "status": "running"}
+FOUR = table(grid({name: ("fedavg", {}) for name in ("FedAvg", "FedProx", "MOON", "FedFM")}, {"CIFAR-10 NIID-1": TINY}))
+
+
+def lines(text):
+    """The rows of a Markdown table as lists of cells."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def shown(one, results, errors=None):
+    """The Markdown cells of each row: paper, ours, difference."""
+    rows = lines(comparison.markdown(comparison.compare(filled(one, results), errors)))[2:]
+    found, row = {}, ""
+    for name, what, *cells in rows:
+        row = name or row
+        found[row, what] = cells
+    return found
+
+
+def column(*values):
+    names = ("FedAvg", "FedProx", "MOON", "FedFM")
+    return {(name, "CIFAR-10 NIID-1"): value for name, value in zip(names, values, strict=True)}
+
+
+def test_paper_ours_and_difference_of_known_values():
+    # 66, 66.5, 68: mean 66.8333, sample variance (0.6944 + 0.1111 + 1.3611) / 2 = 1.0833
+    text = shown(FOUR, column([finished(0.66), finished(0.665), finished(0.68)], [None] * 3, [None] * 3, [None] * 3))
+    assert text["FedAvg", "paper"] == ["66.69 ± 0.69"]
+    assert text["FedAvg", "ours"] == ["66.83 ± 1.04 (3)"]
+    assert text["FedAvg", "difference"] == ["+0.14"]
+    assert text["FedProx", "ours"] == ["not run"]
+    assert ("FedProx", "difference") not in text
+
+
+def test_best_and_second_best_of_ours_are_marked():
+    text = shown(FOUR, column([finished(0.5)], [finished(0.7)], [finished(0.6)], [finished(0.65)]))
+    assert [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")] == [
+        "50.00 (1)", "**70.00 (1)**", "60.00 (1)", "*65.00 (1)*",
+    ]  # fmt: skip
+    text = shown(FOUR, column([finished(0.700001)], [finished(0.7)], [finished(0.6)], [finished(0.6)]))
+    assert [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")] == [
+        "**70.00 (1)**", "**70.00 (1)**", "*60.00 (1)*", "*60.00 (1)*",
+    ]  # fmt: skip
+    text = shown(FOUR, column([finished(0.5)], [finished(0.7)], [None], [DIVERGED]))
+    assert [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")] == [
+        "50.00 (1)", "**70.00 (1)**", "not run", "diverged",
+    ]  # fmt: skip
+    assert shown(FOUR, column([finished(0.5)], [None], [None], [None]))["FedAvg", "ours"] == ["50.00 (1)"]
+
+
+def test_what_is_missing_is_said():
+    failed = {**DIVERGED, "error": "OutOfMemoryError: too large"}
+    text = shown(
+        FOUR,
+        column(
+            [finished(0.66), DIVERGED, None],
+            [finished(0.66), finished(0.68), failed],
+            [STARTED, None, None],
+            [DIVERGED, failed, STARTED],
+        ),
+    )
+    assert text["FedAvg", "ours"] == ["66.00 (1 of 3, 1 diverged)"]
+    assert text["FedProx", "ours"] == ["**67.00 ± 1.41 (2 of 3, 1 failed)**"]
+    assert text["MOON", "ours"] == ["unfinished"]
+    assert text["FedFM", "ours"] == ["diverged"]
+
+
+def test_cells_that_the_paper_or_the_table_lacks_are_said():
+    cells = [
+        Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", TINY),
+        Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", TINY),
+        Cell("MOON", "CIFAR-10 NIID-1", "fedavg", TINY),
+        Cell("Ours", "CIFAR-10 NIID-1", "fedavg", {**TINY, "lr": 0.2}),
+    ]
+    one = table(cells, notes=("Ours: not in the paper.",))
+    text = comparison.markdown(comparison.compare(reproduce.plan(one)))
+    assert "| MOON | paper | 67.74 ± 0.30 | 71.09 ± 0.22 |\n|  | ours | not run | not planned |" in text
+    assert "| Ours | paper | not reported |  |\n|  | ours | not run |  |" in text
+    assert "- Not planned, rows of the paper: FedAvgM; FedProx; SCAFFOLD; FedDyn; FedNova; FedFM." in text
+    assert "columns of the paper: CIFAR-10 memory floats; CINIC-10 NIID-1;" in text
+    assert text.endswith("- Ours: not in the paper.\n")
+    part = comparison.markdown(comparison.compare(reproduce.plan(one, only=["FedAvg", "NIID-1"])))
+    assert "NIID-2 |" not in part
+
+
+def test_the_reduced_label_is_on_every_form(offered):
+    offered(SMALL)
+    for form, label in (("markdown", "**Reduced: at most 2 rounds, at most 1 local epochs."), ("latex", "% Reduced:")):
+        result = invoke("fedfm:III", "--rounds", 2, "--local-epochs", 1, "--dry-run", "--format", form)
+        assert label in result.stdout
+        assert "ours, reduced" in result.stdout
+        assert "reduced     at most 2 rounds, at most 1 local epochs; not the paper's setting" in result.stderr
+    result = invoke("fedfm:III", "--rounds", 2, "--dry-run", "--format", "csv")
+    assert {row["reduced"] for row in csv.DictReader(io.StringIO(result.stdout))} == {"at most 2 rounds"}
+    full = invoke("fedfm:III", "--rounds", 3, "--dry-run")
+    assert "educed" not in full.stdout
+
+
+def test_a_figure_has_ours_alone():
+    one = replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text"))
+    compared = comparison.compare(reproduce.plan(one))
+    text = comparison.markdown(compared)
+    assert text.startswith("### FedFM, Fig7: Test accuracy\n")
+    assert [line[:2] for line in lines(text)[2:]] == [["FedAvg", "ours"], ["FedFM", "ours"]]
+    assert "- The paper prints none of these numbers." in text
+    assert "Not planned" not in text
+    assert "Paper:" not in text
+
+
+def test_floats_are_exact_beside_the_printed_thousands():
+    cell = Cell("FedFM", "CIFAR-100 memory_1e3_floats", "fedavg", TINY, "memory-floats")
+    costs = [finished(0.5, cost={"memory_floats": 23_910_052})] * 2
+    text = shown(table([cell]), {(cell.row, cell.column): costs})
+    assert text["FedFM", "paper"] == ["23,909K"]
+    assert text["FedFM", "ours"] == ["23,910,052"]
+    assert text["FedFM", "difference"] == ["+1K"]
+    first = {**cell.__dict__, "row": "FedAvg"}
+    costs = [finished(0.5, cost={"memory_floats": 23_705_252})] * 2
+    assert shown(table([Cell(**first)]), {("FedAvg", cell.column): costs})["FedAvg", "difference"] == ["none"]
+    assert comparison.heading("CIFAR-100 memory_1e3_floats") == "CIFAR-100 memory floats"
+
+
+def test_totals_are_compared_in_the_printed_hundred_millions():
+    cell = Cell("FedAvg", "K=20 bandwidth_1e8_floats", "fedavg", TINY, "total-floats")
+    one = replace(table([cell]), reported=("FedFM", "Table VI"))
+    record = finished(0.5, cost={"floats_up": 23_705_252}, rounds=[0.5])
+    record["config"] = {"rounds": 100, "cohort_size": 20}
+    text = shown(one, {(cell.row, cell.column): [record]})
+    assert text["FedAvg", "paper"] == ["474e8"]
+    assert text["FedAvg", "ours"] == ["47,410,504,000"]
+    assert text["FedAvg", "difference"] == ["none"]
+    (row,) = csv.DictReader(
+        io.StringIO(comparison.csv(comparison.compare(filled(one, {(cell.row, cell.column): [record]}))))
+    )
+    assert (float(row["paper"]), float(row["ours"])) == (474e8, 47_410_504_000)
+
+
+def test_rounds_to_a_target_where_lower_is_better_and_never_is_an_answer():
+    target = "rounds-to:60"
+    rows = {"FedAvg": [0.1, 0.7, 0.7], "FedFA": [0.6], "FedDyn": [0.5, 0.5]}
+    cells = [Cell(name, "CIFAR-100 #C=20", "fedavg", {**TINY, "lr": 0.1 + i}, target) for i, name in enumerate(rows)]
+    one = replace(table(cells), reported=("FedFA", "Table 8"))
+    results = {(name, "CIFAR-100 #C=20"): [finished(0.5, rounds=values)] for name, values in rows.items()}
+    text = shown(one, results)
+    assert text["FedAvg", "paper"] == ["52"]  # the round, not the accuracy beside it
+    assert text["FedAvg", "ours"] == ["2 (1)"]
+    assert text["FedAvg", "difference"] == ["-50.0"]
+    assert text["FedFA", "ours"] == ["**1 (1)**"]
+    assert (text["FedDyn", "paper"], text["FedDyn", "ours"]) == (["never"], ["never (1)"])
+
+
+def test_plain_numbers_have_three_decimals():
+    cell = Cell("FedAvg", "NMI", "fedavg", TINY, "quality:nmi")
+    one = replace(table([cell]), reported=("FedFM", "Table V"))
+    text = shown(one, {("FedAvg", "NMI"): [{**finished(0.5), "quality": {"nmi": 0.4}}, finished(0.5)]})
+    assert text["FedAvg", "paper"] == ["0.413"]
+    assert text["FedAvg", "ours"] == ["0.400 (2)"]
+    assert text["FedAvg", "difference"] == ["-0.013"]
+    assert shown(one, {("FedAvg", "NMI"): [finished(0.5)]})["FedAvg", "ours"] == ["not measured (1)"]
+
+
+def test_latex_is_booktabs_with_marks_and_minus_signs():
+    text = comparison.latex(
+        comparison.compare(filled(FOUR, column([finished(0.5)], [finished(0.7)], [finished(0.6)], [finished(0.65)])))
+    )
+    assert r"\begin{tabular}{llr}" in text
+    assert r"FedAvg & paper & 66.69 $\pm$ 0.69 \\" in text
+    assert r" & ours & \textbf{70.00 (1)} \\" in text
+    assert r" & ours & \underline{65.00 (1)} \\" in text
+    assert r" & difference & $-$16.69 \\" in text
+    body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
+    assert body.count(r"\midrule") == 4
+    assert "%" not in body.replace(r"\%", "")
+    outside = [line for line in text.splitlines() if not line.startswith(("%", "\\", " &", "Fed", "MOON", "Method"))]
+    assert outside == []
+
+
+def test_csv_has_a_line_a_cell_in_full_precision():
+    results = column([finished(1 / 3), DIVERGED], [None, None], [None, STARTED], [finished(0.5), finished(0.6)])
+    rows = list(csv.DictReader(io.StringIO(comparison.csv(comparison.compare(filled(FOUR, results))))))
+    assert [row["row"] for row in rows] == ["FedAvg", "FedProx", "MOON", "FedFM"]
+    first, second, third, last = rows
+    assert float(first["ours"]) == pytest.approx(100 / 3, abs=1e-12)
+    assert (first["paper"], first["paper_std"], first["ours_std"]) == ("66.69", "0.69", "")
+    assert (first["runs_planned"], first["runs_finished"], first["runs_diverged"]) == ("2", "1", "1")
+    assert (second["ours"], second["runs_not_run"], third["runs_unfinished"]) == ("", "2", "1")
+    assert (last["mark"], last["unit"], last["metric"], last["reduced"]) == ("best", "percent", "selected", "")
+
+
+def test_a_run_of_another_version_of_its_method_is_pointed_out():
+    results = column([{**finished(0.5), "method_hash": "other"}], [finished(0.5)], [None], [None])
+    text = comparison.markdown(comparison.compare(filled(FOUR, results)))
+    (note,) = [line for line in text.splitlines() if "another version" in line]
+    assert note.count("seed-0") == 1
+
+
+# The command
+
+
+def test_the_command_runs_what_is_missing_and_then_only_prints(offered):
+    offered(SMALL)
+    result = invoke("FEDFM:iii", "--seeds", "0")
+    assert result.exit_code == 0, result.output
+    assert "2, seeds 0: 2 to start" in result.stderr
+    assert "time        not known" in result.stderr
+    assert "[2/2] FedFM, CIFAR-10 NIID-1, seed 0: " in result.stderr
+    assert result.stdout.startswith("### FedFM, Table III: Test accuracy\n")
+    assert re.search(r"\|  \| ours \| (\*\*)?\d\d?\.\d\d \(1\)", result.stdout)
+    again = invoke("fedfm:III", "--seeds", "0")
+    assert (again.stdout, again.stderr) == (result.stdout, "")
+    more = invoke("fedfm:III", "--seeds", "0,1", "--dry-run")
+    assert "4, seeds 0, 1: 2 finished, 2 to start" in more.stderr
+    assert "time        about 1 minute" in more.stderr
+    assert len(records()) == 2
+    kept = invoke("fedfm:III", "--seeds", "0", "--out", "new/table.md")
+    assert kept.stdout == "new/table.md\n"
+    assert Path("new/table.md").read_text() == result.stdout
+
+
+def test_the_command_fails_after_all_if_a_run_did(offered):
+    offered(FAILING)
+    result = invoke("fedfm:III")
+    assert result.exit_code == 1
+    assert "[1/3] FedAvg, CIFAR-10 NIID-1, seed 0: failed: --batch-size 1000" in result.stderr
+    assert "| FedFM | paper |" in result.stdout
+
+
+def test_the_command_says_how_to_go_on_after_an_interruption(offered, monkeypatch):
+    offered(SMALL)
+    monkeypatch.setattr(display.TableDisplay, "advance", Watch(patience=2).advance)
+    result = invoke("fedfm:III", "--seeds", "0")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("interrupted after 0 of 2 runs; the same command goes on.\n")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fedfm:IIII",), "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),
+        (("fedfm:III", "runs"), "one paper's table at a time"),
+        (("runs", "--rounds", 3), "--rounds is for a paper's table (got no PAPER:ID)"),
+        (("--dry-run",), "--dry-run is for a paper's table"),
+        (("fedfm:III", "--seeds", "0,a"), "--seeds must be distinct whole numbers from 0 (got '0,a')"),
+        (("fedfm:III", "--only", "x9"), "no row or column of fedfm:III has 'x9' in its name"),
+        (("fedfm:III", "--out", "file/t.md"), "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(arguments, message, offered, folder):
+    offered(SMALL)
+    (folder / "file").write_text("")
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_terminal_gets_blocks_that_fit_with_every_number(width):
+    names = [f"{name} NIID-{n}" for name in ("CIFAR-10", "CINIC-10", "CIFAR-100") for n in (1, 2)]
+    one = table(grid(ROWS, dict.fromkeys(names, TINY)))
+    compared = comparison.compare(reproduce.plan(one, limits={"rounds": 2}))
+    screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    screen.print(display.drawn(compared, width))
+    text = screen.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "Reduced: at most 2 rounds." in text
+    for entry in compared.entries.values():
+        assert entry.paper in text
+    blocks = [line for line in text.splitlines() if line.startswith("Method")]
+    assert len(blocks) == {60: 3, 100: 2}[width]
+
+
+def test_the_bars_follow_the_runs():
+    screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    plan = reproduce.plan(SMALL, seeds=[0])
+    with display.TableDisplay(screen, plan) as watch:
+        first, second = plan.runs
+        watch.begin(first)
+        watch.advance(first, 1.5)
+        (every, *_) = watch._bars.tasks
+        assert every.completed == pytest.approx(every.total / 4)  # half of one of two
+        watch.end(first, None, "broken")
+        assert every.completed == pytest.approx(every.total / 2)
+        watch.begin(second)
+        watch.end(second, {"summary": {"selected": 0.5}}, "")
+        assert every.completed == pytest.approx(every.total)
+    text = screen.file.getvalue()
+    assert "[1/2] FedAvg, CIFAR-10 NIID-1, seed 0: failed: broken" in text
+    assert "[2/2] FedFM, CIFAR-10 NIID-1, seed 0: 50.00 % in 0:00:00" in text
+
+
+def test_list_names_the_tables(offered):
+    offered(SMALL)
+    result = CliRunner().invoke(cli.app, ["list"])
+    assert re.search(r"fedfm:III +Test accuracy", result.stdout)
+
+
+def test_metrics_of_all_tables_are_known():
+    for one in registry.tables().values():
+        for cell in one.cells:
+            assert metrics.find_metric(cell.metric).name == cell.metric
