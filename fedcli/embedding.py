@@ -1,0 +1,113 @@
+"""t-SNE of the features that `fedcli.quality` has kept: one panel a setting, all in a row and in one style."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from sklearn.manifold import TSNE
+
+from fedcli.errors import UserError
+from fedcli.plots import STYLE, save
+from fedcli.quality import FEATURES, find_runs
+from fedcli.records import read_record
+from fedcli.tables import agreed, group
+
+# Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
+COLOURS = (
+    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#000000",
+)  # fmt: skip
+PERPLEXITY = 30
+PANEL = 1.7  # inches, width and height
+TITLE = 28  # characters that a panel is wide
+
+
+class Panel(NamedTuple):
+    """One setting's features in the plane."""
+
+    title: str
+    points: np.ndarray  # [n, 2]
+    labels: np.ndarray  # [n]
+
+
+def embedding_chart(paths: Iterable[Path], out: Path) -> list[Path]:
+    """Draws the features of finished runs in the plane, a panel for those that differ in more than the seed.
+
+    Of several seeds the first is drawn, and of more than ten classes the first ten.
+
+    Args:
+        paths: Run folders, or folders that hold run folders.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If the runs are of several data sets, or their features have not been kept.
+    """
+    folders, _ = find_runs(paths)
+    records = [read_record(folder) for folder in folders]
+    if len(names := sorted({record["dataset"] for record in records})) > 1:
+        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
+    groups = group(records)
+    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
+    panels = [_panel(member.label, member.records[0], places[id(member.records[0])]) for member in groups]
+    about = agreed(records)
+    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    with matplotlib.rc_context(STYLE):
+        return save(embedding_figure(panels, records[0]["class_names"], title), out)
+
+
+def _panel(label: str, record: dict, folder: Path) -> Panel:
+    """The panel of one run."""
+    if "quality" not in record or not (folder / FEATURES).is_file():
+        raise UserError(
+            f"the features of '{folder}' have not been kept (got no {FEATURES}); run 'fedcli quality' first."
+        )
+    with np.load(folder / FEATURES) as kept:
+        features, labels = kept["features"], kept["labels"]
+    shown = labels < len(COLOURS)
+    quality = record["quality"]
+    title = f"{fill(label, TITLE)}\nNMI {quality['nmi']:.2f}, silhouette {quality['silhouette']:.2f}"
+    return Panel(title, embed(features[shown]), labels[shown])
+
+
+def embed(features: np.ndarray) -> np.ndarray:
+    """t-SNE in two dimensions.
+
+    Args:
+        features: `[n, D]`.
+
+    Returns:
+        `[n, 2]`.
+    """
+    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
+
+
+def embedding_figure(panels: Sequence[Panel], class_names: Sequence[str], title: str) -> Figure:
+    """The figure of `embedding_chart`, to be drawn under `STYLE`."""
+    present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
+    figure = Figure(figsize=(PANEL * max(len(panels), 2), PANEL + 0.9), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        order = np.random.default_rng(0).permutation(len(panel.labels))  # so that no class lies above all others
+        colours = np.array(COLOURS)[panel.labels[order]]
+        axes.scatter(*panel.points[order].T, c=colours, s=3, linewidths=0, rasterized=True)
+        axes.set(title=panel.title, xticks=[], yticks=[])
+        axes.set_box_aspect(1)
+        axes.spines[:].set_visible(True)
+    left_out = len(class_names) - len(COLOURS)
+    note = f"; the first {len(COLOURS)} of {len(class_names)} classes" if left_out > 0 else ""
+    figure.suptitle(title + note, fontsize=STYLE["axes.titlesize"])
+    handles = [
+        Line2D([], [], linestyle="none", marker="o", markeredgewidth=0, color=COLOURS[label], label=class_names[label])
+        for label in present
+    ]
+    label_width = 0.4 + 0.065 * max(len(class_names[label]) for label in present)  # inches
+    columns = max(1, min(len(handles), int(figure.get_figwidth() / label_width)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1, handletextpad=0.2)
+    return figure

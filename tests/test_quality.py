@@ -1,0 +1,167 @@
+"""The quality of features: clusters with known answers, the model that is measured, and what is written."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import cli, quality
+from fedcli.errors import UserError
+from fedcli.metrics import find_metric
+from fedcli.records import read_record, write_record
+from fedcli.registry import find_method
+from fedcli.runs import Run, restore
+from tests import laws
+
+TINY = {
+    "dataset": "digits", "train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 2, "local_epochs": 1,
+    "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run that no test may change."""
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **TINY)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it."""
+    return Run(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="fedcli")
+
+
+def clusters(spread, count=20):
+    """Four classes around the corners of a square of side 1; features and labels."""
+    corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], float)
+    noise = np.random.default_rng(0).normal(size=(4 * count, 2))
+    return np.repeat(corners, count, 0) + spread * noise, np.repeat(np.arange(4), count)
+
+
+def test_perfect_clusters_have_the_value_1_and_mixed_ones_about_0():
+    features, labels = clusters(spread=1e-9)
+    found = quality.measure(features, labels)
+    assert found["nmi"] == pytest.approx(1)
+    assert found["silhouette"] == pytest.approx(1)
+    mixed = quality.measure(features, np.tile(np.arange(4), 20))
+    assert abs(mixed["nmi"]) < 1e-9  # each class is a quarter of each cluster
+    assert mixed["silhouette"] < 0
+
+
+def test_the_silhouette_is_that_of_the_classes_by_hand():
+    features, labels = np.array([[0.0], [2.0], [3.0], [7.0]]), np.array([0, 0, 1, 1])
+    # (b - a) / max(a, b), with a to the own class and b, the mean, to the other one
+    by_hand = [(5 - 2) / 5, (3 - 2) / 3, (2 - 4) / 4, (6 - 4) / 6]
+    assert quality.measure(features, labels)["silhouette"] == pytest.approx(np.mean(by_hand))
+
+
+def test_nmi_is_that_of_as_many_clusters_as_classes_by_hand():
+    features = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2]])
+    labels = np.array([0, 0, 1, 1, 1, 1])  # clusters: three and three, one of class 0's neighbours in the other class
+    joint = {(0, 0): 2 / 6, (1, 0): 1 / 6, (1, 1): 3 / 6}
+    own, cluster = {0: 2 / 6, 1: 4 / 6}, {0: 1 / 2, 1: 1 / 2}
+    mutual = sum(p * math.log(p / own[y] / cluster[c]) for (y, c), p in joint.items())
+    entropies = [-sum(p * math.log(p) for p in shares.values()) for shares in (own, cluster)]
+    assert quality.measure(features, labels)["nmi"] == pytest.approx(mutual / np.mean(entropies))
+
+
+@pytest.mark.parametrize("labels", [[1, 1, 1], [0, 1, 2]])
+def test_too_few_classes_or_images_are_refused(labels):
+    with pytest.raises(UserError, match="the classes cannot be compared"):
+        quality.measure(np.eye(3), np.array(labels))
+
+
+def test_the_features_are_those_of_the_last_model_on_test_images(run, monkeypatch):
+    monkeypatch.setattr(quality, "EVALUATION_BATCH", 100)  # in several portions
+    written = quality.add_quality(run.path)
+    _, fed = restore(run.record, find_method("fedavg"))
+    features, _, labels = fed.predict(run.state.params, run.state.buffers, None)
+    with np.load(run.path / "features.npz") as kept:
+        assert set(kept) == {"features", "labels", "predicted"}
+        np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
+        assert kept["labels"].tolist() == labels.tolist()
+        assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
+        assert quality.measure(kept["features"], kept["labels"]) == {key: written[key] for key in ("nmi", "silhouette")}
+    assert (written["examples"], written["seed"]) == (len(labels), 0)
+
+
+def test_the_model_runs_in_evaluation_mode(monkeypatch):
+    monkeypatch.setattr(quality, "EVALUATION_BATCH", 3)
+    run = {"data": laws.toy_dataset(num_train=12, channels=3), "parts": laws.toy_parts((12,)), "num_clients": 1}
+    _, fed = laws.federation("fedavg", backbone="resnet10-3x3", **run)
+    model, index = fed.initial_model(), np.array([1, 4, 5, 11])
+    features, logits, labels = (part[index].numpy() for part in fed.predict(*model, None))
+    found = quality.outputs(fed, *model, index)
+    np.testing.assert_allclose(found.features, features, rtol=1e-9)
+    assert found.labels.tolist() == labels.tolist()
+    assert found.predicted.tolist() == logits.argmax(1).tolist()
+
+
+def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(quality, "EXAMPLES", 50)
+    other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "seed": 3}).path
+    found = []
+    for folder in (run.path, other):
+        assert quality.add_quality(folder)["examples"] == 50
+        with np.load(folder / "features.npz") as kept:
+            found.append(kept["labels"])
+    assert len(found[0]) == 50
+    assert len(set(found[0].tolist())) == 10  # the test images are sorted by label: no piece of them
+    assert found[0].tolist() == found[1].tolist()
+
+
+def test_the_record_has_the_numbers_beside_all_it_had(run):
+    written = quality.add_quality(run.path)
+    record = json.loads((run.path / "record.json").read_text())
+    assert record.pop("quality") == written
+    assert record == json.loads(json.dumps(run.record))
+    assert quality.add_quality(run.path) == written
+    assert find_metric("quality:nmi").value(read_record(run.path)) == written["nmi"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint.pt", "features.npz", "record.json"]
+
+
+def test_a_checkpoint_that_is_not_the_last_model_is_refused(run, tmp_path):
+    saved = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    params = saved["state"]["__items__"][0]
+    params[next(iter(params))] += 1
+    torch.save(saved, run.path / "checkpoint.pt")
+    with pytest.raises(UserError, match="does not hold the run's last model"):
+        quality.add_quality(run.path)
+    saved["state"]["__type__"] = "AnotherState"
+    torch.save(saved, run.path / "checkpoint.pt")
+    with pytest.raises(UserError, match="does not hold the run's last model"):
+        quality.add_quality(run.path)
+    (run.path / "checkpoint.pt").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        quality.add_quality(run.path)
+    assert "quality" not in read_record(run.path)
+
+
+def test_a_method_without_a_global_model_is_refused(tmp_path):
+    folder = fedcli.run("local", out=tmp_path / "local", **TINY).path
+    with pytest.raises(UserError, match="keeps a model for each client"):
+        quality.add_quality(folder)
+
+
+def test_the_command_measures_finished_runs_and_names_the_others(run, tmp_path):
+    write_record(shutil.copytree(run.path, tmp_path / "half"), {**run.record, "status": "interrupted"})
+    result = invoke("quality", tmp_path)
+    assert result.exit_code == 0, result.output
+    written = read_record(run.path)["quality"]
+    assert f"{written['nmi']:.3f}" in result.stdout
+    assert f"{written['silhouette']:.3f}" in result.stdout
+    assert f"unfinished, left out: {tmp_path / 'half'}" in result.stdout.replace("\n", "")
+    assert "quality" not in read_record(tmp_path / "half")
+    for path, message in ((tmp_path / "half", "no run has finished"), (tmp_path / "nowhere", "there is no run in")):
+        result = invoke("quality", path)
+        assert result.exit_code == 2
+        assert message in result.stderr
