@@ -23,6 +23,7 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> UserErro
     Returns:
         The exception, to be raised by the caller.
     """
-    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = get_close_matches(name, list(known), n=3, cutoff=0.5)
+    near.sort(key=lambda other: sorted(other) != sorted(name))  # two letters that changed places come first
     guess = f"did you mean '{near[0]}'? " if near else ""
     return UserError(f"unknown {kind} '{name}'; {guess}{remedy}")

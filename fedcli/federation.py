@@ -193,6 +193,10 @@ class Federation:
         ids = np.concatenate([group.client_ids for group in groups])
         places = {int(client): place for place, client in enumerate(ids)}
         order = [places[int(client)] for client in cohort.client_ids]
+        if isinstance(trees[0], dict):  # terms: there are none of a group whose clients took no step
+            names = dict.fromkeys(name for tree in trees for name in tree)
+            sizes = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
+            trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, sizes, strict=True)]
         return select(concatenate(trees), torch.tensor(order, device=self.device))
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:

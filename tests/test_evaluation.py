@@ -158,6 +158,14 @@ def test_terms_of_groups_come_back_in_the_order_of_the_cohort():
     assert terms["cross_entropy"].tolist() == expected["cross_entropy"][[3, 0, 2, 1]].tolist()
 
 
+def test_a_network_whose_clients_have_no_examples_is_left_as_it_is():
+    parts = laws.toy_parts((13, 0, 10, 0))
+    setup, fed, state = with_evaluation("server", backbone=TWO, parts=parts, **SIXTEEN)
+    laws.assert_agree(state.clients[1].params, fed.initial_model(fed.networks[1])[0], "a client without examples")
+    _, terms = setup.method.run_round(state, fed.cohort(1), fed, setup.options)
+    assert terms["cross_entropy"].tolist()[1::2] == [0, 0]
+
+
 def test_laws_4_and_5_hold_with_different_networks():
     laws.law_4_chunking_is_invisible(LOCAL, rounds=1, backbone=TWO, **SIXTEEN)
 

@@ -1,0 +1,603 @@
+"""FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli import backbones
+from fedcli.clients import Aux, Client, Output
+from fedcli.config import resolve
+from fedcli.errors import UserError
+from fedcli.registry import find_method, find_protocol
+from fedcli.trees import select, stack
+from papers import fccl_plus
+from papers.baselines import ewc
+from papers.fccl_plus import (
+    ClientState,
+    Exchanged,
+    ServerState,
+    Teacher,
+    Teachers,
+    collaborate,
+    cross_correlation,
+    fccm_loss,
+    fisl_loss,
+    fntd_loss,
+    kd_loss,
+    learning_rate,
+    similarity,
+)
+from tests import laws
+from tests.reference import load
+
+PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
+SIXTEEN = {"data": laws.toy_dataset(size=16)}
+TWO = {"backbone": "cnn-small,cnn-mcmahan", **SIXTEEN}
+ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def softmax(values):
+    exps = [math.exp(value) for value in values]
+    return [value / sum(exps) for value in exps]
+
+
+# FCCM
+
+
+def test_cross_correlation_against_a_loop():
+    own, mean = randn(6, 3), 2 + 5 * randn(6, 3, seed=1)
+
+    def standardized(column):
+        middle = sum(column) / 6
+        deviation = math.sqrt(sum((value - middle) ** 2 for value in column) / 5) + 1e-5
+        return [(value - middle) / deviation for value in column]
+
+    expected = [
+        [sum(a * b for a, b in zip(standardized(u), standardized(v), strict=True)) / 6 for v in mean.T.tolist()]
+        for u in own.T.tolist()
+    ]
+    torch.testing.assert_close(cross_correlation(own, mean), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_cross_correlation_with_itself_is_short_of_one():
+    logits = 1000 * randn(8, 4)
+    torch.testing.assert_close(cross_correlation(logits, logits).diagonal(), torch.full((4,), 7 / 8).double())
+    assert cross_correlation(logits, -logits)[2, 2] == pytest.approx(-7 / 8)
+
+
+def test_rows_of_the_correlation_are_the_clients_own_classes():
+    own, mean = randn(5, 2), randn(5, 2, seed=1)
+    mean[:, 1] = own[:, 0]
+    assert cross_correlation(own, mean)[0, 1] == pytest.approx(4 / 5, abs=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_column_without_spread_correlates_with_nothing(size):
+    own = randn(size, 3).requires_grad_()
+    mean = randn(size, 3, seed=1)
+    mean[:, 2] = 7.0
+    flat = torch.where(torch.arange(3) == 1, 4.0, own)
+    correlation = cross_correlation(flat, mean)
+    assert (correlation[1] == 0).all()
+    assert (correlation[:, 2] == 0).all()
+    fccm_loss(correlation, 0.0051).backward()
+    assert torch.isfinite(own.grad).all()
+    assert (own.grad[:, 1] == 0).all()
+
+
+def test_fccm_by_hand():
+    correlation = torch.tensor([[0.5, 0.25], [-1.0, 1.0]])
+    assert fccm_loss(correlation, 0.1).item() == pytest.approx(0.25 + 0.1 * 1.25**2)
+    assert fccm_loss(correlation, 0.1, off_diagonal_target=0.0).item() == pytest.approx(0.25 + 0.1 * (0.25**2 + 1))
+    assert fccm_loss(2 * torch.eye(3) - 1, 0.0051) == 0  # the target of Fig. 2
+
+
+# FISL
+
+
+def test_similarity_by_hand():
+    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
+    root = math.sqrt(0.5)
+    expected = torch.tensor([[0.0, root], [0.0, root], [root, root]]) / 0.02
+    torch.testing.assert_close(similarity(features, 0.02), expected)
+
+
+def test_similarity_against_a_loop():
+    features = randn(5, 4)
+    rows = [
+        [float(a @ b) / math.sqrt(float(a @ a) * float(b @ b)) / 0.7 for j, b in enumerate(features) if j != i]
+        for i, a in enumerate(features)
+    ]
+    torch.testing.assert_close(similarity(features, 0.7), torch.tensor(rows, dtype=torch.float64))
+
+
+def test_a_zero_feature_is_like_none_and_has_a_finite_gradient():
+    features = torch.where(torch.arange(4)[:, None] == 1, 0.0, randn(4, 3)).requires_grad_()
+    found = similarity(features, 0.5)
+    assert (found[1] == 0).all()
+    fisl_loss(found, similarity(randn(4, 3, seed=1), 0.5)).backward()
+    assert torch.isfinite(features.grad).all()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_or_two_images_have_nothing_to_align(size):
+    own = randn(size, 3).requires_grad_()
+    found = similarity(own, 0.02)
+    assert found.shape == (size, size - 1)
+    loss = fisl_loss(found, similarity(randn(size, 3, seed=1), 0.02))
+    loss.backward()
+    assert loss == 0
+    assert (own.grad == 0).all()
+
+
+def test_fisl_against_a_loop():
+    own, mean = randn(4, 3), randn(4, 3, seed=1)
+    rows = [
+        sum(p * math.log(p / q) for p, q in zip(softmax(target), softmax(row), strict=True))
+        for row, target in zip(own.tolist(), mean.tolist(), strict=True)
+    ]
+    assert fisl_loss(own, mean).item() == pytest.approx(sum(rows) / 4, rel=1e-12)
+    assert fisl_loss(own, own + 3.0).item() == pytest.approx(0, abs=1e-12)
+    assert torch.autograd.gradcheck(lambda rows: fisl_loss(rows, mean), own.requires_grad_())
+
+
+# FNTD
+
+
+def distillation(seed=0):
+    labels = torch.tensor([0, 3, 1, 1, 2])
+    return 2 * randn(5, 4, seed=seed), 2 * randn(5, 4, seed=seed + 1), labels
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_fntd_against_a_loop(renormalize, temperature):
+    student, teacher, labels = distillation()
+    rows = []
+    for own, known, label in zip(student.tolist(), teacher.tolist(), labels.tolist(), strict=True):
+        p, q = (softmax([value / temperature for value in logits]) for logits in (known, own))
+        others = [u for u in range(4) if u != label]
+        sums = [sum(each[u] for u in others) if renormalize else 1.0 for each in (p, q)]
+        rows.append(sum(p[u] / sums[0] * math.log(p[u] / sums[0] / (q[u] / sums[1])) for u in others))
+    expected = temperature**2 * sum(rows) / 5
+    found = fntd_loss(student, teacher, labels, temperature, renormalize)
+    assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_gradient_at_the_target_logit(temperature):
+    student, teacher, labels = distillation()
+    student.requires_grad_()
+    at_target = labels[:, None] == torch.arange(4)
+
+    def gradient(renormalize):
+        loss = fntd_loss(student, teacher, labels, temperature, renormalize)
+        (found,) = torch.autograd.grad(loss, student)
+        return found[at_target]
+
+    p_s, p_t = ((logits.detach() / temperature).softmax(1)[at_target] for logits in (student, teacher))
+    torch.testing.assert_close(gradient(False), temperature * p_s * (1 - p_t) / 5)  # it pushes the target down
+    assert (gradient(False) > 0).all()
+    assert (gradient(True) == 0).all()  # as Eq. 12 has it
+
+
+def test_fntd_can_be_negative_and_the_renormalised_form_cannot():
+    student, teacher = torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 0.0]])
+    labels = torch.tensor([0])
+    assert fntd_loss(student, teacher, labels, 1.0) < 0
+    assert fntd_loss(student, teacher, labels, 1.0, renormalize=True) == 0  # one class is left
+
+
+def test_plain_distillation_is_fntd_and_the_target():
+    student, teacher, labels = distillation()
+    p, q = (teacher / 3).softmax(1), (student / 3).softmax(1)
+    at_target = labels[:, None] == torch.arange(4)
+    target = 9 * (p * (p / q).log())[at_target].mean()
+    torch.testing.assert_close(kd_loss(student, teacher, 3.0), fntd_loss(student, teacher, labels, 3.0) + target)
+    divergence = F.kl_div((student / 3).log_softmax(1), p, reduction="batchmean")
+    torch.testing.assert_close(kd_loss(student, teacher, 3.0), 9 * divergence)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_masked_samples_are_not_distilled(renormalize):
+    student, teacher, labels = distillation()
+    mask = torch.tensor([True, False, True, True, False])
+    kept = fntd_loss(student[mask], teacher[mask], labels[mask], 3.0, renormalize)
+    student[1], teacher[4] = torch.nan, torch.nan
+    student.requires_grad_()
+    found = fntd_loss(student, teacher, labels, 3.0, renormalize, mask)
+    torch.testing.assert_close(found, kept)
+    found.backward()
+    assert torch.isfinite(student.grad[mask]).all()
+
+
+# The collaborative phase against a plain loop
+
+
+def started(method, overrides=None, **run):
+    """A federation, its clients' different models under its networks, and the whole cohort."""
+    setup, fed = laws.federation(method, overrides, **run)
+    cohort = fed.cohort(0)
+    clients = {}
+    for client in range(fed.num_clients):
+        params, buffers = fed.initial_model(fed.networks[fed.architecture[client]])
+        moved = {name: value + 0.05 * randn(*value.shape, seed=client) for name, value in params.items()}
+        clients[client] = ClientState(moved, buffers)
+    return setup, fed, cohort, clients
+
+
+def grouped(fed, cohort, clients):
+    """The groups of a cohort and their stacked states."""
+    groups = fed.groups(cohort)
+    return groups, [fed.recall(clients, group, None) for group in groups]
+
+
+def modules_of(fed, clients, data):
+    """The clients' models as plain modules."""
+    shape = data.channels, data.image_size, data.num_classes, 0
+    built = [backbones.build(fed.backbones[fed.architecture[client]], *shape).double() for client in clients]
+    return [load(module, own.params, own.buffers) for module, own in zip(built, clients.values(), strict=True)]
+
+
+def plain_collaboration(fed, modules, config):
+    """The collaborative phase with torch.optim: all targets of a batch, then a step of each."""
+    optimizers = [torch.optim.Adam(module.parameters(), lr=fed.config.lr) for module in modules]
+    for batch in fed.public_batches(0):
+        if config.public_optimizer == "batch":
+            optimizers = [torch.optim.Adam(module.parameters(), lr=fed.config.lr) for module in modules]
+        outputs = [module.train()(batch.x) for module in modules]  # features and logits, with graph
+        z_bar = torch.stack([logits for _, logits in outputs]).mean(0).detach()
+        s_bar = torch.stack([similarity(features, 0.02) for features, _ in outputs]).mean(0).detach()
+        for (features, logits), optimizer in zip(outputs, optimizers, strict=True):
+            loss = fccm_loss(cross_correlation(logits, z_bar), 0.0051) + 3 * fisl_loss(
+                similarity(features, 0.02), s_bar
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "size", "backbone"), [("batch", 8, "resnet10-3x3,cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")]
+)
+def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(lifetime, size, backbone):
+    run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": laws.toy_parts((5, 4))}
+    data = laws.toy_dataset(size=size)
+    setup, fed, cohort, clients = started(PLUS, {"public_optimizer": lifetime}, data=data, **run)
+    fed.public_images = fed.public_images[:8]  # batches of 5 and 3
+    modules = modules_of(fed, clients, data)
+    plain_collaboration(fed, modules, setup.options)
+    groups, previous = grouped(fed, cohort, clients)
+    models, terms = collaborate(previous, groups, cohort, fed, setup.options)
+    for module, model in zip(modules, models, strict=True):  # both networks have one client
+        params = {name: value.detach() for name, value in module.named_parameters()}
+        laws.assert_agree(select(model.params, 0), params, "parameters")
+        if model.buffers:  # running statistics are updated once a batch
+            laws.assert_agree(select(model.buffers, 0), dict(module.named_buffers()), "buffers")
+        assert model.optimizer == {}
+    assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
+
+
+def test_the_lifetimes_of_the_optimizer_differ():
+    found = []
+    for lifetime in ("batch", "phase"):
+        setup, fed, cohort, clients = started(PLUS, {"public_optimizer": lifetime}, optimizer="adam", lr=0.003)
+        groups, previous = grouped(fed, cohort, clients)
+        found.append(collaborate(previous, groups, cohort, fed, setup.options)[0][0].params)
+    assert laws.distance(*found) > 1e-6
+
+
+@pytest.mark.parametrize("method", [PLUS, FCCL], ids=lambda method: method.name)
+def test_law_4_holds_with_different_networks(method):
+    laws.law_4_chunking_is_invisible(method, rounds=1, chunks=(2, 4), **TWO)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"correlation_weight": 0.0, "public_epochs": 2, "plain_share": 0.5},
+        {"similarity_weight": 0.0, "public_optimizer": "phase", "renormalize": True, "lr_schedule": "linear"},
+        {"average_parameters": True, "off_diagonal_target": 0.0},
+    ],
+    ids=["fisl", "fccm", "average"],
+)
+def test_law_4_holds_with_the_options(overrides):
+    laws.law_4_chunking_is_invisible(PLUS, rounds=2, chunks=(2,), overrides=overrides)
+
+
+def test_without_exchange_the_collaborative_phase_leaves_all_as_it_is():
+    setup, fed, cohort, clients = started(PLUS, ALONE, backbone="resnet10-3x3", data=laws.toy_dataset(num_train=12))
+    groups, previous = grouped(fed, cohort, clients)
+    models, terms = collaborate(previous, groups, cohort, fed, setup.options)
+    assert laws.distance((models[0].params, models[0].buffers), previous[0][:2]) == 0
+    assert terms == {}
+    assert sum(fed.sent_up.values()) + sum(fed.sent_down.values()) == 0
+
+
+# What is sent
+
+
+def one_round(method, overrides=None, public=None, **run):
+    """Floats that a client sent and was sent in a round, beside parameters and buffers."""
+    setup, fed = laws.federation(method, overrides, local_epochs=1, **run)
+    if public is not None:
+        fed.public_images = public
+    setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+    assert fed.sent_up["other"] == fed.sent_down["other"]
+    return fed.sent_up["other"] / 4
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "expected"),
+    [
+        (PLUS, {}, 12 * 3 + 5 * 4 + 5 * 4 + 2 * 1),  # 12 public images in batches of 5, 5 and 2, of 3 classes
+        (PLUS, {"correlation_weight": 0.0}, 42),
+        (PLUS, {"public_epochs": 2}, 2 * 78),
+        (PLUS, {"regularizer": "none"}, 78),
+        (FCCL, {}, 36),
+        (FCCL, {"similarity_weight": 3.0}, 78),
+    ],
+)
+def test_floats_of_a_round(method, overrides, expected):
+    assert one_round(method, overrides) == expected
+
+
+def test_a_public_batch_of_one_image_is_left_out():
+    assert one_round(PLUS, public_batch_size=11) == 11 * 3 + 11 * 10
+
+
+@pytest.mark.parametrize(("batch_size", "similarities"), [(256, 1_258_680), (512, 2_507_960)])
+def test_floats_of_5000_public_images(batch_size, similarities):
+    setup, fed = laws.federation(PLUS, public_batch_size=batch_size)
+    fed.public_images = fed.public_images[:1].expand(5000, -1, -1, -1)
+    some = randn(1, batch_size, 3)
+    fed.forward = lambda clients, cohort, x: Output(some[:, : len(x)], some[:, : len(x)], {})  # of the right shapes
+    fed.step = lambda clients, *rest: (clients, Aux({}, {"fccm": some.new_zeros(1)}))
+    cohort = fed.cohort_of(0, [2])
+    groups, previous = grouped(fed, cohort, {2: ClientState(*fed.initial_model())})
+    collaborate(previous, groups, cohort, fed, setup.options)
+    assert fed.sent_up["other"] == fed.sent_down["other"] == 5000 * 3 + similarities
+
+
+# Equal networks
+
+
+def test_average_is_uniform_and_of_buffers_too():
+    overrides = {**ALONE, "average_parameters": True}
+    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=12), "parts": laws.toy_parts((7, 5))}
+    setup, fed, cohort, clients = started(PLUS, overrides, num_clients=2, **run)
+    clients[1] = clients[1]._replace(buffers={name: value + 2.0 for name, value in clients[1].buffers.items()})
+    groups, previous = grouped(fed, cohort, clients)
+    ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
+    for mine, own in ((model.params, "params"), (model.buffers, "buffers")):
+        mean = {
+            name: (getattr(clients[0], own)[name] + getattr(clients[1], own)[name]) / 2
+            for name in getattr(clients[0], own)
+        }
+        for k in (0, 1):
+            laws.assert_agree(select(mine, k), mean, f"the mean {own}")
+    size = sum(value.numel() for value in clients[0].params.values())
+    assert fed.sent_up["params"] == fed.sent_down["params"] == 2 * size
+
+
+def test_with_the_average_the_teacher_stays_the_clients_own():
+    setup, fed, cohort, clients = started(PLUS, {**ALONE, "average_parameters": True}, batch_size=20, local_epochs=1)
+    _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    _, (previous,) = grouped(fed, cohort, clients)
+    mean = {name: value.mean(0) for name, value in previous.params.items()}
+    for client, part in enumerate(fed.training):  # one batch, so one step
+        x, y = fed.engine.gather(part)
+        student = fed.network(mean, {}, x).logits
+        teacher = fed.network(clients[client].params, {}, x).logits
+        assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["fccl-plus", "fccl", "fedmd"])
+def test_different_networks_are_not_averaged(method):
+    setup, fed = laws.federation(method, {"average_parameters": True}, **TWO)
+    with pytest.raises(UserError, match="--average-parameters needs one network"):
+        setup.method.init(fed, setup.options)
+
+
+def test_public_batches_of_one_image_are_refused():
+    setup, fed = laws.federation(PLUS, public_batch_size=1)
+    with pytest.raises(UserError, match="must have 2 images"):
+        setup.method.init(fed, setup.options)
+
+
+# The local phase
+
+
+def test_the_teacher_is_the_model_after_the_previous_local_phase():
+    setup, fed, cohort, clients = started(PLUS, batch_size=20, local_epochs=1)
+    groups, previous = grouped(fed, cohort, clients)
+    ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
+    _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    for client, part in enumerate(fed.training):
+        x, y = fed.engine.gather(part)
+        student = fed.network(select(model.params, client), {}, x).logits
+        teacher = fed.network(clients[client].params, {}, x).logits
+        assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
+
+
+def test_in_round_0_the_teacher_is_the_initial_network():
+    setup, fed = laws.federation(PLUS, ALONE, batch_size=20, local_epochs=1)
+    _, terms = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+    assert terms["fntd"].abs().max() < 1e-12  # student and teacher are still one
+
+
+def test_the_teacher_is_in_evaluation_mode_and_constant():
+    _, fed = laws.federation(PLUS, backbone="resnet10-3x3", data=laws.toy_dataset(num_train=12))
+    params, buffers = fed.initial_model()
+    wanted = {name: value.requires_grad_() for name, value in params.items()}
+    batch = next(iter(fed.public_batches(0)))
+    found = fccl_plus.predict(fed.network, Teacher(wanted, buffers), batch)
+    assert not found.requires_grad
+    one = fed.network(params, buffers, batch.x[:1], train=False).logits
+    torch.testing.assert_close(found[:1], one.detach())  # the rest of the batch does not matter
+
+
+def test_plain_distillation_comes_in_the_first_epochs():
+    setup, fed, cohort, clients = started(PLUS, {**ALONE, "plain_share": 0.5})
+    after, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    _, (previous,) = grouped(fed, cohort, clients)
+    model, found = Client(previous.params, previous.buffers, optimizer={}), []
+    for epoch, term in enumerate(("kd", "fntd")):
+        loss = fccl_plus.make_local_loss(fed.network, setup.options, term)
+        teacher = Teacher(previous.params, previous.buffers)
+        model, own = fed.train(model, cohort, loss, teacher, 0, range(epoch, epoch + 1))
+        found.append(own)
+    laws.assert_agree(stack([after.clients[client].params for client in range(4)]), model.params, "parameters")
+    torch.testing.assert_close(terms["kd"], found[0]["kd"] / 2)
+    torch.testing.assert_close(terms["fntd"], found[1]["fntd"] / 2)
+    torch.testing.assert_close(terms["cross_entropy"], (found[0]["cross_entropy"] + found[1]["cross_entropy"]) / 2)
+
+
+def test_learning_rate_of_the_code():
+    setup, fed = laws.federation(PLUS, {"lr_schedule": "linear"}, rounds=40, lr=0.001)
+    rates = [learning_rate(fed, round, setup.options) for round in (0, 1, 2, 39)]
+    assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
+
+
+@pytest.mark.parametrize("method", [PLUS, FCCL], ids=lambda method: method.name)
+@pytest.mark.parametrize("phase", ["collaborative", "local"])
+def test_the_schedule_reaches_both_phases(method, phase):
+    found = []
+    alone = {name: 0.0 for name in ("correlation_weight", "similarity_weight")} if phase == "local" else {}
+    for overrides, lr in (({"lr_schedule": "linear"}, 0.05), ({}, 0.05 * (1 - 0.9 * 9 / 20))):
+        setup, fed, _, clients = started(method, {**alone, **overrides}, rounds=20, lr=lr)
+        cohort = fed.cohort(10)
+        clients = {client: own._replace(pretrained=Teacher(*own[:2])) for client, own in clients.items()}
+        if phase == "local":
+            found.append(setup.method.run_round(ServerState(clients), cohort, fed, setup.options)[0])
+        else:
+            groups, previous = grouped(fed, cohort, clients)
+            found.append(collaborate(previous, groups, cohort, fed, setup.options)[0])
+    laws.assert_agree(*found, "the last schedule")
+
+
+# EWC
+
+
+def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
+    found = {}
+    for name, overrides in {
+        "none": {"regularizer": "none"},
+        "off": {"regularizer": "ewc", "ewc_weight": 0.0},
+        "on": {"regularizer": "ewc", "ewc_weight": 2.0},
+    }.items():
+        setup, fed, cohort, clients = started(PLUS, overrides)
+        after, _ = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+        found[name] = stack([after.clients[client].params for client in range(4)])
+    laws.assert_agree(found["off"], found["none"], "a weight of 0")
+    groups, previous = grouped(fed, cohort, clients)
+    ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
+    unseen = next(iter(fed.public_batches(0, epoch=1))).x  # the phase has gone through epoch 0
+    anchor = ewc.anchors(model, cohort, fed, unseen)
+    expected, _ = fed.train(model, cohort, ewc.make_local_loss(fed.network, 2.0), anchor, 0)
+    laws.assert_agree(found["on"], expected.params, "EWC")
+    assert laws.distance(found["on"], found["none"]) > 1e-3
+
+
+# The conference version
+
+
+def test_rounds_begin_at_the_pretrained_model():
+    setup, fed = laws.federation(FCCL, {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3})
+    cohort = fed.cohort(0)
+    state, _ = setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+    task = LOCAL.module.make_local_loss(fed.network)
+    first = Client(*fed.recall({}, cohort, fed.initial_model()), optimizer={})
+    pretrained, _ = fed.train(first, cohort, task, epochs=range(2, 5))  # 2 local epochs have the draws 0 and 1
+    trained, _ = fed.train(pretrained._replace(optimizer={}), cohort, task)
+    for client, own in state.clients.items():
+        laws.assert_agree(own.pretrained.params, select(pretrained.params, client), "theta*")
+        laws.assert_agree(own.params, select(trained.params, client), "the model after round 0")
+
+
+def test_the_pretrained_model_stays_and_newcomers_get_theirs():
+    setup, fed = laws.federation(FCCL, cohort_size=2)
+    state = laws.simulate(setup, fed, 1, [[0, 1]])
+    later, _ = setup.method.run_round(state, fed.cohort_of(1, [1, 3]), fed, setup.options)
+    assert laws.distance(later.clients[1].pretrained, state.clients[1].pretrained) == 0
+    assert laws.distance(later.clients[1].params, state.clients[1].params) > 0
+    assert laws.distance(later.clients[3].pretrained.params, fed.initial_model()[0]) > 0
+    assert sorted(later.clients) == [0, 1, 3]
+
+
+def test_as_many_epochs_of_pretraining_as_a_round_has_where_not_given():
+    found = []
+    for epochs in (None, 2):
+        setup, fed = laws.federation(FCCL, {"pretrain_epochs": epochs})
+        found.append(laws.simulate(setup, fed, 1))
+    assert laws.distance(*found) == 0
+
+
+def test_conference_objective_has_both_teachers():
+    setup, fed, _, clients = started(FCCL, {"distillation_weight": 0.5})
+    loss = fccl_plus.make_conference_loss(fed.network, setup.options)
+    teachers = Teachers(*(Teacher(*clients[client][:2]) for client in (1, 2)))
+    batch = next(iter(fed.public_batches(0)))._replace(y=torch.tensor([0, 2, 1, 1, 0]))
+    value, aux = loss(clients[0].params, {}, batch, teachers)
+    own, previous, pretrained = (fed.network(clients[client].params, {}, batch.x).logits for client in range(3))
+    expected = F.cross_entropy(own, batch.y) + 0.5 * (kd_loss(own, previous, 1.0) + kd_loss(own, pretrained, 1.0))
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(aux.terms["pretrained"], kd_loss(own, pretrained, 1.0))
+
+
+# Protocols and tables
+
+
+def test_costs_of_memory():
+    sizes = laws.federation(PLUS)[1].sizes
+    assert PLUS.client_memory(sizes) == 2 * sizes.parameters
+    assert FCCL.client_memory(sizes) == 3 * sizes.parameters
+
+
+@pytest.mark.parametrize("protocol", fccl_plus.PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("method", ["fccl-plus", "fccl", "fedmd", "local"])
+def test_protocols_resolve_and_give_each_domain_a_client(protocol, method):
+    for dataset in protocol.datasets:
+        setup = resolve(find_method(method), {"protocol": protocol.name, "dataset": dataset}, need_data=False)
+        assert setup.selection == "mean-last-3"
+        assert setup.run.partition == "domains"
+        assert len(setup.run.backbone.split(",")) == setup.run.num_clients
+        assert setup.run.public_dataset in protocol.public or method == "local"
+
+
+def test_protocols_have_the_papers_values():
+    found = {}
+    for name in ("digits-4", "office-caltech", "office31", "office-home"):
+        protocol = find_protocol(f"fccl:{name}", PLUS)
+        dataset = next(iter(protocol.datasets))
+        setup = resolve(PLUS, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
+        run, own = setup.run, setup.options
+        assert (run.rounds, run.optimizer, run.lr, run.public_dataset, run.public_examples) == (
+            40, "adam", 0.001, "cifar100", 5000,
+        )  # fmt: skip
+        found[name] = (
+            run.num_clients, run.local_epochs, run.batch_size, run.public_batch_size, own.similarity_weight,
+            own.temperature, setup.setting.top_k,
+        )  # fmt: skip
+    assert found == {
+        "digits-4": (4, 20, 128, 256, 3.0, 3.0, 1),
+        "office-caltech": (4, 20, 128, 128, 3.0, 1.0, 1),
+        "office31": (3, 20, 128, 256, 3.0, 3.0, 5),
+        "office-home": (4, 15, 128, 176, 1.0, 1.0, 5),
+    }
+
+
+def test_exchanged_is_nothing_where_a_term_is_off():
+    setup, fed, cohort, clients = started(PLUS, {"similarity_weight": 0.0})
+    groups, previous = grouped(fed, cohort, clients)
+    models = [Client(own.params, own.buffers, {}) for own in previous]
+    batch = next(iter(fed.public_batches(0)))
+    exchanged = fccl_plus.exchange(models, batch, groups, cohort, fed, setup.options)
+    own = torch.stack([fed.network(clients[client].params, {}, batch.x).logits for client in range(4)])
+    torch.testing.assert_close(exchanged, Exchanged(own.mean(0), None))

@@ -1,0 +1,113 @@
+"""FedMD's digest against a plain loop, its costs and its average."""
+
+import pytest
+import torch
+
+from fedcli import backbones
+from fedcli.registry import find_method
+from fedcli.trees import select
+from papers.baselines.fedmd import ClientState, ServerState, averaged, digest, digest_loss, find_consensus
+from tests import laws
+from tests.reference import load
+
+FEDMD = find_method("fedmd")
+TWO = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+
+
+def started(overrides=None, **run):
+    """A federation whose clients have different weights under two networks."""
+    setup, fed = laws.federation(FEDMD, overrides, **{**TWO, **run})
+    clients = {}
+    for client in range(fed.num_clients):
+        params, buffers = fed.initial_model(fed.networks[fed.architecture[client]])
+        draw = torch.Generator().manual_seed(client)
+        moved = {
+            name: value + 0.1 * torch.randn(value.shape, dtype=value.dtype, generator=draw)
+            for name, value in params.items()
+        }
+        clients[client] = ClientState(moved, buffers)
+    return setup, fed, fed.cohort(0), clients
+
+
+def stacked(fed, cohort, clients):
+    groups = fed.groups(cohort)
+    kept = [fed.recall(clients, group, None) for group in groups]
+    return groups, [FEDMD.module.Client(own.params, own.buffers, {}) for own in kept]
+
+
+def test_digest_loss_by_hand():
+    logits, consensus = torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([[0.0, -2.0], [0.0, 1.0]])
+    assert digest_loss(logits, consensus) == (1 + 0 + 0 + 3) / 4
+
+
+def test_consensus_is_the_plain_mean_of_the_scores_in_evaluation_mode():
+    _, fed, cohort, clients = started(backbone="resnet10-3x3,cnn-small")
+    consensus = find_consensus(*reversed(stacked(fed, cohort, clients)), cohort, fed)
+    batches = list(fed.public_batches(0))
+    assert [len(mean) for mean in consensus] == [5, 5, 2]
+    for batch, mean in zip(batches, consensus, strict=True):
+        scores = [
+            fed.networks[fed.architecture[client]](*clients[client], batch.x, train=False).logits for client in range(4)
+        ]
+        torch.testing.assert_close(mean, sum(scores) / 4)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
+    setup, fed, cohort, clients = started({"digest_epochs": epochs}, optimizer="adam", lr=0.003)
+    modules = []
+    for client, own in clients.items():
+        name = fed.backbones[fed.architecture[client]]
+        modules.append(load(backbones.build(name, 1, 16, 3, 0).double(), own.params, own.buffers))
+    batches = list(fed.public_batches(0))
+    with torch.no_grad():
+        means = [torch.stack([module.eval()(batch.x)[1] for module in modules]).mean(0) for batch in batches]
+    for module in modules:
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.003)  # without weight decay
+        for _ in range(epochs):
+            for batch, mean in zip(batches, means, strict=True):
+                optimizer.zero_grad()
+                torch.nn.functional.l1_loss(module.train()(batch.x)[1], mean).backward()
+                optimizer.step()
+    groups, models = stacked(fed, cohort, clients)
+    consensus = find_consensus(models, groups, cohort, fed)
+    models, terms = digest(models, consensus, groups, cohort, fed, setup.options)
+    for group, model in zip(groups, models, strict=True):
+        for k, client in enumerate(group.client_ids):
+            expected = {name: value.detach() for name, value in modules[client].named_parameters()}
+            laws.assert_agree(select(model.params, k), expected, f"client {client}")
+    assert terms["digest"].shape == (4,)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_scores_are_sent_once_a_round_each_way(epochs):
+    setup, fed, cohort, clients = started({"digest_epochs": epochs})
+    setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    expected = {"params": 0, "buffers": 0, "other": 4 * 12 * 3}  # of 12 public images, for 3 classes
+    assert fed.sent_up == fed.sent_down == expected
+
+
+def test_the_average_is_uniform():
+    _, fed, cohort, clients = started(backbone="cnn-small")
+    _, (models,) = stacked(fed, cohort, clients)
+    mean = {name: sum(own.params[name] for own in clients.values()) / 4 for name in models.params}
+    found = averaged(models, cohort, fed)
+    for k in range(4):
+        laws.assert_agree(select(found.params, k), mean, "the mean")
+    size = sum(value.numel() for value in mean.values())
+    assert fed.sent_up["params"] == fed.sent_down["params"] == 4 * size
+
+
+def test_local_training_begins_at_the_average():
+    overrides = {"digest_epochs": 0, "average_parameters": True}
+    setup, fed, cohort, clients = started(overrides, backbone="cnn-small")
+    state, _ = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    mean = {name: sum(own.params[name] for own in clients.values()) / 4 for name in clients[0].params}
+    same = {client: ClientState(mean, {}) for client in clients}
+    expected, _ = find_method("local").run_round(ServerState(same), cohort, fed, setup.options)
+    for client in range(4):
+        laws.assert_agree(state.clients[client].params, expected.clients[client].params, f"client {client}")
+
+
+def test_law_4_holds_with_different_networks():
+    laws.law_4_chunking_is_invisible(FEDMD, rounds=1, chunks=(2,), **TWO)
