@@ -26,6 +26,7 @@ import copy
 import csv
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli import datasets, evaluation, registry, runs
+from fedcli import chunks, datasets, evaluation, registry, runs
 from fedcli.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.errors import UserError, unknown
 from fedcli.federation import Federation
@@ -52,6 +53,7 @@ MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = 2**28  # beyond any cache
 TRIES = 6  # of a ceiling, the fastest counts; the first warms up
 SCALING_CLIENTS, SCALING_BATCHES = (1, 2, 5, 10, 20, 50, 100), (10, 32, 64, 128)
+PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 SHAPE = ("cohort_size", "local_epochs", "batch_size")  # of a workload: what a result says
 COLUMNS = (
     "workload", "engine", "device", "method", "seconds_per_round", "seconds_spread", "plain_seconds_per_round",
@@ -151,7 +153,10 @@ class EngineRounds:
         start = time.perf_counter()
         parts = setup.partition(dataset.y_train, setup.run.num_clients, setup.run.seed, None)
         self.partition_seconds = time.perf_counter() - start
-        self.fed = Federation(setup, dataset, parts)
+        run, public = setup.run, None
+        if run.public_dataset is not None:
+            public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
+        self.fed = Federation(setup, dataset, parts, public=public)
         self.state = setup.method.init(self.fed, setup.options)
 
     def round(self, number: int) -> None:
@@ -320,6 +325,8 @@ def prepare(
     rounds = FIRST_ROUND + 1 + repeats
     own = {"protocol": protocol, "dataset": DEFAULT_DATASET, "rounds": rounds, "optimizer": "sgd", **SGD}
     shape = {name: getattr(workload, name) for name in ("backbone", "num_clients", *SHAPE)}
+    if chosen.uses_public_data:
+        own |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
     setup = resolve(chosen, {**defaults, **own, **shape, **machine})
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return Case(workload, replace(setup, setting=None), repeats)
@@ -333,7 +340,7 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         progress: Told what is being done.
 
     Returns:
-        The result, by `COLUMNS`. `engine` is "looped" or "stacked x K"; spreads are [least, largest]. `peak_bytes` is
+        The result, by `COLUMNS`. `engine` is `Engine.mode`; spreads are [least, largest]. `peak_bytes` is
         the engine's, its images included: on CUDA what PyTorch holds, on a CPU what the process does (where the system
         cannot set the process's peak back, the largest so far). `evaluation_seconds` is a pass over the test images by
         the engine. `data_seconds_share` is what a round spends outside of local training: drawing the batches,
@@ -344,6 +351,7 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
     _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
     with runs.machine_settings(engine.fed):  # what a run would set, for both sides
+        chunks.settle(engine.fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)
         engine.evaluate()
@@ -383,10 +391,9 @@ def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: 
 def _describe(workload: Workload, engine: EngineRounds) -> dict[str, Any]:
     """What was measured, on which machine."""
     fed, about = engine.fed, environment(engine.fed.device)
-    chunk = fed.clients_per_chunk
     return {
         "workload": workload.name,
-        "engine": "looped" if chunk == 1 else f"stacked x {chunk}",
+        "engine": fed.engine.mode,
         "device": str(fed.device),
         "method": engine.setup.method.name,
         "torch": about["versions"]["torch"],
@@ -413,6 +420,16 @@ def _reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     elif Path("/proc/self/clear_refs").exists():
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def result_file(path: Path, device: torch.device, ending: str) -> Path:
+    """The path as it is; of a folder, the file in it that is named after the device and the version of PyTorch."""
+    if not path.is_dir():
+        return path
+    about = environment(device)["hardware"]
+    name = about["name"] if device.type == "cuda" else f"cpu {about['cores']} cores"
+    words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    return path / f"{words}-torch{torch.__version__.split('+')[0]}{ending}"
 
 
 def append_csv(path: Path, results: Sequence[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcli import datasets, evaluation, partition
+from fedcli import chunks, datasets, drift, evaluation, partition
 from fedcli.config import Setup, resolve
 from fedcli.errors import UserError
 from fedcli.evaluation import NOTHING
@@ -44,6 +44,9 @@ class Progress:
 
     def samples(self, count: int) -> None:
         """A local step has processed `count` samples."""
+
+    def note(self, text: str) -> None:
+        """Something has happened to the engine that the user has to know; the record has it too."""
 
     def round(self, entry: dict[str, Any]) -> None:
         """A round has ended; `entry` is what the record says of it."""
@@ -149,18 +152,30 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
             f"the file of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
             f"{record['method_hash']}); go on with --changed-method, or start a new run."
         )
-    setup = resolve(method, {name: value for name, value in record["config"].items() if value is not None})
-    setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
-    dataset, parts, fed = prepare(setup, progress)
-    _refuse_other_data(record, dataset, parts)
+    setup, fed = restore(record, method, progress)
     if method.file_hash != record["method_hash"]:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
     with machine_settings(fed):
-        state, known = _read_checkpoint(folder, setup, fed)
+        state, known = read_checkpoint(folder, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
         return _go_on(setup, fed, record, state, folder, progress or Progress())
+
+
+def restore(record: dict[str, Any], method: Method, progress: Progress | None = None) -> tuple[Setup, Federation]:
+    """The set-up and the federation of a run, from its record.
+
+    Raises:
+        UserError: If the data or the partition are not the same any more.
+    """
+    setup = resolve(method, {name: value for name, value in record["config"].items() if value is not None})
+    setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
+    dataset, parts, fed = prepare(setup, progress)
+    _refuse_other_data(record, dataset, parts)
+    about = record["engine"] = {"branches": False, "notes": [], **record["engine"]}
+    fed.engine.clients_per_chunk, fed.engine.branches = about["clients_per_chunk"], about["branches"]
+    return setup, fed
 
 
 @contextmanager
@@ -194,11 +209,13 @@ def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Da
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
-    parts = setup.partition(dataset.y_train, config.num_clients, config.partition_seed, dataset.domain_train)
+    skews = dataset.domain_train, dataset.writer_train
+    parts = setup.partition(dataset.y_train, config.num_clients, config.partition_seed, *skews)
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
-    fed = Federation(setup, dataset, parts, progress.samples if progress else lambda count: None, public)
+    kind = drift.Recording if config.drift_every else Federation
+    fed = kind(setup, dataset, parts, progress.samples if progress else lambda count: None, public)
     return dataset, parts, fed
 
 
@@ -218,6 +235,7 @@ def _new_name(setup: Setup) -> Path:
 
 def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str) -> dict[str, Any]:
     config = setup.run
+    chosen = chunks.settle(fed)  # why so many clients train together; None where it was given or is the CPU's rule
     counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
@@ -255,9 +273,12 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
             "networks": networks,
         },
         "engine": {
-            "clients_per_chunk": fed.clients_per_chunk,
+            "clients_per_chunk": fed.engine.clients_per_chunk,
+            "branches": fed.engine.branches,
+            "chosen": chosen,
             "device": str(fed.device),
             "precision": config.precision,
+            "notes": [],
         },
         "cost": None,
         "resumed": [],
@@ -299,16 +320,19 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
         for number in range(len(rounds), config.rounds):
             state, entry = one_round(setup, fed, state, fed.cohort(number))
             rounds.append(entry)
+            _take_notes(fed, record["engine"], number, progress)
             record["cost"] = _cost(setup, fed)
             record["summary"] = summarise(rounds, setup.selection)
             record["seconds_total"] = before + time.perf_counter() - start
             record["peak_bytes"] = max(record["peak_bytes"], peak_memory(fed.device))
-            if number + 1 == config.rounds or (number + 1) % config.checkpoint_every == 0:
+            if _due(number, config.checkpoint_every, config.rounds):
                 _write_checkpoint(folder, record, state)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
         record["summary"]["params_sha256"] = params_hash(_all_params(setup.method, state))
+        if setup.post is not None:
+            record["post"] = _after_the_last_round(setup, fed, state)
         record["status"] = "finished"
     except KeyboardInterrupt:
         record["status"] = "interrupted"
@@ -322,6 +346,26 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     return Run(record, state, folder)
 
 
+def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
+    """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
+    start = time.perf_counter()
+    *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
+    changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
+    result = evaluation.evaluate(fed, changed, state)
+    seconds = time.perf_counter() - start
+    about = {"name": setup.post.name, "hash": setup.post.file_hash}
+    return {**about, **result, "floats_up": floats_up, "seconds": seconds}
+
+
+def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Progress) -> None:
+    """Puts what the engine has to say after a round into the record, and shows it."""
+    for text in fed.engine.notes:
+        about["notes"].append({"round": number, "text": text})
+        progress.note(text)
+    fed.engine.notes.clear()
+    about["clients_per_chunk"] = fed.engine.clients_per_chunk
+
+
 _IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 
 
@@ -331,7 +375,7 @@ def _write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
     write_atomically(folder / CHECKPOINT, lambda path: torch.save(saved, path))
 
 
-def _read_checkpoint(folder: Path, setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
+def read_checkpoint(folder: Path, setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
     """The state to go on from and what the record says up to it; the initial ones where there is no checkpoint."""
     if not (folder / CHECKPOINT).is_file():
         return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
@@ -360,11 +404,19 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
         torch.cuda.synchronize(fed.device)
     elapsed = time.perf_counter() - start
     aggregate = elapsed - sum(fed.seconds.values())
-    evaluated = (cohort.round + 1) % config.eval_every == 0 or cohort.round + 1 == config.rounds
+    evaluated = _due(cohort.round, config.eval_every, config.rounds)
     result = evaluation.evaluate(fed, setup.method, state) if evaluated else NOTHING
     means = {name: _weighted(values, cohort) for name, values in terms.items()}
     seconds = {**fed.seconds, "aggregate": aggregate}
-    return state, {"round": cohort.round, **result, "terms": means, "seconds": seconds}
+    entry = {"round": cohort.round, **result, "terms": means, **_sent(fed), "seconds": seconds}
+    if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
+        entry["drift"] = drift.measure(fed, cohort)
+    return state, entry
+
+
+def _due(round: int, every: int, rounds: int) -> bool:
+    """Whether something is done after this round that is done after every so many, and after the last."""
+    return (round + 1) % every == 0 or round + 1 == rounds
 
 
 def _weighted(values: Tensor, cohort: Cohort) -> float:
@@ -372,13 +424,18 @@ def _weighted(values: Tensor, cohort: Cohort) -> float:
     return (values.double() * cohort.weights.double()).sum().item()
 
 
-def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
-    """Floats of one client in the last round, the mean over its clients; buffers of batch normalisation stand apart."""
-    size = setup.run.cohort_size
+def _sent(fed: Federation) -> dict[str, int]:
+    """Floats that one client was sent and has sent in the last round, the mean over the round's clients."""
+    size = fed.config.cohort_size
     down, up = ({what: round(count / size) for what, count in sent.items()} for sent in (fed.sent_down, fed.sent_up))
+    return {"floats_down": down["params"] + down["other"], "floats_up": up["params"] + up["other"]}
+
+
+def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
+    """Floats of one client in the last round; buffers of batch normalisation stand apart."""
+    buffers = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # one way
     return {
-        "floats_down": down["params"] + down["other"],
-        "floats_up": up["params"] + up["other"],
+        **_sent(fed),
         "memory_floats": setup.method.client_memory(fed.sizes),
-        "buffer_floats": max(down["buffers"], up["buffers"]),  # one way
+        "buffer_floats": round(buffers / setup.run.cohort_size),
     }

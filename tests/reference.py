@@ -34,16 +34,19 @@ def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor
 
 
 class PlainNetwork:
-    """Calls a module as it is; given other parameters than its own, a copy of it that holds those."""
+    """Calls a copy of a module whose parameters are the very tensors it is given, so that they can be trained."""
 
     def __init__(self, module: nn.Module):
         self.module, self.feature_dim = module, module.feature_dim
 
     def __call__(self, params, buffers, x, mask=None, train=True):
-        own = dict(self.module.named_parameters())
-        live = all(params[name] is own[name] for name in own)
-        module = self.module if live else load(copy.deepcopy(self.module), params, buffers)
-        module.train(train)
+        module = copy.deepcopy(self.module, {id(value): value for value in self.module.parameters()}).train(train)
+        for name, value in params.items():
+            path, _, leaf = name.rpartition(".")
+            module.get_submodule(path)._parameters[leaf] = value
+        with torch.no_grad():
+            for name, value in module.named_buffers():
+                value.copy_(buffers[name])
         features, logits = module(x)
         return Output(features, logits, dict(module.named_buffers()))
 
@@ -54,37 +57,32 @@ def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
-def shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in [*module.named_parameters(), *module.named_buffers()]}
-
-
-def shapes_of(client: Client) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in [*client.params.items(), *client.buffers.items()]}
-
-
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def with_key(client: Client, key: int) -> Client:
+    """The client with a key in all buffers that dropout draws its masks from."""
+    keys = {name: torch.full_like(value, key) for name, value in client.buffers.items() if name.endswith(".key")}
+    return client._replace(buffers={**client.buffers, **keys})
 
 
 class PlainUpdate:
     """One update of one client by torch.optim, in the place of `fedcli.clients.sgd_step` and `adam_step`."""
 
-    def __init__(self, modules, loss, kind, lr, momentum, weight_decay, names, key):
-        self.modules, self.loss, self.names, self.key = modules, loss, names, key
+    def __init__(self, loss, kind, lr, momentum, weight_decay, names, key):
+        self.loss, self.names, self.key = loss, names, key
         self.kind, self.rate = kind, lr
         self.options = {"weight_decay": weight_decay, **({} if kind == "adam" else {"momentum": momentum})}
 
     def update(self, client, batch, context):
-        (module,) = [module for module in self.modules if shapes(module) == shapes_of(client)]
-        load(module, client.params, client.buffers)
-        live = dict(module.named_parameters())
+        live = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
         trained = list(live.values()) if self.names is None else [live[name] for name in self.names]
         kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.kind]
         optimizer = kind(trained, lr=float(batch.lr) if self.rate is None else self.rate, **self.options)
         if self.key in client.optimizer:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})
-        module.zero_grad()
-        loss, aux = self.loss(live, dict(module.named_buffers()), batch, context)
+        loss, aux = self.loss(live, client.buffers, batch, context)
         loss.backward()
         optimizer.step()
         state = copy.deepcopy(optimizer.state_dict()["state"])
@@ -123,7 +121,7 @@ class ReferenceFederation(Federation):
     ):
         run = self.config
         return PlainUpdate(
-            [network.module for network in self.networks], loss, optimizer or run.optimizer, lr,
+            loss, optimizer or run.optimizer, lr,
             run.momentum if momentum is None else momentum,
             run.weight_decay if weight_decay is None else weight_decay, names, key,
         )  # fmt: skip
@@ -144,11 +142,11 @@ class ReferenceFederation(Federation):
                 x, y = self.transform(self.engine.images[index], draws), self.engine.labels[index]
                 end, count = torch.tensor(bool(plan.epoch_end[t, k])), torch.tensor(int(plan.num_batches[k]))
                 batch = Batch(x, y, None, end, count, torch.tensor(lr, dtype=self.dtype))
-                client, aux = step.update(client, batch, own)
+                client, aux = step.update(with_key(client, int(plan.keys[t, k])), batch, own)
                 for name, value in aux.terms.items():
                     per_client = terms.setdefault(name, torch.zeros(len(cohort.client_ids), dtype=self.dtype))
                     per_client[k] += value.detach() / int(plan.steps[k])
-            trained.append(client)
+            trained.append(with_key(client, 0))
         tensors = stack([(client.params, client.buffers, client.memory) for client in trained])
         tensors = tree_map(Tensor.detach, tensors)
         # torch.optim's own state: a list over the clients, which only goes back into this method.
@@ -160,8 +158,9 @@ class ReferenceFederation(Federation):
         for k in range(len(cohort.client_ids)):
             params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
             client = Client(params, buffers, clients.optimizer[k] if clients.optimizer else {}, memory)
+            client = client if batch.key is None else with_key(client, int(batch.key))
             client, aux = step.update(client, batch, slice_context(context, axes, k))
-            after.append(client)
+            after.append(with_key(client, 0))
             found.append(tree_map(Tensor.detach, aux))
         tensors = stack([(client.params, client.buffers, client.memory) for client in after])
         return Client(tensors[0], tensors[1], [client.optimizer for client in after], tensors[2]), stack(found)

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import mmap
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -437,6 +438,26 @@ def test_csv_has_one_header_and_grows():
         name: str(value) for name, value in first.items() if not isinstance(value, list)
     }
     assert json.loads(rows[0]["seconds_spread"]) == first["seconds_spread"]
+
+
+def test_in_a_folder_the_files_are_named_after_device_and_version(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench.torch, "__version__", "2.99.1+cu130")
+    hardware = {"cores": 3, "name": "NVIDIA H200 (MIG 1g.18gb)"}
+    monkeypatch.setattr(bench, "environment", lambda device: {"hardware": hardware})
+    names = [bench.result_file(tmp_path, torch.device(kind), ".csv").name for kind in ("cpu", "cuda")]
+    assert names == ["cpu-3-cores-torch2.99.1.csv", "nvidia-h200-mig-1g-18gb-torch2.99.1.csv"]
+    assert bench.result_file(tmp_path / "own", torch.device("cpu"), ".csv") == tmp_path / "own"
+
+
+def test_a_folder_is_given_both_files(monkeypatch):
+    monkeypatch.setattr(bench, "SCALING_CLIENTS", (1,))
+    monkeypatch.setattr(bench, "SCALING_BATCHES", (4,))
+    Path("speed").mkdir()
+    done("--csv", "speed", "--plot", "speed")
+    stem = f"cpu-{os.cpu_count()}-cores-torch{torch.__version__.split('+')[0]}"
+    assert sorted(path.name for path in Path("speed").iterdir()) == [
+        f"{stem}-scaling.pdf", f"{stem}-scaling.png", f"{stem}.csv"
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_something_else_is_not_appended_to(monkeypatch):

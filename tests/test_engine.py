@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from fedcli.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
-from fedcli.clients import Aux, Client, adam, adam_step, sgd, sgd_step
+from fedcli.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
 from fedcli.federation import NonFiniteLoss
 from fedcli.registry import find_method
-from fedcli.trees import select
+from fedcli.stacks import Stack
+from fedcli.trees import leaves, select, tree_map
 from tests import laws
+from tests.toys import use_tiny_network
 
 FEDAVG = find_method("fedavg")
 
@@ -22,13 +24,13 @@ def test_engine_agrees_with_the_plain_loop(backbone):
     sizes = (7, 4, 2, 6)  # ragged, and never a last batch of one, which plain batch normalisation refuses
     data = laws.toy_dataset(num_train=sum(sizes), channels=3, size=16 if backbone == "resnet10" else 8)
     run = {"backbone": backbone, "data": data, "parts": laws.toy_parts(sizes), "local_epochs": 1, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4), **run)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "branches:3"), **run)
 
 
 def test_engine_agrees_in_float32():
     setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
     expected = laws.simulate(setup, fed, 2)
-    for chunk in "14":
+    for chunk in ("1", "4", "branches:4"):
         setup, fed = laws.federation(FEDAVG, precision="float32", clients_per_chunk=chunk)
         assert laws.distance(laws.simulate(setup, fed, 2), expected) < 1e-4
 
@@ -41,7 +43,7 @@ def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
         transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip-rotate", fed.dtype)
         fed.transform = transform
         fed.engine = fed.engine.__class__(
-            fed.engine.images, fed.engine.labels, transform, fed.clients_per_chunk, lambda count: None
+            fed.engine.images, fed.engine.labels, transform, fed.engine.clients_per_chunk, lambda count: None
         )
         results.append(laws.simulate(setup, fed, 2))
     plain = laws.simulate(*laws.federation(FEDAVG, drop_last=drop_last), 2)
@@ -275,3 +277,160 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     with pytest.raises(KeyboardInterrupt):
         fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, setup.method.module.make_local_loss(fed.network))
     assert 1 <= len(seen) <= 4  # of 20 steps
+
+
+def test_the_step_in_place_is_the_step():
+    draw = torch.Generator().manual_seed(0)
+    params, grads, slots = ({"w": torch.randn(5, generator=draw)} for _ in range(3))
+    rate = torch.tensor(0.1)
+    new, velocity = sgd(params, grads, slots, rate, 0.9, 0.1)
+    assert laws.distance(new, params) > 0
+    same, own = sgd(params, grads, slots, rate, 0.9, 0.1, in_place=True)
+    assert same["w"] is params["w"]
+    assert own["w"] is slots["w"]
+    assert torch.equal(params["w"], new["w"])
+    assert torch.equal(slots["w"], velocity["w"])
+
+
+@pytest.mark.parametrize("chunk", ["1", "2", "branches:4"])
+def test_training_leaves_what_it_is_given_as_it_was(chunk):
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk, local_epochs=1)
+    loss, cohort = setup.method.module.make_local_loss(fed.network), fed.cohort(0)
+    params, _ = fed.initial_model()
+    start, _ = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+    before = tree_map(torch.clone, start)
+    after, _ = fed.train(start, cohort, loss)
+    assert laws.distance((start.params, start.optimizer), (before.params, before.optimizer)) == 0
+    assert laws.distance(after.params, start.params) > 0
+    own = {name: value.detach() for name, value in fed.network.module.named_parameters()}
+    assert laws.distance(own, params) == 0
+
+
+@pytest.mark.parametrize("chunk", ["1", "4"])
+def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
+    plain = fed.optimizer_step(setup.method.module.make_local_loss(fed.network))
+
+    def update(client, batch, context):
+        after, aux = plain.update(client, batch, context)
+        moved = {name: value + after.params[name] - client.params[name] for name, value in client.memory.items()}
+        return after._replace(memory=moved), aux
+
+    cohort = fed.cohort(0)
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    start = start._replace(memory=tree_map(torch.zeros_like, start.params))
+    trained, _ = fed.train(start, cohort, Step(update, plain.slots))
+    laws.assert_agree(trained.memory, tree_map(torch.sub, trained.params, start.params), "the sum of the moves")
+
+
+@pytest.mark.parametrize("prepared", [1, 2**9 * 3, 2**30])
+def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeypatch):
+    """An image is 8 x 8 in float64, 2^9 bytes, a batch four of them."""
+    setup, fed = laws.federation(FEDAVG)
+    fed.engine.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip", fed.dtype)
+    fed.transform = fed.engine.transform
+    expected = laws.simulate(setup, fed, 1)
+    monkeypatch.setattr("fedcli.engine.PREPARED_BYTES", prepared)
+    assert laws.distance(laws.simulate(setup, fed, 1), expected) == 0
+
+
+# Dropout
+
+
+def test_dropout_and_batch_statistics_agree_with_the_plain_loop(monkeypatch):
+    use_tiny_network(monkeypatch)
+    run = {"parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 2, "lr": 0.01}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "branches:3"), **run)
+
+
+@pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])
+def test_every_batch_has_its_key_and_the_model_that_comes_back_has_none(chunk, monkeypatch):
+    use_tiny_network(monkeypatch)
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
+    cohort = fed.cohort(0)
+    plain = setup.method.module.make_local_loss(fed.network)
+
+    def loss(params, buffers, batch, context):
+        value, aux = plain(params, buffers, batch, context)
+        keys = [buffers[name] for name in buffers if name.endswith(".key")]
+        low = [(key % 2**20).double() for key in keys]  # sums of them are exact
+        return value, aux._replace(terms={"first": low[0], "second": low[1]})
+
+    trained, terms = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+    plan = fed.plan(cohort)
+    means = (plan.keys % 2**20 * (plan.size > 0)).sum(0) / plan.steps
+    for name in ("first", "second"):
+        torch.testing.assert_close(terms[name], torch.tensor(means), rtol=1e-12, atol=0)
+    kept = [value for name, value in trained.buffers.items() if name.endswith(".key")]
+    assert len(kept) == 2
+    assert not torch.stack(kept).any()
+
+
+# Too little memory
+
+
+@pytest.fixture
+def memory_for_two(monkeypatch):
+    """A second step of more than two clients does not fit; yields how many clients every step that was tried had."""
+    tried, step = [], Stack.step
+
+    def limited(self):
+        tried.append(len(next(leaves(self.clients))))
+        if tried[-1] > 2 and tried[-2:] == [tried[-1]] * 2:
+            raise torch.OutOfMemoryError("no memory")
+        step(self)
+
+    monkeypatch.setattr(Stack, "step", limited)
+    return tried
+
+
+@pytest.mark.parametrize("how", ["", "branches:"])
+def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(how, memory_for_two):
+    expected = laws.simulate(*laws.federation(FEDAVG, clients_per_chunk=f"{how}2"), 2)
+    memory_for_two.clear()
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=f"{how}4")
+    assert laws.distance(laws.simulate(setup, fed, 2), expected) == 0
+    assert fed.engine.clients_per_chunk == 2
+    assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
+    assert memory_for_two[:2] == [4, 4]
+    assert set(memory_for_two[2:]) == {2}
+
+
+def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_two):
+    parts = laws.toy_parts((13, 7, 10, 4, 6, 5, 4))
+    run = {"parts": parts, "num_clients": 7, "local_epochs": 1}
+    expected = laws.simulate(*laws.federation(FEDAVG, clients_per_chunk="1", **run), 1)
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk="3", **run)
+    laws.assert_agree(laws.simulate(setup, fed, 1), expected, "three together, then two")
+    assert fed.engine.clients_per_chunk == 2
+    assert len(fed.engine.notes) == 1
+
+
+def test_where_not_even_one_client_fits_the_error_comes_through():
+    _, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+
+    def loss(params, buffers, batch, context):
+        raise torch.OutOfMemoryError("no memory")
+
+    cohort = fed.cohort(0)
+    with pytest.raises(torch.OutOfMemoryError):
+        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+    assert fed.engine.clients_per_chunk == 1
+    assert len(fed.engine.notes) == 2
+
+
+def test_a_forward_pass_is_cut_too(monkeypatch):
+    _, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    cohort = fed.cohort(0)
+    clients = fed.broadcast(*fed.initial_model(), cohort)
+    x, _ = fed.engine.gather(np.arange(3))
+    expected, of_many = fed.forward(clients, cohort, x), fed.engine._of_many
+
+    def limited(function, axes, size):
+        if size > 2:
+            raise torch.OutOfMemoryError("no memory")
+        return of_many(function, axes, size)
+
+    monkeypatch.setattr(fed.engine, "_of_many", limited)
+    laws.assert_agree(fed.forward(clients, cohort, x), expected, "a forward pass")
+    assert fed.engine.clients_per_chunk == 2

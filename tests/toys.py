@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedcli import option
+from fedcli import backbones, option
 from fedcli.aggregate import weighted_mean
 from fedcli.clients import Aux, Params
+from fedcli.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.registry import find_method
 from papers.baselines import fedavg
 
@@ -134,3 +135,16 @@ def divides_by_absent(state, cohort, fed, config):
     clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     return fedavg.ServerState({name: value + 0 * means.sum() for name, value in params.items()}, buffers), terms
+
+
+def use_tiny_network(monkeypatch):
+    """Every network that is built from now on has batch normalisation and two layers of dropout, and 8 x 8 images."""
+
+    def build(name, channels, image_size, num_classes, seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            head = nn.Linear(4 * 36, 6), nn.ReLU(), KeyedDropout(0.3)
+            body = nn.Sequential(nn.Conv2d(1, 4, 3), MaskedBatchNorm2d(4), KeyedDropout(0.3), nn.Flatten(), *head)
+            return backbones.Backbone(body, 6, num_classes, colour=False)
+
+    monkeypatch.setattr(backbones, "build", build)

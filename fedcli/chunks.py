@@ -1,0 +1,106 @@
+"""How many clients train together where `--clients-per-chunk` is left to `auto`."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from fedcli.aggregate import cross_entropy
+from fedcli.clients import Aux, LocalLoss, Network
+from fedcli.federation import Federation, count_parameters
+from fedcli.records import peak_memory
+
+STEPS = 16  # of a trial, enough for a capture
+SHARE = 0.6  # of the memory that a trial may take: a method's step needs more than the plain one of a trial
+CLOSE = 1.05  # a trial this much slower than the fastest is as good; the one with the larger chunk is taken
+
+
+class Trial(NamedTuple):
+    """What training some clients together was like."""
+
+    seconds: float  # for one step of one client
+    peak_bytes: int
+
+
+def choose(cohort_size: int, trial: Callable[[bool, int], Trial | None], room: int) -> tuple[bool, int, str]:
+    """Whether to use branches and how many clients train together, by trying some ways, and the reason in words.
+
+    Args:
+        cohort_size: Clients in a round, K.
+        trial: Trains so many clients together, as branches or not; None where the memory is too small.
+        room: Bytes that the device has for this run.
+    """
+    sizes = [max(cohort_size >> halvings, 1) for halvings in range(3)]  # K, K/2, K/4
+    ways = list(dict.fromkeys((branches, size) for branches in (False, True) for size in sizes if size > 1))
+    tried = {way: trial(*way) for way in [*ways, (False, 1)]}
+    fit = {way: found for way, found in tried.items() if found and found.peak_bytes <= SHARE * room}
+    gigabytes = f"{room / 2**30:.1f} GiB"
+    if not fit:
+        return False, 1, f"none of {len(tried)} ways tried leaves enough of {gigabytes}"
+    fastest = min(found.seconds for found in fit.values())
+    way = max((way for way, found in fit.items() if found.seconds <= CLOSE * fastest), key=lambda way: way[1])
+    found = fit[way]
+    return *way, (
+        f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
+        f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
+    )
+
+
+def settle(fed: Federation) -> str | None:
+    """Makes the choice for a federation whose run left it to `auto` on CUDA; returns the reason, None if none is made.
+
+    On a CPU `auto` is a fixed rule: one client at a time, in each thread.
+    """
+    if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    room = torch.cuda.mem_get_info(fed.device)[0] + torch.cuda.memory_allocated(fed.device)
+    branches, size, reason = choose(fed.config.cohort_size, lambda *way: _try_out(fed, *way), room)
+    fed.engine.branches, fed.engine.clients_per_chunk = branches, size
+    torch.cuda.empty_cache()
+    fed.start_round()
+    return reason
+
+
+def _try_out(fed: Federation, branches: bool, size: int) -> Trial | None:
+    """Some steps of `size` clients by cross-entropy, twice: the second time is timed."""
+    engine = dataclasses.replace(
+        fed.engine, branches=branches, clients_per_chunk=size, on_samples=lambda count: None, notes=[]
+    )
+    network = max(fed.networks, key=count_parameters)
+    cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
+    plan = fed.plan(cohort, range(1))
+    first = {name: rows[:STEPS] for name, rows in vars(plan).items() if name != "num_batches" and rows is not None}
+    plan = dataclasses.replace(plan, **first)
+    clients = fed.broadcast(*fed.initial_model(network), cohort)
+    step = fed.optimizer_step(_plain_loss(network))
+    _peak(fed.device)
+    for _ in range(2):
+        start = time.perf_counter()
+        engine.train(step, clients, plan, fed.lr(0), None, None)
+        peak = _peak(fed.device)  # waits for the device
+        seconds = time.perf_counter() - start
+    if engine.clients_per_chunk < size:  # halved
+        return None
+    return Trial(seconds / max(int(plan.steps.sum()), 1), peak)
+
+
+def _peak(device: torch.device) -> int:
+    """The largest memory used since the last call, in bytes, when the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    peak = peak_memory(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
+def _plain_loss(network: Network) -> LocalLoss:
+    def local_loss(params, buffers, batch, context):
+        _, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        return loss, Aux(buffers, {"loss": loss})
+
+    return local_loss

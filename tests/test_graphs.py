@@ -1,0 +1,267 @@
+"""Steps as graphs, on a device that is made up: its graphs are lists of operations, done again into the same memory."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedcli import engine as engines
+from fedcli.graphs import Unrepeatable, identity, layout
+from fedcli.registry import find_method
+from tests import laws
+from tests.toys import STATEFUL, use_tiny_network
+
+FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps every operation with its arguments and results; none may bring a value to Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        results = function(*args, **(kwargs or {}))
+        self.operations.append((function, args, kwargs or {}, results))
+        return results
+
+
+class ListGraphs:
+    """In the place of CudaGraphs. Python is not asked again, and every result lands where the first one did."""
+
+    def __init__(self):
+        self.warmed, self.captured, self.replayed, self.forked = 0, 0, 0, 0
+
+    def warm_up(self, work):
+        self.warmed += 1
+        work()
+
+    def capture(self, work):
+        recorder, done = Recorder(), True
+        with recorder:
+            work()
+        self.captured += 1
+
+        def replay():
+            nonlocal done
+            self.replayed += 1
+            if done:  # by the recording, which a real device does not do
+                done = False
+                return
+            with torch.no_grad():
+                for function, args, kwargs, results in recorder.operations:
+                    again = function(*args, **kwargs)
+                    for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
+                        if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                            old.copy_(new)
+
+        return replay
+
+    def fork(self, works):
+        self.forked += 1
+        return [work() for work in works]
+
+
+def by_graphs(method, overrides=None, rounds=3, **run):
+    """State after some rounds whose steps are graphs as far as possible, the graphs, and the federation."""
+    setup, fed = laws.federation(method, overrides, **run)
+    fed.engine.graphs = graphs = ListGraphs()
+    return laws.simulate(setup, fed, rounds), graphs, fed
+
+
+def eagerly(method, overrides=None, rounds=3, **run):
+    return laws.simulate(*laws.federation(method, overrides, **run), rounds)
+
+
+CASES = {
+    "fedavg": (FEDAVG, {}, {"lr_decay": 0.5}),
+    "fedfm": (FEDFM, {"start_round": 1}, {}),
+    "stateful": (STATEFUL, {}, {}),
+    "adam": (FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
+}
+
+
+@pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_are_the_steps(case, chunk):
+    """A new learning rate, new contexts and new clients in every round must reach a graph of the first."""
+    method, overrides, run = CASES[case]
+    state, graphs, fed = by_graphs(method, overrides, clients_per_chunk=chunk, **run)
+    laws.assert_agree(state, eagerly(method, overrides, clients_per_chunk=chunk, **run), f"{case} by graphs")
+    assert graphs.captured >= 1
+    assert graphs.warmed == engines.WARM_UP * graphs.captured  # every other step of the three rounds was a replay
+    assert fed.engine.notes == []
+
+
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
+def test_batch_statistics_and_dropout_are_in_the_graph(chunk, monkeypatch):
+    use_tiny_network(monkeypatch)
+    run = {"clients_per_chunk": chunk, "parts": laws.toy_parts((8, 7, 10, 6)), "lr": 0.01}
+    state, graphs, _ = by_graphs(FEDAVG, **run)
+    laws.assert_agree(state, eagerly(FEDAVG, **run), "a network with batch normalisation and dropout")
+    assert graphs.captured == 1
+
+
+def test_augmentation_is_in_the_graph():
+    states = []
+    for graphs in (None, ListGraphs()):
+        setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+        fed.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip-rotate", fed.dtype)
+        fed.engine.transform, fed.engine.graphs = fed.transform, graphs
+        states.append(laws.simulate(setup, fed, 2))
+    laws.assert_agree(states[1], states[0], "augmented")
+    assert graphs.replayed > 0
+
+
+def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
+    _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="4", rounds=4)
+    assert (graphs.captured, len(fed.engine._kept)) == (1, 1)
+    _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
+    assert (graphs.captured, len(fed.engine._kept)) == (2, 2)
+    fed.engine.branches = True
+    cohort = fed.cohort(0)
+    loss = FEDAVG.module.make_local_loss(fed.network)
+    fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+    assert len(fed.engine._kept) == engines.KEPT == 4
+    fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, fed.optimizer_step(loss, weight_decay=0.5))
+    assert len(fed.engine._kept) == engines.KEPT  # the oldest went
+
+
+def test_what_training_returns_outlives_the_next_round():
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    fed.engine.graphs = ListGraphs()
+    cohort = fed.cohort(0)
+    start, loss = fed.broadcast(*fed.initial_model(), cohort), setup.method.module.make_local_loss(fed.network)
+    first, terms = fed.train(start, cohort, loss)
+    before = laws.tree_map(torch.clone, (first.params, terms))
+    fed.train(first, fed.cohort(1), loss)
+    assert laws.distance((first.params, terms), before) == 0
+
+
+def test_a_step_that_cannot_be_known_again_is_captured_for_one_call_if_it_is_long(monkeypatch):
+    monkeypatch.setattr(engines, "WORTHWHILE", 4)
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    fed.engine.graphs = graphs = ListGraphs()
+    cohort, plain = fed.cohort(0), setup.method.module.make_local_loss(fed.network)
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    for factor in (1.0, 2.0):
+        scale = torch.tensor(factor, dtype=fed.dtype)  # not in the context, as it should be: may be another next time
+
+        def loss(params, buffers, batch, context, scale=scale):
+            value, aux = plain(params, buffers, batch, context)
+            return scale * value, aux
+
+        trained, _ = fed.train(start, cohort, loss)
+        fed.engine.graphs = None
+        expected, _ = fed.train(start, cohort, loss)
+        fed.engine.graphs = graphs
+        laws.assert_agree(trained.params, expected.params, f"the loss times {factor}")
+    assert (graphs.captured, fed.engine._kept) == (2, {})
+    monkeypatch.setattr(engines, "WORTHWHILE", 100)
+    fed.train(start, cohort, loss)
+    assert graphs.captured == 2
+
+
+def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once():
+    def reads(state, cohort, fed, config):
+        plain = FEDAVG.module.make_local_loss(fed.network)
+
+        def loss(params, buffers, batch, context):
+            value, aux = plain(params, buffers, batch, context)
+            assert batch.lr.item() > 0
+            return value, aux
+
+        clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, loss)
+        return type(state)(*laws.tree_map(lambda leaf: leaf.mean(0), (clients.params, clients.buffers))), terms
+
+    method = laws.dataclasses.replace(FEDAVG, run_round=reads)
+    for chunk in ("4", "branches:4"):
+        state, graphs, fed = by_graphs(method, clients_per_chunk=chunk)
+        laws.assert_agree(state, eagerly(method, clients_per_chunk=chunk), "without graphs")
+        assert (graphs.captured, fed.engine.graphs) == (0, None)
+        (note,) = fed.engine.notes
+        assert "operation not permitted when stream is capturing)" in note
+
+
+def test_the_mode_says_how_clients_train():
+    _, fed = laws.federation(FEDAVG)
+    modes = []
+    for graphs in (None, ListGraphs()):
+        for size, branches in ((1, False), (3, False), (3, True)):
+            fed.engine.clients_per_chunk, fed.engine.branches, fed.engine.graphs = size, branches, graphs
+            modes.append(fed.engine.mode)
+    eager = ["looped", "stacked x 3", "branches x 3"]
+    assert modes == [*eager, *(f"{mode}, captured" for mode in eager)]
+
+
+# What identifies a step
+
+
+@dataclass(frozen=True)
+class Options:
+    weight: float
+    name: str = "a"
+
+
+def make(network, options, more=()):
+    scale = 2.0
+
+    def inner(x):
+        return scale * x + options.weight
+
+    def loss(x, *, start=1):
+        return inner(x) + start + len(more), network
+
+    return loss
+
+
+def test_a_function_made_again_from_equal_parts_is_the_same():
+    network, other = (laws.federation(FEDAVG)[1].network for _ in "ab")
+    same = identity(make(network, Options(0.5), (1, {"a": None})))
+    assert same == identity(make(network, Options(0.5), (1, {"a": None})))
+    assert hash(same) == hash(identity(make(network, Options(0.5), (1, {"a": None}))))
+    for different in (
+        make(other, Options(0.5), (1, {"a": None})),
+        make(network, Options(0.6), (1, {"a": None})),
+        make(network, Options(0.5, "b"), (1, {"a": None})),
+        make(network, Options(0.5), (1.0, {"a": None})),
+        make(network, Options(0.5), (1, {"b": None})),
+        make(network, Options(0.5), [1, {"a": None}]),
+        lambda x: x,
+    ):
+        assert identity(different) != same
+
+
+def test_defaults_of_a_function_count():
+    def of(value):
+        def function(x, y=value, *, z=None):
+            return x
+
+        return function
+
+    assert identity(of(1)) == identity(of(1)) != identity(of(2))
+
+
+@pytest.mark.parametrize("thing", [torch.zeros(1), object(), partial(print), {"a": torch.zeros(1)}])
+def test_what_may_change_has_no_identity(thing):
+    with pytest.raises(Unrepeatable):
+        identity(make(None, Options(0.5), (thing,)))
+
+
+def test_the_layout_of_a_tree_is_its_structure_and_shapes():
+    tree = {"a": torch.zeros(2, 3), "b": (torch.zeros(1), None)}
+    assert layout(tree) == layout({"a": torch.ones(2, 3), "b": (torch.ones(1), None)})
+    for other in (
+        {"a": torch.zeros(3, 2), "b": (torch.zeros(1), None)},
+        {"a": torch.zeros(2, 3).double(), "b": (torch.zeros(1), None)},
+        {"a": torch.zeros(2, 3), "c": (torch.zeros(1), None)},
+        {"a": torch.zeros(2, 3), "b": (torch.zeros(1), torch.zeros(1))},
+        {"a": torch.zeros(2, 3), "b": (torch.zeros(1), 1)},
+    ):
+        assert layout(other) != layout(tree)
