@@ -5,9 +5,21 @@
 """
 
 from fedcli.errors import UserError
-from fedcli.registry import Cell, DataSetting, Method, Protocol, PublicSetting, Table, grid, option
+from fedcli.registry import Cell, DataSetting, Method, Post, Protocol, PublicSetting, Table, grid, option
 
-__all__ = ["Cell", "DataSetting", "Method", "Protocol", "PublicSetting", "Table", "UserError", "grid", "option", "run"]
+__all__ = [
+    "Cell",
+    "DataSetting",
+    "Method",
+    "Post",
+    "Protocol",
+    "PublicSetting",
+    "Table",
+    "UserError",
+    "grid",
+    "option",
+    "run",
+]
 
 
 def run(method: str, **options):

@@ -1,4 +1,4 @@
-"""The command line, `fedcli list | show | run | resume | data | plot | table | bench`: the only module that prints.
+"""The command line, `fedcli list | show | run | resume | data | quality | plot | table | bench`; nothing else prints.
 
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
@@ -36,7 +36,7 @@ class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        return ["list", "show", "run", "resume", "data", "plot", "table", "bench"]
+        return ["list", "show", "run", "resume", "data", "quality", "plot", "table", "smoke", "bench"]
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
@@ -103,7 +103,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
-        numbers = all(str(row[number]).isdigit() for row in rows)
+        numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
         table.add_column(column, no_wrap=number == 0, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
@@ -119,15 +119,21 @@ def _flag(name: str) -> str:
 
 @app.command("list")
 def list_() -> None:
-    """List the methods and the protocols."""
+    """List the methods, the protocols and the papers' tables."""
     from fedcli.describe import protocol_names
 
     methods = registry.methods().values()
     rows = [(method.name, method.title, protocol_names(method)) for method in methods]
     _print_table(("Method", "Title", "Default protocol"), rows)
     typer.echo()
+    steps = registry.posts().values()
+    _print_table(("Step after the last round, --post", "Title"), [(step.name, step.title) for step in steps])
+    typer.echo()
     protocols = registry.protocols().values()
     _print_table(("Protocol", "Set-up"), [(protocol.name, protocol.summary) for protocol in protocols])
+    if tables := registry.tables().values():
+        typer.echo()
+        _print_table(("Table", "What it shows"), [(table.name, table.title) for table in tables])
     typer.echo("\n'fedcli show METHOD' tells more of a method, 'fedcli data list' shows the data sets.")
 
 
@@ -135,12 +141,13 @@ def list_() -> None:
 def show(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="Name of a method, or path of a method file.")],
 ) -> None:
-    """Show a method's card, its options and its protocols."""
+    """Show a method's card, its options and its protocols; or those of a step after the last round (--post)."""
     from fedcli import describe
 
-    chosen = registry.find_method(method)
+    chosen = registry.posts().get(method) or registry.find_method(method)
     typer.echo("\n".join(describe.reflow(chosen.card, _console().width)))
-    typer.echo(f"\nOptions of its own ('fedcli run {method} --help' shows those of every method too)")
+    more = f"'fedcli run {method} --help' shows those of every method too"
+    typer.echo(f"\nOptions of its own ({f'with --post {method}' if method in registry.posts() else more})")
     rows = [(f"    {_flag(field.name)}", describe.option_help(chosen, field)) for field in fields(chosen.config)]
     _print_table(("", ""), rows or [("    none", "")])
     for protocol in describe.protocols_of(chosen):
@@ -156,7 +163,8 @@ def _method_command(method: registry.Method, given_name: str) -> Any:
     from fedcli.config import RunConfig, option_panels
     from fedcli.describe import option_help
 
-    types = {**get_type_hints(RunConfig), **get_type_hints(method.config)}
+    kinds = (RunConfig, method.config, *(post.config for post in registry.posts().values()))
+    types = {name: kind for config in kinds for name, kind in get_type_hints(config).items()}
     parameters = []
     for title, panel in option_panels(method).items():
         for name, field in panel.items():
@@ -245,20 +253,23 @@ def resume(
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the data sets: built in, to be downloaded, and imported."""
+    """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli import datasets
 
-    rows = []
+    rows, notes = [], []
     for name in datasets.names():
         try:
             about = datasets.describe(name)
         except UserError:
             rows.append((name, "damaged: import or download it again", *[""] * 5))
             continue
-        shape = " x ".join(map(str, about["shape"])) if about["shape"] else ""
-        present = "yes" if about["present"] else "no"
-        rows.append((name, about["kind"], present, about["train"], about["test"], about["classes"], shape))
+        numbers = ("" if about[key] is None else about[key] for key in ("train", "test", "classes"))
+        shape = " x ".join(map(str, about["shape"]))
+        rows.append((name, about["kind"], "yes" if about["present"] else "no", *numbers, shape))
+        notes += [(name, about["note"])] if about["note"] else []
     _print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
+    typer.echo()
+    _print_table(("Made", "From"), notes)
     typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
@@ -319,24 +330,33 @@ def data_show(
     dataset = datasets.load(name)
     if train_examples is not None:
         dataset = datasets.take(dataset, train_examples, partition_seed)
-    train, test = len(dataset.y_train), len(dataset.y_test)
+    train, test, writers = len(dataset.y_train), len(dataset.y_test), dataset.writer_train
     rows = [
         ("images", f"{train:,} to train{' (reduced)' if dataset.reduced else ''}, {test:,} to test"),
         ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
         ("classes", f"{dataset.num_classes}: {', '.join(dataset.class_names)}"),
-        *([("domains", ", ".join(dataset.domain_names))] if dataset.domain_names else []),
+        *([("domains", _domains(dataset))] if dataset.domain_names else []),
+        *([("writers", f"{len(writers.unique()):,} to train")] if writers is not None else []),
         ("fingerprint", dataset.fingerprint),
+        *([("made from", note)] if (note := datasets.describe(name)["note"]) else []),
     ]
     _print_table(("Data set", name), rows)
     if chosen is not None:
         _show_partition(dataset, chosen, num_clients, partition_seed, out or Path(f"{name}-partition.png"))
 
 
+def _domains(dataset: Any) -> str:
+    """The domains with their numbers of training and test images."""
+    names = dataset.domain_names
+    train, test = (part.bincount(minlength=len(names)) for part in (dataset.domain_train, dataset.domain_test))
+    return ", ".join(f"{name} {train[place]:,} + {test[place]:,}" for place, name in enumerate(names))
+
+
 def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
     """Prints how many examples of each class each client would get, and draws the chart."""
     from fedcli import partition, plots
 
-    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train)
+    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train)
     counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
     few = dataset.num_classes <= 10  # more columns than that fit no terminal
     names = dataset.class_names if few else ()
@@ -363,42 +383,202 @@ RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run
 
 
 @app.command()
+def quality(runs: Annotated[list[Path], RUNS]) -> None:
+    """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
+
+    NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
+    They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
+    """
+    from fedcli.quality import add_quality, find_runs
+
+    finished, others = find_runs(runs)
+    rows = []
+    for folder in finished:
+        with Console(stderr=True).status(escape(str(folder))):
+            found = add_quality(folder)
+        rows.append((f"{found['nmi']:.3f}", f"{found['silhouette']:.3f}", found["examples"], folder))
+    _print_table(("NMI", "Silhouette", "Images", "Run"), rows)
+    if others:
+        typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
+
+
+class Kind(StrEnum):
+    """Figures of runs."""
+
+    curves = "curves"
+    tsne = "tsne"
+    drift = "drift"
+    clients = "clients"
+
+
+@app.command()
 def plot(
     runs: Annotated[list[Path], RUNS],
-    out: Annotated[Path, typer.Option(help="File to write; PNG and PDF are both written.")] = Path("curves.png"),
+    kind: Annotated[Kind, typer.Option(help="What to draw, see above.")] = Kind.curves,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; PNG and PDF are both written. \\[default: <kind>.png]")
+    ] = None,
 ) -> None:
-    """Draw the learning curves of runs; those that differ only in the seed become one line with a band."""
+    """Draw the learning curves of runs; those that differ only in the seed become one line with a band.
+
+    With --kind tsne, a panel for each setting shows the features of its first seed by t-SNE, after 'fedcli quality'.
+    With --kind drift, how far the clients' models drift apart, of runs with --drift-every.
+    With --kind clients, the features of the clients' own models, for which each run does one more round.
+    """
     from fedcli import plots, tables
 
-    records = tables.find_records(runs)
-    typer.echo(" and ".join(map(str, _written(out, lambda: plots.learning_curves(records, out)))))
+    out = out or Path(f"{kind}.png")
+    if kind is Kind.tsne:
+        from fedcli.embedding import embedding_chart
+
+        files = _written(out, lambda: embedding_chart(runs, out))
+    elif kind is Kind.clients:
+        from fedcli.client_features import clients_chart
+
+        with Console(stderr=True).status("one more round of each run"):
+            files = _written(out, lambda: clients_chart(runs, out))
+    else:
+        draw = {Kind.curves: plots.learning_curves, Kind.drift: plots.drift_chart}[kind]
+        records = tables.find_records(runs)
+        files = _written(out, lambda: draw(records, out))
+    typer.echo(" and ".join(map(str, files)))
+
+
+PAPERS = "A paper's table"
 
 
 @app.command()
 def table(
-    runs: Annotated[list[Path] | None, RUNS] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|PAPER:ID",
+            help="Run folders, or folders that hold run folders; or a paper's table, as 'fedcli list' names it.",
+            show_default=False,
+        ),
+    ] = None,
     format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
     page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. \\[default: the terminal]")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Run nothing: the cost and the table as it stands.", rich_help_panel=PAPERS),
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only rows and columns with this in their names; several name several rows or columns.",
+            rich_help_panel=PAPERS,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, e.g. 0,1. \\[default: the table's]", rich_help_panel=PAPERS)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Reduced version: at most so many rounds a run.", rich_help_panel=PAPERS)
+    ] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option(help="Reduced version: at most so many local epochs.", rich_help_panel=PAPERS)
+    ] = None,
+    train_examples: Annotated[
+        int | None, typer.Option(help="Reduced version: at most so many training images.", rich_help_panel=PAPERS)
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at once, each a process of its own.", rich_help_panel=PAPERS)
+    ] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs",
+            help="Where the runs are looked for and kept. \\[default: runs/tables/PAPER-ID]",
+            rich_help_panel=PAPERS,
+        ),
+    ] = None,
 ) -> None:
-    """Make a table of runs, from their records: mean and standard deviation over seeds."""
+    """Make a table of runs, or reproduce a paper's table.
+
+    Of run folders: mean and standard deviation over seeds, from their records.
+
+    PAPER:ID is a paper's table: what is missing of it is run, then ours stands beside the paper's.
+    First it says what that costs: runs to do, hours (from runs timed here before), data sets.
+    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
+    """
     from fedcli import tables
 
+    own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
+           "--train-examples": train_examples, "--jobs": jobs > 1, "--runs": folder}  # fmt: skip
+    names = [run for run in runs or () if ":" in run and not Path(run).exists()]
+    if names and (len(runs) > 1 or page is not None):
+        raise UserError(f"one paper's table at a time (got {names[0]} with others); give it alone.")
+    if names:
+        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
+        chosen = None if seeds is None else _parse_seeds(seeds)
+        options = {"seeds": chosen, "only": only or (), "limits": limits}
+        _paper_table(registry.find_table(names[0]), folder, options, jobs, dry_run, format, out)
+        return
+    if given := [flag for flag, value in own.items() if value]:
+        raise UserError(f"{given[0]} is for a paper's table (got no PAPER:ID); 'fedcli list' shows the tables.")
     if bool(runs) == (page is not None):
         given = "both" if runs else "neither"
         raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
     if page is not None and format is not Format.markdown:
         raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
     forms = {Format.markdown: tables.markdown, Format.csv: tables.csv, Format.latex: tables.latex}
-    text = tables.page(page) if page is not None else forms[format](tables.find_records(runs))
+    text = tables.page(page) if page is not None else forms[format](tables.find_records(map(Path, runs)))
     if out is None and format is Format.markdown and _console().is_terminal:
         _console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
-    elif out is None:
-        typer.echo(text, nl=False)
     else:
+        _give(text, out)
+
+
+def _paper_table(
+    table: registry.Table,
+    folder: Path | None,
+    options: dict[str, Any],
+    jobs: int,
+    dry_run: bool,
+    format: Format,
+    out: Path | None,
+) -> None:
+    """Runs what a paper's table lacks and shows it; all but the table goes to stderr."""
+    from fedcli import comparison, display, reproduce
+    from fedcli.jobs import execute
+
+    if out is not None:  # refused now rather than after hours
         _written(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
-        _written(out, lambda: out.write_text(text, encoding="utf-8"))
-        typer.echo(str(out))
+    errors: dict[Path, str] = {}
+    plan = reproduce.plan(table, folder, **options)
+    screen = Console(stderr=True, highlight=False)
+    if any(run.to_do for run in plan.runs):
+        display.say(screen, display.cost(plan))
+        screen.print()
+    if plan.to_run and not dry_run:
+        with display.TableDisplay(screen, plan) as watch:
+            try:
+                errors = execute(plan, watch, jobs)
+            except KeyboardInterrupt:
+                place = f"{watch.ended} of {watch.total} runs"
+                _stop(f"interrupted after {place}; the same command goes on.", 130)
+        plan = reproduce.plan(table, folder, **options)
+    compared = comparison.compare(plan, errors)
+    if out is None and format is Format.markdown and _console().is_terminal:
+        _console().print(display.drawn(compared, _console().width))
+    else:
+        forms = {Format.markdown: comparison.markdown, Format.csv: comparison.csv, Format.latex: comparison.latex}
+        _give(forms[format](compared), out)
+    if errors:
+        raise typer.Exit(1)
+
+
+def _give(text: str, out: Path | None) -> None:
+    """Prints a text, or writes it to a file and prints the file's name."""
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    _written(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
+    _written(out, lambda: out.write_text(text, encoding="utf-8"))
+    typer.echo(str(out))
 
 
 # Speed
@@ -420,9 +600,12 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Timed rounds of each side.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of images, models and batches.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line in place of the table.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="File to append the results to.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="File to append the results to; in a folder, one named after device and torch.")
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Figures to write, PNG and PDF: w1 over clients per round and batch sizes.")
+        Path | None,
+        typer.Option(help="Figures to write, PNG and PDF, named likewise: w1 over clients per round and batch sizes."),
     ] = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
@@ -441,6 +624,8 @@ def bench(
         "epochs": epochs, "repeats": repeats, "seed": seed,
     }  # fmt: skip
     cases = [bench.prepare(workload, **options) for workload in [*chosen, *scaling]]
+    csv = csv and bench.result_file(csv, cases[0].setup.device, ".csv")
+    plot = plot and bench.result_file(plot, cases[0].setup.device, "-scaling.png")
     if csv is not None:  # refused now rather than after minutes
         _written(csv, lambda: bench.append_csv(csv, []), "--csv")
     if plot is not None:
@@ -471,3 +656,37 @@ def _written(out: Path, write: Callable[[], Result], flag: str = "--out") -> Res
         return write()
     except OSError as error:
         raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
+
+
+# Does everything run
+
+
+@app.command()
+def smoke(
+    only: Annotated[list[str] | None, typer.Option(help="A method to try; repeat it for several.")] = None,
+) -> None:
+    """Run every registered method for two rounds on built-in data, which needs no network.
+
+    Exit code 1 if one of them fails. The accuracies show that something was learnt, not how good a method is.
+    """
+    from fedcli.smoke import smoke as try_all
+
+    names = only or list(registry.methods())
+    for name in names:
+        registry.find_method(name)
+    outcomes = []
+    with Console(stderr=True).status("") as status:
+        for outcome in try_all(names, lambda name: status.update(escape(name))):
+            outcomes.append(outcome)
+    rows = []
+    for one in outcomes:
+        accuracy = "failed" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
+        rows.append((one.method, one.protocol, one.dataset, f"{one.seconds:.1f}", accuracy))
+    _print_table(("Method", "Protocol", "Data set", "Seconds", "Accuracy"), rows)
+    failed = [one for one in outcomes if one.error]
+    for one in failed:
+        typer.echo(f"{one.method}: {one.error}", err=True)
+    total = sum(one.seconds for one in outcomes)
+    typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} methods ran, {total:.0f} seconds.")
+    if failed:
+        raise typer.Exit(1)

@@ -7,7 +7,7 @@ from dataclasses import Field
 from typing import Any
 
 from fedcli import config, registry
-from fedcli.registry import Method, Protocol
+from fedcli.registry import Method, Post, Protocol
 
 
 def reflow(card: str, width: int) -> list[str]:
@@ -37,11 +37,14 @@ def reflow(card: str, width: int) -> list[str]:
     return filled
 
 
-def protocols_of(method: Method) -> list[Protocol]:
-    """The protocols of the method's file; where it has none, those of the paper of its default protocol."""
+def protocols_of(method: Method | Post) -> list[Protocol]:
+    """The protocols of the method's file; where it has none, those of the paper of its default protocol.
+
+    A step after the last round has none.
+    """
     if own := getattr(method.module, "PROTOCOLS", ()):
         return list(own)
-    paper = method.default_protocol.split(":")[0]
+    paper = getattr(method, "default_protocol", "").split(":")[0]
     return [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
 
 
@@ -58,19 +61,20 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
     for name, setting in protocol.datasets.items():
         options = f"; {_settings(setting.settings)}" if setting.settings else ""
-        rows.append((name, f"{setting.backbone}, augmentation {setting.augmentation}{options} ({setting.source})"))
+        networks = setting.backbone.replace(",", ", ")
+        rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
     rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
     rows += [("headline", protocol.selection), ("evaluation", protocol.evaluation)]
     return [*rows, *(("note", note) for note in protocol.notes)]
 
 
-def option_help(method: Method, field: Field) -> str:
-    """The help of one of a method's options, with what it is where it is not given."""
+def option_help(method: Method | Post, field: Field) -> str:
+    """The help of an option of a method, or of a step after the last round, with what it is where it is not given."""
     default = _default(method, field)
     return registry.help_text(field.metadata) + (f" [default: {default}]" if default else "")
 
 
-def _default(method: Method, field: Field) -> str:
+def _default(method: Method | Post, field: Field) -> str:
     """The default as far as it can be told without a data set; empty where the help says it in words."""
     if field.name == "protocol":
         return protocol_names(method)

@@ -3,7 +3,7 @@
 Figures are made without pyplot, so no global state is touched and no window system is needed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import mode
@@ -43,6 +43,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 CURVES = (4.8, 3.0)  # inches, width and height of the figure of curves without its legend
+DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 LONG_LABEL = 32  # characters, beyond which two columns of labels are wider than the figure
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
 CELL = 0.3  # inches, the largest side of one of its cells
@@ -68,7 +69,26 @@ def learning_curves(records: list[dict], out: Path) -> list[Path]:
         UserError: If no run has an evaluated round.
     """
     with matplotlib.rc_context(STYLE):
-        return _save(curves_figure(records), out)
+        return save(curves_figure(records), out)
+
+
+def drift_chart(records: list[dict], out: Path) -> list[Path]:
+    """Draws over rounds how far the clients' models have drifted apart: their features, and their classifiers' updates.
+
+    Lines, bands and the legend are those of `learning_curves`.
+
+    Args:
+        records: The runs, of which those that did not measure it are left out.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If no run has measured it.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(drift_figure(records), out)
 
 
 def partition_chart(class_counts: np.ndarray, class_names: Sequence[str], out: Path, title: str) -> list[Path]:
@@ -87,7 +107,7 @@ def partition_chart(class_counts: np.ndarray, class_names: Sequence[str], out: P
         UserError: If there is no example.
     """
     with matplotlib.rc_context(STYLE):
-        return _save(partition_figure(class_counts, class_names, title), out)
+        return save(partition_figure(class_counts, class_names, title), out)
 
 
 def scaling_chart(rows: Sequence[dict], out: Path) -> list[Path]:
@@ -103,14 +123,13 @@ def scaling_chart(rows: Sequence[dict], out: Path) -> list[Path]:
         The two files, PNG and PDF.
     """
     with matplotlib.rc_context(STYLE):
-        return _save(scaling_figure(rows), out)
+        return save(scaling_figure(rows), out)
 
 
 def curves_figure(records: Iterable[dict]) -> Figure:
     """The figure of `learning_curves`, to be drawn under `STYLE`."""
     groups = group(records)
-    curves = [(member, *_curve(member)) for member in groups]
-    curves = [(member, drawn, rounds, accuracy) for member, drawn, rounds, accuracy in curves if len(rounds)]
+    curves = _curves(groups, _accuracy)
     if not curves:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
     figure = Figure(layout="constrained")
@@ -129,15 +148,54 @@ def curves_figure(records: Iterable[dict]) -> Figure:
     return figure
 
 
-def _curve(member: Group) -> tuple[list[dict], np.ndarray, np.ndarray]:
-    """The runs to draw [n], the rounds all of them evaluated [R], and their accuracies in percent [n, R]."""
-    drawn = member.finished or member.records
-    curves = [
-        {row["round"]: 100 * row["test_accuracy"] for row in record["rounds"] if row.get("test_accuracy") is not None}
-        for record in drawn
+def drift_figure(records: Iterable[dict]) -> Figure:
+    """The figure of `drift_chart`, to be drawn under `STYLE`."""
+    measured = [
+        record for record in records if any(set(row.get("drift", {}).values()) - {None} for row in record["rounds"])
     ]
-    rounds = sorted(set.intersection(*map(set, curves)))
-    return drawn, np.array(rounds), np.array([[curve[number] for number in rounds] for curve in curves])
+    if not measured:
+        raise UserError("no run has measured the drift of its clients (got none to draw); run with --drift-every.")
+    groups = group(measured)
+    figure = Figure(layout="constrained")
+    for axes, (key, label) in zip(figure.subplots(1, 2), DRIFT.items(), strict=True):
+        curves = _curves(groups, lambda row, key=key: row.get("drift", {}).get(key))
+        for index, (member, drawn, rounds, values) in enumerate(curves):
+            _draw_curve(axes, index, len(curves), _legend_label(member, drawn), rounds, values)
+        axes.set(xlabel="Round", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(x=0.02)
+        axes.grid(axis="y")
+    figure.suptitle(_title(groups), fontsize=STYLE["axes.titlesize"])
+    _legend(figure, figure.axes[0], (CHART_WIDTH, 2.6))
+    return figure
+
+
+def _accuracy(row: dict) -> float | None:
+    """Test accuracy of a round in percent; None where it was not evaluated."""
+    accuracy = row.get("test_accuracy")
+    return None if accuracy is None else 100 * accuracy
+
+
+def _curves(
+    groups: list[Group], read: Callable[[dict], float | None]
+) -> list[tuple[Group, list[dict], np.ndarray, np.ndarray]]:
+    """Of each group with a value: the runs to draw [n], the rounds of which all have one [R], the values [n, R].
+
+    Args:
+        groups: The groups.
+        read: From what a record says of a round to the value; None where there is none.
+    """
+    found = []
+    for member in groups:
+        drawn = member.finished or member.records
+        curves = [
+            {row["round"]: value for row in record["rounds"] if (value := read(row)) is not None} for record in drawn
+        ]
+        rounds = sorted(set.intersection(*map(set, curves)))
+        if rounds:
+            values = np.array([[curve[number] for number in rounds] for curve in curves])
+            found.append((member, drawn, np.array(rounds), values))
+    return found
 
 
 def _draw_curve(axes: Axes, index: int, of: int, label: str, rounds: np.ndarray, accuracy: np.ndarray) -> None:
@@ -183,14 +241,14 @@ def _title(groups: list[Group]) -> str:
     return ", ".join([*parts, *(str(same[key]) for key in ("dataset", "partition") if key in same)])
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    """The legend below the axes, where it can hide no curve; the figure grows by its height."""
+def _legend(figure: Figure, axes: Axes, size: tuple[float, float] = CURVES) -> None:
+    """The legend below the axes, where it can hide no curve; the figure of that size grows by its height."""
     handles, labels = axes.get_legend_handles_labels()
     if any(line.get_gid() == "selected" for line in axes.lines):
         handles.append(Line2D([], [], linestyle="none", marker="o", markersize=8, fillstyle="none", color="#555555"))
         labels.append("selected round")
     columns = 1 if max(map(len, labels)) > LONG_LABEL else 2
-    figure.set_size_inches(CURVES[0], CURVES[1] + 0.16 * ceil(len(labels) / columns))  # a line of text is 0.16 inches
+    figure.set_size_inches(size[0], size[1] + 0.16 * ceil(len(labels) / columns))  # a line of text is 0.16 inches
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.4)
 
 
@@ -313,7 +371,7 @@ def _label_step(needed: float, cell: float) -> int:
     )
 
 
-def _save(figure: Figure, out: Path) -> list[Path]:
+def save(figure: Figure, out: Path) -> list[Path]:
     """Writes PNG and PDF without dates, so that equal figures are equal files."""
     stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
     stem.parent.mkdir(parents=True, exist_ok=True)

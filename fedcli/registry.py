@@ -239,8 +239,27 @@ def global_model(state: Any) -> tuple[dict, dict]:
     return state.params, state.buffers
 
 
+class _Declared:
+    """What is known of a declaration by the module it stands in."""
+
+    @property
+    def file(self) -> Path:
+        """The file it stands in."""
+        return Path(self.module.__file__)
+
+    @property
+    def card(self) -> str:
+        """The docstring of that file."""
+        return (self.module.__doc__ or "").strip()
+
+    @property
+    def file_hash(self) -> str:
+        """SHA-256 of that file, its first 16 hexadecimal digits."""
+        return hashlib.sha256(self.file.read_bytes()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
-class Method:
+class Method(_Declared):
     """A method, as its file declares it.
 
     Attributes:
@@ -283,20 +302,28 @@ class Method:
         """The module of the method's file."""
         return sys.modules[self.run_round.__module__]
 
-    @property
-    def file(self) -> Path:
-        """The method's file."""
-        return Path(self.module.__file__)
+
+@dataclass(frozen=True)
+class Post(_Declared):
+    """A step on the global model after the last round of any method that has one, as its file declares it.
+
+    Attributes:
+        name: As in `--post`.
+        title: Full name, one line.
+        config: Frozen dataclass of its options, each made by `option`; their names are no other option's.
+        apply: `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the
+            floats that a client sends for it, the mean over the clients.
+    """
+
+    name: str
+    title: str
+    config: type
+    apply: Callable[..., tuple[dict, dict, int]]
 
     @property
-    def card(self) -> str:
-        """The docstring of the method's file."""
-        return (self.module.__doc__ or "").strip()
-
-    @property
-    def file_hash(self) -> str:
-        """SHA-256 of the method's file, its first 16 hexadecimal digits."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest()[:16]
+    def module(self) -> ModuleType:
+        """The module of the step's file."""
+        return sys.modules[self.apply.__module__]
 
 
 @cache
@@ -334,6 +361,23 @@ def protocols() -> dict[str, Protocol]:
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
     return {table.name: table for module in _modules() for table in getattr(module, "TABLES", ())}
+
+
+def posts() -> dict[str, Post]:
+    """The registered steps after the last round by name, in the order of their files."""
+    declared = [module.POST for module in _modules() if hasattr(module, "POST")]
+    return {post.name: post for post in declared}
+
+
+def find_post(name: str) -> Post:
+    """The step after the last round of that name.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if name not in posts():
+        raise unknown("step after the last round", name, posts(), "'fedcli list' shows all.")
+    return posts()[name]
 
 
 def find_table(name: str) -> Table:
@@ -414,11 +458,11 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
     return next((protocol for protocol in same_paper if dataset in protocol.datasets), first)
 
 
-def method_options(method: Method, values: Mapping[str, Any]) -> Any:
-    """The method's `Config` with `values` in place of its defaults, checked.
+def method_options(method: Method | Post, values: Mapping[str, Any]) -> Any:
+    """The `Config` of a method, or of a step after the last round, with `values` in place of its defaults, checked.
 
     Raises:
-        UserError: If a value is out of range or an option is not the method's.
+        UserError: If a value is out of range or an option is not among its own.
     """
     fields = {field.name: field for field in dataclasses.fields(method.config)}
     for name, value in values.items():

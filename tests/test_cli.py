@@ -107,8 +107,11 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
     method, text = registry.find_method(name), done("run", name, "--help")
     own = [method.title] if dataclasses.fields(method.config) else []
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
-    assert titles == [*own, "Federation", "Local training", "Machine", "Output"]
-    options = [*dataclasses.fields(config.RunConfig), *dataclasses.fields(method.config)]
+    steps = list(registry.posts().values()) if method.personal is None else []
+    after = [f"With --post {step.name}" for step in steps]
+    assert titles == [*own, *after, "Federation", "Local training", "Machine", "Output"]
+    kinds = [config.RunConfig, method.config, *(step.config for step in steps)]
+    options = [field for kind in kinds for field in dataclasses.fields(kind)]
     for field in options:
         assert re.search(rf"--{field.name.replace('_', '-')}\s", text), field.name
         assert registry.help_text(field.metadata) in flat(text)
@@ -134,6 +137,32 @@ def test_list_shows_methods_and_protocols(monkeypatch):
         assert f"{method.name} {method.title} {describe.protocol_names(method)}" in text
     for protocol in registry.protocols().values():
         assert f"{protocol.name} {protocol.summary}" in text
+    for step in registry.posts().values():
+        assert f"{step.name} {step.title}" in text
+
+
+@pytest.mark.parametrize("name", list(registry.posts()))
+def test_show_prints_a_step_after_the_last_round(name):
+    step, text = registry.find_post(name), done("show", name)
+    assert text.startswith(step.card)
+    for field in dataclasses.fields(step.config):
+        assert f"--{field.name.replace('_', '-')} {registry.help_text(field.metadata)}" in flat(text)
+    assert text.count(f"with --post {name}") == 1
+    assert "Protocol" not in text
+
+
+def test_a_step_after_the_last_round_ends_the_run():
+    lines = done("run", "fedavg", *TINY, "--out", "demo", "--post", "ccvr", "--ccvr-examples", "20").splitlines()
+    post = read("demo")["post"]
+    assert f"after ccvr  {100 * post['test_accuracy']:.2f} %" in lines
+    message = "--ccvr-epochs is for --post ccvr (got no --post); give both or neither."
+    assert refused("run", "fedavg", "--ccvr-epochs", "3") == message
+
+
+def test_drift_is_drawn_over_rounds_and_over_clients():
+    done("run", "fedavg", *TINY, "--out", "demo", "--drift-every", "1")
+    assert done("plot", "demo", "--kind", "drift") == "drift.png and drift.pdf\n"
+    assert done("plot", "demo", "--kind", "clients", "--out", "c.png") == "c.png and c.pdf\n"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -145,7 +174,8 @@ def test_show_prints_card_options_and_protocols(name):
     for protocol in describe.protocols_of(method):
         assert f"rounds {protocol.settings['rounds']}" in flat(text)
         assert f"Protocol {protocol.name} set-up {protocol.summary}" in flat(text)
-        assert all(f"{dataset} {setting.backbone}" in flat(text) for dataset, setting in protocol.datasets.items())
+        for dataset, setting in protocol.datasets.items():
+            assert f"{dataset} {setting.backbone.replace(',', ', ')}" in flat(text)
 
 
 CARD = """A title of one line.
@@ -378,7 +408,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
         (("fedavg", "--partition", "domains"), "needs a data set with domains"),
         (("fedavg", "--batch-size", 500, "--drop-last"), "--batch-size 500 is larger than every client's training"),
         (("fedavg", "--train-examples", 5), "--train-examples 5 does not fit the data set 'digits'"),
-        (("fedavg", "--clients-per-chunk", "some"), "--clients-per-chunk must be auto or a whole number from 1"),
+        (("fedavg", "--clients-per-chunk", "some"), "--clients-per-chunk must be auto, a whole number from 1"),
         (("fedavg", "--device", "gpu"), "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
         (("fedavg", "--public-dataset", "digits"), "'fedavg' uses no public images (got --public-dataset digits)"),
         (("fedavg", "--seed", 0, "--seeds", "0,1"), "--seed 0 was given with --seeds; one of the two"),
@@ -618,7 +648,7 @@ def record_of(rounds, done=0):
         "status": "running", "method": "m", "protocol": "p:q", "dataset": "d", "reduced": False, "seed": 0,
         "config": {"rounds": rounds, "num_clients": 3, "cohort_size": 2},
         "partition": {"flag": "iid", "sizes": [1000, 2000, 3000]}, "model": {"backbone": "b", "parameters": 12345},
-        "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2},
+        "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2, "branches": False},
         "hardware": {"threads": 3},
         "rounds": [entry_of(number) for number in range(done)],
     }  # fmt: skip

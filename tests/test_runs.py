@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import records, runs
+from fedcli import records, runs, smoke
 from fedcli.errors import UserError
-from fedcli.registry import methods
+from fedcli.registry import find_method, methods
+from fedcli.stacks import Stack
+from fedcli.trees import leaves
 from tests import laws
 
 TINY = {
@@ -44,17 +46,22 @@ def essence(record):
 
 @pytest.mark.parametrize("method", list(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):
-    whole = fedcli.run(method, out=tmp_path / "whole", **TINY)
+    chosen = find_method(method)
+    protocol, dataset = smoke.built_in(chosen)
+    tiny = {**TINY, "protocol": protocol, "dataset": dataset, "rounds": 3}
+    if chosen.uses_public_data:
+        tiny |= {"public_examples": 12, "public_batch_size": 5}
+    whole = fedcli.run(method, out=tmp_path / "whole", **tiny)
     assert whole.record["status"] == "finished"
-    for killed_after in (1, 2, 3):
+    for killed_after in (1, 2):
         folder = tmp_path / f"killed-{killed_after}"
         with pytest.raises(Stop):
-            fedcli.run(method, out=folder, progress=StopAfter(killed_after), **TINY)
+            fedcli.run(method, out=folder, progress=StopAfter(killed_after), **tiny)
         again = runs.resume(folder)
         assert essence(again.record) == essence(whole.record)
         assert again.record["resumed"] == [killed_after]
         saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-        assert len(saved["record"]["rounds"]) == 4
+        assert len(saved["record"]["rounds"]) == 3
 
 
 def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path):
@@ -306,3 +313,36 @@ def test_a_rewritten_file_is_another_file(tmp_path):
         assert reader.read() == "old"
     assert file.read_text() == "new"
     assert list(tmp_path.iterdir()) == [file]
+
+
+class Notes(StopAfter):
+    def __init__(self, rounds):
+        super().__init__(rounds)
+        self.heard = []
+
+    def note(self, text):
+        self.heard.append(text)
+
+
+def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resume(tmp_path, monkeypatch):
+    step = Stack.step
+
+    def limited(self):
+        if len(next(leaves(self.clients))) > 2:
+            raise torch.OutOfMemoryError("no memory")
+        step(self)
+
+    monkeypatch.setattr(Stack, "step", limited)
+    options, notes = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}, Notes(2)
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "run", progress=notes, **options)
+    about = records.read_record(tmp_path / "run")["engine"]
+    text = "out of memory with 4 clients together; 2 from here on"
+    assert notes.heard == [text]
+    assert (about["clients_per_chunk"], about["branches"], about["chosen"]) == (2, True, None)
+    assert about["notes"] == [{"round": 0, "text": text}]
+    again = runs.resume(tmp_path / "run").record
+    assert again["engine"] == about
+    assert again["config"]["clients_per_chunk"] == "branches:4"
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **{**options, "clients_per_chunk": "branches:2"}).record
+    assert again["summary"] == whole["summary"]

@@ -1,0 +1,290 @@
+"""CCVR: pooled statistics against the pooled features, the draws, retraining, and the step after a run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedcli
+from fedcli import registry, runs, tables
+from fedcli.comparison import printed
+from fedcli.config import option_panels, resolve
+from fedcli.errors import UserError
+from fedcli.evaluation import evaluate
+from fedcli.metrics import find_metric
+from fedcli.records import params_hash
+from fedcli.reproduce import _is_of, plan
+from papers import fedfa
+from papers.baselines import ccvr
+from tests import laws
+
+C, D = 4, 3
+TINY = {
+    "dataset": "digits", "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 2,
+    "rounds": 2, "local_epochs": 1, "device": "cpu",
+}  # fmt: skip
+
+
+def features_of_clients():
+    """Three clients' features and labels: class 2 has one example at client 1, class 3 nobody has, client 2 nothing."""
+    draw = torch.Generator().manual_seed(0)
+    labels = [torch.tensor([0, 0, 1, 0, 1]), torch.tensor([1, 2, 0, 1]), torch.tensor([], dtype=torch.long)]
+    return [torch.randn(len(y), D, dtype=torch.float64, generator=draw) + y[:, None] for y in labels], labels
+
+
+def statistics():
+    return [ccvr.client_statistics(x, y, C) for x, y in zip(*features_of_clients(), strict=True)]
+
+
+def test_statistics_of_a_client_by_hand():
+    features = torch.tensor([[1.0, 0.0], [3.0, 4.0], [5.0, 5.0]], dtype=torch.float64)
+    counts, means, covariances = ccvr.client_statistics(features, torch.tensor([1, 1, 0]), 3)
+    assert counts.tolist() == [1, 2, 0]
+    assert means.tolist() == [[5, 5], [2, 2], [0, 0]]
+    assert covariances[1].tolist() == [[2, 4], [4, 8]]  # of (1, 2) and its opposite, over 2 - 1
+    assert covariances[0].abs().sum() == covariances[2].abs().sum() == 0
+
+
+def test_pooled_statistics_are_those_of_the_pooled_features():
+    features, labels = map(torch.cat, features_of_clients())
+    counts, means, covariances = ccvr.pool(iter(statistics()))
+    assert counts.tolist() == [4, 4, 1, 0]
+    for c in (0, 1, 2):
+        own = features[labels == c]
+        torch.testing.assert_close(means[c], own.mean(0), rtol=1e-12, atol=1e-12)
+        expected = own.T.cov() if c < 2 else torch.zeros(D, D)
+        torch.testing.assert_close(covariances[c], expected.to(own), rtol=1e-12, atol=1e-12)
+    assert means[3].abs().sum() == covariances[3].abs().sum() == 0
+
+
+def test_one_example_a_client_pools_to_the_covariance_between_clients():
+    features = torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    pooled = ccvr.pool(ccvr.client_statistics(x[None], torch.tensor([0]), 1) for x in features)
+    assert pooled.covariances[0].tolist() == [[2, 4], [4, 8]]
+
+
+@pytest.mark.parametrize(("dim", "papers"), [(192, 37_057), (512, 262_657)])
+def test_floats_of_a_class_are_the_papers_but_for_the_count(dim, papers):
+    assert ccvr.floats_sent(torch.tensor([0, 7, 0]), dim) == papers - 1
+    assert ccvr.floats_sent(torch.tensor([2, 7, 1, 0]), dim) == 2 * (papers - 1) + dim  # one example: only the mean
+
+
+def test_drawn_features_have_the_mean_and_the_covariance_they_should():
+    root = torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 0.0], [1.0, -1.0, 0.0]], dtype=torch.float64)  # of rank 2
+    mean, covariance = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64), root @ root.T
+    normal = torch.randn(3000, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    normal = normal - normal.mean(0)
+    normal = normal @ torch.linalg.inv(torch.linalg.cholesky(normal.T.cov())).T  # mean 0 and covariance 1, exactly
+    drawn = ccvr.draw_features(mean, covariance, normal)
+    torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(drawn.T.cov(), covariance, rtol=1e-10, atol=1e-10)
+    negative = covariance - 1e-14 * torch.eye(D, dtype=torch.float64)  # as rounding leaves it
+    assert torch.isfinite(ccvr.draw_features(mean, negative, normal)).all()
+
+
+def test_features_are_drawn_of_the_classes_somebody_has_and_by_the_seed():
+    pooled = ccvr.pool(statistics())
+    features, labels = ccvr.virtual_features(pooled, 5, seed=3)
+    assert labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    torch.testing.assert_close(features[10:], pooled.means[2].expand(5, D))  # of one example: no covariance
+    assert not torch.equal(features[0], features[1])
+    assert not torch.equal(features[:5] - pooled.means[0], features[5:10] - pooled.means[1])
+    assert torch.equal(features, ccvr.virtual_features(pooled, 5, seed=3)[0])
+    assert not torch.equal(features, ccvr.virtual_features(pooled, 5, seed=4)[0])
+
+
+def toy(**run):
+    _, fed = laws.federation("fedavg", **run)
+    return fed, *fed.initial_model()
+
+
+def config(**options):
+    return ccvr.Config(**{"ccvr_examples": 20, "ccvr_epochs": 2, "ccvr_lr": 0.1, "ccvr_batch_size": 8, **options})
+
+
+def test_retraining_is_plain_sgd_on_the_classifier_and_moves_nothing_else():
+    fed, params, _ = toy()
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(6, fed.feature_dim, dtype=torch.float64, generator=draw)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    options = config(ccvr_batch_size=6, ccvr_epochs=3, ccvr_momentum=0.5)  # one batch an epoch: order does not matter
+    after = ccvr.retrain(params, features, labels, fed, options)
+    head = torch.nn.Linear(fed.feature_dim, 3, dtype=torch.float64)
+    head.load_state_dict({"weight": params["head.weight"], "bias": params["head.bias"]})
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(head(features), labels).backward()
+        optimizer.step()
+    torch.testing.assert_close(after["head.weight"], head.weight.data, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(after["head.bias"], head.bias.data, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(after[name], params[name]) for name in params if not name.startswith("head."))
+
+
+def test_every_feature_is_seen_once_an_epoch():
+    fed, params, _ = toy()
+    seen = []
+
+    class Fed:
+        config, dtype, device = fed.config, fed.dtype, fed.device
+
+        def optimizer_step(self, loss, **options):
+            step = fed.optimizer_step(loss, **options)
+
+            def update(client, batch, context):
+                seen.append((batch.x[:, 0].tolist(), batch.y.tolist()))
+                return step.update(client, batch, context)
+
+            return type(step)(update, step.slots)
+
+    features = torch.arange(5, dtype=torch.float64)[:, None].expand(5, fed.feature_dim)
+    ccvr.retrain(params, features, torch.tensor([0, 1, 2, 0, 1]), Fed(), config(ccvr_batch_size=2))
+    assert [len(x) for x, _ in seen] == [2, 2, 1] * 2
+    for epoch in (seen[:3], seen[3:]):
+        pairs = sorted((x, y) for xs, ys in epoch for x, y in zip(xs, ys, strict=True))
+        assert pairs == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
+    assert seen[:3] != seen[3:]
+
+
+def test_law_1_without_retraining_it_is_the_model_before():
+    fed, params, buffers = toy()
+    after, after_buffers, _ = ccvr.apply(params, buffers, fed, config(ccvr_epochs=0))
+    assert all(torch.equal(after[name], params[name]) for name in params)
+    assert after_buffers is buffers
+    trained, _, _ = ccvr.apply(params, buffers, fed, config())
+    assert laws.distance(trained, params) > 1e-6
+
+
+def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkeypatch):
+    fed, params, buffers = toy(parts=laws.toy_parts((2, 0, 31, 1)), validation=0.1)
+    found = []
+    monkeypatch.setattr(ccvr, "virtual_features", lambda pooled, *rest: found.append(pooled) or VIRTUAL(pooled, *rest))
+    _, _, floats = ccvr.apply(params, buffers, fed, config(ccvr_epochs=0))
+    used = [part for part in fed.training if len(part)]
+    assert sum(map(len, used)) == 34 - 3  # a tenth of the third client's is held out
+    both = [fed.predict(params, buffers, part)[::2] for part in used]
+    features, labels = (torch.cat(parts) for parts in zip(*both, strict=True))
+    for c in range(3):
+        torch.testing.assert_close(found[0].covariances[c], features[labels == c].T.cov(), rtol=1e-9, atol=1e-12)
+    sent = [torch.bincount(y, minlength=3) for _, y in both]
+    assert floats == round(sum(ccvr.floats_sent(counts, fed.feature_dim) for counts in sent) / 4)
+
+
+VIRTUAL = ccvr.virtual_features
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"parts": laws.toy_parts((1, 7, 10, 4))},
+        {"parts": laws.toy_parts((0, 7, 10, 4))},
+        {"data": laws.toy_dataset(absent=(1,))},
+        {"parts": laws.toy_parts((1, 0, 0, 0))},
+    ],
+)
+def test_law_6_edge_data(run):
+    fed, params, buffers = toy(**run)
+    after, _, floats = ccvr.apply(params, buffers, fed, config())
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert floats > 0
+
+
+# The step in a run
+
+
+def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
+    plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
+    after = fedcli.run("fedavg", out=tmp_path / "post", post="ccvr", ccvr_examples=50, ccvr_lr=0.05, **TINY)
+    assert after.record["summary"] == plain.record["summary"]
+    assert after.record["summary"]["params_sha256"] == params_hash(after.state.params)
+    post = after.record["post"]
+    assert (post["name"], post["hash"]) == ("ccvr", registry.find_post("ccvr").file_hash)
+    assert post["test_accuracy"] != plain.record["summary"]["last"]
+    assert find_metric("post").value(after.record) == 100 * post["test_accuracy"]
+    assert find_metric("post").value(plain.record) is None
+    shown = tables.markdown([plain.record, after.record])
+    assert shown.count(f"| {100 * post['test_accuracy']:.2f} (1) |") == 1
+    assert tables.AFTER not in tables.markdown([plain.record])
+    assert f",{post['test_accuracy']}," in tables.csv([after.record])
+    written = json.loads((after.path / "record.json").read_text())
+    assert written["post"] == post
+    assert {name: written["config"][name] for name in ("post", "ccvr_examples", "ccvr_epochs")} == {
+        "post": "ccvr", "ccvr_examples": 50, "ccvr_epochs": 10,
+    }  # fmt: skip
+    assert (written["origin"]["ccvr_lr"], written["origin"]["ccvr_epochs"]) == ("command line", "default")
+    assert not any(name.startswith("ccvr") for name in plain.record["config"])
+    same = fedcli.run("fedavg", out=tmp_path / "none", post="ccvr", ccvr_epochs=0, **TINY)
+    assert same.record["post"]["test_accuracy"] == plain.record["summary"]["last"]
+
+
+def test_what_is_tested_after_the_step_is_the_classifier():
+    def prototypes(state):  # of which every image is nearest to class 0
+        return torch.zeros(3, 64, dtype=torch.float64), torch.tensor([True, False, False])
+
+    method = replace(registry.find_method("fedavg"), prototypes=prototypes)
+    setup, fed = laws.federation(method, post="ccvr", ccvr_epochs=0)
+    state = laws.simulate(setup, fed, 2)
+    found = runs._after_the_last_round(setup, fed, state)["test_accuracy"]
+    assert found == fed.correct(*state, None).double().mean().item()
+    assert found != evaluate(fed, method, state)["test_accuracy"]
+
+
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_a_run_that_ends_in_the_step_can_be_resumed(tmp_path, monkeypatch):
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", post="ccvr", ccvr_examples=50, **TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(ccvr, "retrain", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fedcli.run("fedavg", out=tmp_path / "killed", post="ccvr", ccvr_examples=50, **TINY)
+    again = runs.resume(tmp_path / "killed")
+    assert again.record["status"] == "finished"
+    without_time = [{**run.record["post"], "seconds": None} for run in (again, whole)]
+    assert without_time[0] == without_time[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("fedavg", {"post": "cvr"}, "unknown step after the last round 'cvr'; did you mean 'ccvr'?"),
+        ("local", {"post": "ccvr"}, "--post ccvr needs a global model"),
+        ("fedavg", {"ccvr_epochs": 3}, r"--ccvr-epochs is for --post ccvr \(got no --post\)"),
+        ("fedavg", {"post": "ccvr", "ccvr_epochs": -1}, "--ccvr-epochs must be >= 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(method, options, message):
+    with pytest.raises(UserError, match=message):
+        resolve(registry.find_method(method), {"dataset": "digits", **options})
+
+
+def test_options_of_steps_are_nobody_elses():
+    for method in registry.methods().values():
+        panels = option_panels(method)
+        own = [name for panel in panels.values() for name in panel]
+        assert len(own) == len(set(own)), method.name
+        assert ("ccvr_examples" in own) == (method.personal is None)
+
+
+# The paper's table
+
+
+def test_a_run_with_the_step_serves_a_cell_without_it_but_not_the_other_way():
+    given = {"dataset": "digits", "protocol": "fedfa:digits"}
+    method = registry.find_method("fedavg")
+    plain, post = resolve(method, given), resolve(method, {**given, "post": "ccvr"})
+    other = resolve(method, {**given, "post": "ccvr", "ccvr_epochs": 3})
+    records = [{"config": setup.values(), "summary": {"selection": setup.selection}} for setup in (plain, post)]
+    assert [_is_of(record, plain) for record in records] == [True, True]
+    assert [_is_of(record, post) for record in records] == [False, True]
+    assert [_is_of(record, other) for record in records] == [False, False]
+
+
+def test_table_5_has_the_papers_rows_and_needs_four_runs_a_seed(tmp_path):
+    (table,) = (table for table in fedfa.TABLES if table.name == "fedfa:5")
+    assert {(cell.row, cell.column) for cell in table.cells} == set(printed(table))
+    assert len(plan(table, tmp_path).runs) == 4 * len(table.seeds)
+    for cell in table.cells:
+        assert (cell.metric == "post") == ("CCVR" in cell.row)

@@ -1,0 +1,305 @@
+"""How far clients' models drift apart: known answers on hand-made clients, what a run records, and the two figures."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedcli
+from fedcli import client_features, drift, plots
+from fedcli.config import resolve
+from fedcli.errors import UserError
+from fedcli.records import read_record, write_record
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from fedcli.trees import select
+from tests import laws
+from tests.test_plots import curve, drawn
+
+TINY = {
+    "dataset": "digits", "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3,
+    "rounds": 3, "local_epochs": 1, "device": "cpu",
+}  # fmt: skip
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# The two numbers
+
+
+def test_distance_of_features_by_hand():
+    features = doubles([[[0, 0], [1, 1]], [[3, 4], [1, 1]], [[0, 0], [1, 2]]])  # 3 clients, 2 images
+    assert drift.feature_distance(features) == pytest.approx((5 + 0 + 5 + 0 + 1 + 1) / 6, rel=1e-12)
+    assert drift.feature_distance(features[:1]) is None
+
+
+def test_similarity_of_classifier_updates_by_hand():
+    received = doubles([[1, 1], [0, 2]])
+    updates = doubles([[[1, 0], [0, 2]], [[0, 3], [0, -1]], [[-1, 0], [0, 5]]])  # 3 clients, 2 classes
+    cosines = [0, -1, 0, -1, 1, -1]  # of clients 0 and 1, 0 and 2, 1 and 2: class 0, then class 1
+    assert drift.classifier_similarity(received + updates, received) == pytest.approx(sum(cosines) / 6, rel=1e-12)
+
+
+def test_weights_that_have_not_moved_have_no_direction():
+    received = doubles([[1, 1], [0, 2]])
+    updates = doubles([[[1, 0], [0, 0]], [[1, 1], [0, -1]], [[0, 0], [0, 5]]])
+    similarity = drift.classifier_similarity(received + updates, received)
+    assert similarity == pytest.approx((0.5**0.5 - 1) / 2, rel=1e-12)  # class 0: clients 0 and 1; class 1: 1 and 2
+    assert drift.classifier_similarity(received + updates[:1], received) is None
+    assert drift.classifier_similarity(received.expand(3, 2, 2), received) is None
+
+
+# Watching a round
+
+
+def watched(**run):
+    setup, _ = laws.federation("fedavg", drift_every=1, **run)
+    return setup, drift.Recording(setup, laws.toy_dataset(), laws.toy_parts())
+
+
+def slow_measure(fed, cohort):
+    """The numbers by loops over clients, classes and images, from what each client ends up with."""
+    models = [select((fed.trained.params, fed.trained.buffers), k) for k in range(len(cohort.client_ids))]
+    features = [fed.predict(*model, None)[0] for model in models]
+    updates = [params["head.weight"] - fed.received["head.weight"] for params, _ in models]
+    distances, cosines = [], []
+    for i in range(len(models)):
+        for v in range(i):
+            distances += [torch.dist(a, b).item() for a, b in zip(features[i], features[v], strict=True)]
+            cosines += [torch.cosine_similarity(a, b, 0).item() for a, b in zip(updates[i], updates[v], strict=True)]
+    return {"feature_distance": np.mean(distances), "classifier_similarity": np.mean(cosines)}
+
+
+@pytest.mark.parametrize("chunk", ["1", "4"])
+@pytest.mark.parametrize("at_once", [7, 100])
+def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
+    monkeypatch.setattr(drift, "AT_ONCE", at_once)
+    setup, fed = watched(clients_per_chunk=chunk)
+    state = setup.method.init(fed, setup.options)
+    cohort = fed.cohort(0)
+    after, entry = one_round(setup, fed, state, cohort)
+    assert entry["drift"] == pytest.approx(slow_measure(fed, cohort), rel=1e-9)
+    assert laws.distance(fed.received, state.params) == 0
+    shares = fed.trained.params["head.weight"] * cohort.weights[:, None, None]
+    torch.testing.assert_close(shares.sum(0), after.params["head.weight"], rtol=1e-10, atol=1e-12)
+
+
+def test_features_are_those_of_evaluation_mode(monkeypatch):
+    setup, fed = watched()
+    laws.simulate(setup, fed, 1)
+    forward, modes = fed.forward, []
+    monkeypatch.setattr(fed, "forward", lambda *given, train: modes.append(train) or forward(*given, train=train))
+    drift.measure(fed, fed.cohort(0))
+    assert modes == [False]
+
+
+def test_updates_are_counted_from_the_model_received_first():
+    _, fed = watched()
+    params, buffers = fed.initial_model()
+    fed.broadcast(params, buffers, fed.cohort(0))
+    fed.broadcast({name: value + 1 for name, value in params.items()}, buffers, fed.cohort(0))
+    assert fed.received is params
+
+
+def test_watching_changes_nothing():
+    (setup, fed), (_, plain) = watched(), laws.federation("fedavg")
+    assert laws.distance(laws.simulate(setup, fed, 1).params, laws.simulate(setup, plain, 1).params) == 0
+    assert (fed.sent_down, fed.sent_up) == (plain.sent_down, plain.sent_up)
+
+
+def test_a_cohort_of_one_has_no_pair():
+    setup, fed = watched(cohort_size=1)
+    _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
+    assert entry["drift"] == {"feature_distance": None, "classifier_similarity": None}
+
+
+def test_in_a_round_without_whole_models_there_is_nothing_to_measure():
+    setup, fed = watched()
+    nothing = {"feature_distance": None, "classifier_similarity": None}
+    assert drift.measure(fed, fed.cohort(0)) == nothing
+    laws.simulate(setup, fed, 1)
+    fed.received = None
+    assert [name for name, value in drift.measure(fed, fed.cohort(0)).items() if value] == ["feature_distance"]
+    fed.start_round()  # forgets the clients
+    assert drift.measure(fed, fed.cohort(0)) == nothing
+
+
+def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):
+    (_, fed), (_, other) = watched(), watched(seed=5)
+    assert drift.sample(fed).tolist() == list(range(20))  # all that there are
+    monkeypatch.setattr(drift, "EXAMPLES", 6)
+    chosen = drift.sample(fed)
+    assert len(set(chosen.tolist())) == 6
+    assert (chosen == np.sort(chosen)).all()
+    assert (chosen == drift.sample(other)).all()
+
+
+def test_a_run_measures_every_so_many_rounds_and_after_the_last(tmp_path):
+    run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **TINY)
+    assert [("drift" in entry) for entry in run.record["rounds"]] == [False, True, True]
+    assert all(value > 0 for value in run.record["rounds"][1]["drift"].values())
+    assert json.loads((run.path / "record.json").read_text())["rounds"] == run.record["rounds"]
+    plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
+    assert plain.record["summary"] == run.record["summary"]
+    assert not any("drift" in entry for entry in plain.record["rounds"])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("local", {}, "--drift-every 2 needs a global model of one network"),
+        ("fedavg", {"drift_every": -1}, "--drift-every must be >= 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(method, options, message):
+    with pytest.raises(UserError, match=message):
+        resolve(find_method(method), {"dataset": "digits", "drift_every": 2, **options})
+
+
+# Curves over rounds
+
+
+def drifting(method="one", seed=0, values=((1, 0.5), None, (3, -0.5))):
+    record = curve(method, seed)
+    for entry, pair in zip(record["rounds"], values, strict=True):
+        if pair:
+            entry["drift"] = dict(zip(("feature_distance", "classifier_similarity"), pair, strict=True))
+    return record
+
+
+def test_curves_are_means_over_seeds_of_the_rounds_measured():
+    runs = [drifting(), drifting(seed=1, values=((3, 0.1), (9, 9), (5, -0.5))), drifting("two"), curve("three")]
+    figure = plots.drift_figure(runs)
+    left, right = figure.axes
+    assert left.lines[0].get_xydata().tolist() == [[0, 2], [2, 4]]
+    assert right.lines[0].get_xydata() == pytest.approx(np.array([[0, 0.3], [2, -0.5]]))
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that did not measure is left out
+    assert [len(axes.collections) for axes in figure.axes] == [1, 1]
+    assert (left.get_xlabel(), left.get_ylabel()) == ("Round", "Distance of features")
+    assert right.get_ylabel() == "Similarity of classifier updates"
+    assert drawn(figure)[2] == ["one (n = 2)", "two (n = 1)"]
+
+
+def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
+    (line,) = plots.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
+    assert line.get_xydata().tolist() == [[0, 1], [2, 3]]
+
+
+def test_without_a_measurement_there_is_nothing_to_draw():
+    for run in (curve(), drifting(values=((None, None), None, (None, None)))):
+        with pytest.raises(UserError, match="run with --drift-every"):
+            plots.drift_figure([run])
+
+
+# The clients' features
+
+
+def test_cosines_of_pairs_by_hand():
+    features = np.array([[1.0, 0.0], [2.0, 2.0], [0.0, 0.0], [-3.0, 0.0]])
+    cosines, same = client_features.pair_cosines(features, np.array([7, 7, 2, 2]))
+    assert cosines == pytest.approx([0.5**0.5, 0, -1, 0, -(0.5**0.5), 0])  # 01 02 03 12 13 23
+    assert same.tolist() == [True, False, False, False, False, True]
+
+
+def images_of(points, features, labels):
+    """For each point, by which client and of which class, and that its features are those of such an image."""
+    for feature, label, client in zip(*points, strict=True):
+        found = [i for i in range(len(labels)) if np.allclose(features[client][i], feature, rtol=1e-9, atol=0)]
+        assert label in {int(labels[i]) for i in found}
+    return set(zip(points.clients.tolist(), points.labels.tolist(), strict=True))
+
+
+def test_a_client_shows_the_images_of_its_classes_by_its_own_model(monkeypatch):
+    setup, fed = watched()
+    fed.training[1] = fed.training[1][(fed.engine.labels[fed.training[1]] != 2).numpy()]
+    cohort = fed.cohort_of(0, [1, 3])
+    setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+    points = client_features.shown(fed, cohort)
+    models = [select((fed.trained.params, fed.trained.buffers), k) for k in (0, 1)]
+    features = {client: fed.predict(*model, None)[0].numpy() for client, model in zip((1, 3), models, strict=True)}
+    pairs = images_of(points, features, fed.test_labels)
+    assert pairs == {(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)}
+    assert len(points.labels) == 20 + int((fed.test_labels != 2).sum())
+    monkeypatch.setattr(client_features, "POINTS", 9)
+    assert len(client_features.shown(fed, cohort).labels) == 9
+    monkeypatch.setattr(client_features, "MARKERS", "o")
+    assert set(client_features.shown(fed, cohort).clients.tolist()) == {1}
+
+
+def test_a_client_shows_the_images_of_its_domains():
+    setup, fed = watched()
+    fed.test_domains = torch.arange(20) % 2
+    fed.domain_counts = np.array([[5, 0], [3, 4], [0, 9], [0, 4]])
+    cohort = fed.cohort(0)
+    setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+    points = client_features.shown(fed, cohort)
+    assert np.bincount(points.clients).tolist() == [10, 20, 10, 10]
+
+
+def panel(title="one", clients=(4, 9, 9)):
+    points = np.array([[0.0, 0.0], [2.0, 4.0], [4.0, 2.0]])
+    return client_features.Panel(
+        title, points, np.array([0, 1, 1]), np.array(clients), np.array([0.9, 1.0, 0.95]), np.array([-0.5, 0.1])
+    )
+
+
+def test_the_figure_has_a_column_for_each_setting():
+    figure = client_features.clients_figure([panel(), panel("two", (4, 5, 9))], ["a", "b", "c"], "title")
+    above, below = figure.axes[:2], figure.axes[2:]
+    assert [axes.get_title() for axes in above] == ["one", "two"]
+    places = [tuple(point) for part in above[0].collections for point in part.get_offsets().tolist()]
+    assert sorted(places) == [(0, 0), (0.5, 1), (1, 0.5)]
+    for axes in below:
+        shares = [patch.get_data().values for patch in axes.patches]
+        assert [share.sum() for share in shares] == pytest.approx([100] * 4)
+        assert axes.get_xlabel() == "Cosine similarity"
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["Class", "a", "b", "Client", "4", "5", "9", "Two features", "of one class", "of two classes"]
+
+
+def test_more_classes_than_colours_are_said_to_be_left_out():
+    names = [str(number) for number in range(100)]
+    figure = client_features.clients_figure([panel()], names, "title")
+    assert figure.get_suptitle() == "title; the first 10 of 100 classes"
+
+
+def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_path):
+    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
+    files = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    points = client_features.one_more_round(run.path)
+    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
+    longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
+    setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
+    again = fedcli.runs.prepare(setup)[2]
+    state = run.state
+    again.start_round()
+    after, _ = setup.method.run_round(state, again.cohort(3), again, setup.options)
+    assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
+    expected = client_features.shown(again, again.cohort(3))
+    assert all(np.array_equal(a, b) for a, b in zip(points, expected, strict=True))
+
+
+def test_runs_that_cannot_be_shown_are_refused(tmp_path):
+    own = fedcli.run("local", out=tmp_path / "own", **{**TINY, "rounds": 1})
+    with pytest.raises(UserError, match="'local' has no global model"):
+        client_features.one_more_round(own.path)
+    run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
+    write_record(run.path, {**read_record(run.path), "method_hash": "another"})
+    with pytest.raises(UserError, match="has changed since the run"):
+        client_features.one_more_round(run.path)
+    (run.path / "checkpoint.pt").unlink()
+    with pytest.raises(UserError, match="no checkpoint"):
+        client_features.one_more_round(run.path)
+
+
+def test_both_figures_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_features, "POINTS", 40)  # t-SNE of few points takes less time
+    run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=1, **TINY)
+    for draw, given in ((plots.drift_chart, [run.record]), (client_features.clients_chart, [run.path])):
+        png, pdf = draw(given, tmp_path / "figure.png")
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert pdf.read_bytes().startswith(b"%PDF")
