@@ -672,7 +672,8 @@ _BASE = ("local", {"rounds": 50, "local_epochs": 1})
 _PLUS, _FCCL = ("fccl-plus", {}), ("fccl", {})
 _FISL = {"correlation_weight": 0.0, "similarity_weight": 3.0}  # in the place of FCCM, with Eq. 19 in the local phase
 _COMPARISON = {
-    "BASE": _BASE, "FedMD": ("fedmd", {}), "FedDF": ("feddf-client", {}), "FCCL": _FCCL, "FCCL+": _PLUS,
+    "BASE": _BASE, "FedMD": ("fedmd", {}), "FedDF": ("feddf-client", {}), "FedMatch": ("fedmatch", {}),
+    "RHFL": ("rhfl", {}), "FCCL": _FCCL, "FCCL+": _PLUS,
 }  # fmt: skip
 _BASE_NOTE = "BASE: 50 rounds of one local epoch, each with a new Adam; its last three epochs are averaged."
 _EQ19_NOTE = "Without FNTD the local objective is that of FCCL, Eq. 19, so these rows are runs of FCCL."
@@ -706,7 +707,7 @@ def _table(number: int | str, title: str, *cells: tuple, reported: str = "", not
 def _homogeneous() -> Rows:
     """Rows of Table 15; the methods that send logits average the models between the two phases."""
     rows = {
-        **_COMPARISON,
+        **_without(_COMPARISON, "FedMatch", "RHFL"),
         "FedAvg": ("fedavg", {}),
         "FedProx": ("fedprox", {}),
         "MOON (mu=5, printed tau)": ("moon", {"contrastive_weight": 5.0}),

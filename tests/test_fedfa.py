@@ -372,6 +372,9 @@ def test_protocols_can_be_run_by_every_method_that_they_tune(protocol):
 def test_tables_have_the_papers_cells_but_for_what_is_not_built(table, tmp_path):
     wanted = {place for place in printed(table) if place[0] != "target accuracy"}
     cells = {(cell.row, cell.column) for cell in plan(table, tmp_path).table.cells}
+    if "Fig" in table.name:  # curves, of which no number is printed
+        assert not cells & wanted
+        return
     left_out = {row for row, _ in wanted - cells}
     assert cells <= wanted
     assert all("ideal" in row for row in left_out)

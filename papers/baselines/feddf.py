@@ -1,0 +1,263 @@
+"""FedDF: the clients' mean logits on public images are distilled, into the averaged model or into every client.
+
+T. Lin, L. Kong, S. U. Stich, M. Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS
+2020, https://arxiv.org/abs/2006.07242. Algorithms 1 and 3.
+
+The ensemble of the clients' models, which gives the mean of their logits, is better than the mean of their weights. The
+server starts from the latter and trains it on public images without labels to come near the ensemble,
+
+    KL( softmax(mean_k f(x, theta_k)) || softmax(f(x, theta)) ).
+
+Two methods: `feddf` is that one; where clients have different networks, each kind has a student of its own, and all
+kinds are its teachers. `feddf-client` is what FCCL+ compares with under this name: clients keep their models, and each
+distils the ensemble into its own.
+
+Notation
+    code            paper                           shape
+    students        x_t, one of each architecture   dicts of tensors
+    logits          f(x_k, d)                       [K, B, C], of a public batch
+    target          their mean                      [B, C]
+
+Readings and deviations
+    1. Temperature 1; Adam with rate 0.001 and cosine annealing to 0, new in every round, without weight decay, as in
+       the paper and the authors' code. Batches of 128 there; here they are the run's public batches.
+    2. The paper stops when the accuracy on a validation set of the server no longer rises, after 10,000 steps at most.
+       Here the server has none, so the number of passes over the public images is fixed. 5 is chosen here, to be
+       affordable: 100 steps under FCCL+'s protocols.
+    3. All teachers count the same, and are in evaluation mode. The student's first weights are averaged by examples.
+    4. Where no client of a round has an architecture, its student stays as it is.
+    5. A client is tested with the student of its architecture. If all have the same, that is the global model.
+    6. `feddf-client` follows FCCL+'s code: in every public batch first all clients' logits, in training mode, the own
+       ones in the mean, then one step of plain SGD with rate 0.001 and the run's weight decay, then the local phase.
+       With `--average-parameters`, for equal networks, models are averaged between the two.
+
+Run it
+    fedcli run feddf --dataset digit-domains
+    fedcli run feddf-client --dataset digit-domains
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import weighted_mean
+from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+from fedcli.trees import tree_map
+from papers.baselines.fedavg import make_local_loss
+from papers.baselines.fedmd import averaged, refuse_mixed_average
+from papers.baselines.fml import divergence
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedDF adds to FedAvg."""
+
+    distillation_epochs: int = option(
+        5, "Passes over the public images in the server's distillation", source="Algorithm 1", low=0, off=0
+    )
+    distillation_lr: float = option(0.001, "First learning rate of the distillation", low=0, open_low=True)
+
+
+class Student(NamedTuple):
+    """The model of one architecture."""
+
+    params: Params
+    buffers: Params
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds."""
+
+    students: tuple[Student, ...]  # one of each architecture
+    architecture: Tensor  # [N], which of them a client has
+
+
+def make_distillation_loss(network: Network) -> LocalLoss:
+    """The objective on a public batch; its context is the mean logits `[B, C]`."""
+
+    def local_loss(params, buffers, batch, target):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        loss = divergence(logits, target)
+        return loss, Aux(buffers, {"distillation": loss}, features)
+
+    return local_loss
+
+
+def all_logits(models: list[Client], groups: list, cohort, fed, x: Tensor, train: bool) -> Tensor:
+    """Logits of every client for a public batch, `[K, B, C]` in the cohort's order."""
+    outputs = [fed.forward(model, group, x, train).logits for model, group in zip(models, groups, strict=True)]
+    return fed.in_order(cohort, groups, outputs)
+
+
+def mean_model(clients: Client, weights: Tensor, fed) -> Student:
+    """The mean of clients' models, weighted by examples; the plain mean where none of them has any."""
+    weights = weights if weights.sum() > 0 else torch.ones_like(weights)
+    return Student(*weighted_mean(fed.upload_model(clients), weights))
+
+
+def cosine_annealing(lr: float, step: int, steps: int) -> float:
+    """The learning rate of a step, from `lr` down towards 0."""
+    return lr * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def distil(
+    starts: list[Student], teachers: list[Client], groups: list, cohort, fed, config: Config
+) -> tuple[list[Student], list[Tensor]]:
+    """The ensemble of all teachers into each student.
+
+    Args:
+        starts: A student for each group, the mean of its models.
+        teachers: The clients' models of each group, stacked.
+        groups: The clients by their networks.
+        cohort: All clients of the round.
+        fed: The federation.
+        config: The method's.
+
+    Returns:
+        The students, and the mean loss of each over its steps.
+    """
+    students = [Client(*tree_map(lambda leaf: leaf[None], start), optimizer={}) for start in starts]  # stacks of one
+    alone = [group._replace(client_ids=group.client_ids[:1]) for group in groups]
+    losses = [make_distillation_loss(group.network) for group in groups]
+    steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
+    total = [cohort.weights.new_zeros(()) for _ in groups]
+    length = config.distillation_epochs * -(-len(fed.public_images) // fed.config.public_batch_size)
+    batches = (b for epoch in range(config.distillation_epochs) for b in fed.public_batches(cohort.round, epoch))
+    for number, batch in enumerate(batches):
+        rate = cosine_annealing(config.distillation_lr, number, length)
+        batch = batch._replace(lr=torch.full_like(batch.lr, rate))
+        target = all_logits(teachers, groups, cohort, fed, batch.x, train=False).mean(0)
+        for g, (student, place, step) in enumerate(zip(students, alone, steps, strict=True)):
+            students[g], aux = fed.step(student, place, step, batch, target)
+            total[g] = total[g] + aux.terms["distillation"][0] / length
+    return [Student(*tree_map(lambda leaf: leaf[0], (one.params, one.buffers))) for one in students], total
+
+
+def init(fed, config: Config) -> ServerState:
+    """The initial model of each architecture."""
+    students = tuple(Student(*fed.initial_model(network)) for network in fed.networks)
+    return ServerState(students, torch.as_tensor(fed.architecture))
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Algorithm 1 (and 3, for several architectures), one round."""
+    groups, students, models, found = fed.groups(cohort), list(state.students), [], []
+    kinds = [fed.networks.index(group.network) for group in groups]
+    for group, kind in zip(groups, kinds, strict=True):
+        clients = fed.broadcast(*students[kind], group)
+        clients, terms = fed.train(clients, group, make_local_loss(group.network))
+        students[kind] = mean_model(clients, group.weights, fed)
+        models.append(clients)
+        found.append(terms)
+    starts = [students[kind] for kind in kinds]
+    distilled, losses = distil(starts, models, groups, cohort, fed, config)
+    for kind, student, terms, group, loss in zip(kinds, distilled, found, groups, losses, strict=True):
+        students[kind] = student
+        terms["distillation"] = loss.expand(len(group.client_ids))
+    return state._replace(students=tuple(students)), fed.in_order(cohort, groups, found)
+
+
+METHOD = Method(
+    name="feddf",
+    title="FedDF: the averaged model learns from the ensemble of the clients' models",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=None,  # without distillation it is FedAvg, with a model for each client: see its tests
+    state_types=(ServerState, Student),
+    default_protocol="fccl:digits-4",
+    personal=lambda state: {client: state.students[kind] for client, kind in enumerate(state.architecture.tolist())},
+    mixed_networks=True,
+    uses_public_data=True,
+)
+
+
+# What FCCL+ compares with
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """What distillation in the clients adds to local training."""
+
+    distillation_epochs: int = option(1, "Passes over the public images in a round", low=0, off=0)
+    distillation_lr: float = option(
+        0.001, "Learning rate of the distillation", source="FCCL+'s code", low=0, open_low=True
+    )
+    average_parameters: bool = option(
+        False, "Average the models between distillation and local training, for equal networks", source="FCCL+'s code"
+    )
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds."""
+
+    params: Params  # its own model
+    buffers: Params
+
+
+class Clients(NamedTuple):
+    """The state of the simulation; the server itself keeps nothing."""
+
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+def distil_into_clients(
+    models: list[Client], groups: list, cohort, fed, config: ClientConfig
+) -> tuple[list[Client], dict[str, Tensor]]:
+    """The ensemble into each of its members; returns the models and the mean loss of each client, `[K]`."""
+    losses, found = [make_distillation_loss(group.network) for group in groups], []
+    steps = [
+        fed.optimizer_step(loss, optimizer="sgd", lr=config.distillation_lr, momentum=0.0, key="public")
+        for loss in losses
+    ]
+    for epoch in range(config.distillation_epochs):
+        for batch in fed.public_batches(cohort.round, epoch):
+            logits = fed.upload(all_logits(models, groups, cohort, fed, batch.x, train=True))
+            target = fed.download(logits.mean(0), cohort)
+            stepped = [fed.step(m, g, s, batch, target) for m, g, s in zip(models, groups, steps, strict=True)]
+            models = [model for model, _ in stepped]
+            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
+    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found) if found else {}
+
+
+def init_clients(fed, config: ClientConfig) -> Clients:
+    """Nobody has trained yet."""
+    if config.average_parameters:
+        refuse_mixed_average(fed)
+    return Clients({})
+
+
+def run_client_round(state: Clients, cohort, fed, config: ClientConfig) -> tuple[Clients, dict[str, Tensor]]:
+    """One round of FCCL+'s comparison."""
+    states, groups, found = state.clients, fed.groups(cohort), []
+    own = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
+    models = [Client(model.params, model.buffers, optimizer={}) for model in own]
+    models, terms = distil_into_clients(models, groups, cohort, fed, config)
+    if config.average_parameters:
+        models = [averaged(models[0], cohort, fed)]
+    for model, group in zip(models, groups, strict=True):
+        model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network))
+        states = fed.remember(states, group, ClientState(model.params, model.buffers))
+        found.append(group_terms)
+    return Clients(states), {**terms, **fed.in_order(cohort, groups, found)}
+
+
+CLIENT_FORM = Method(
+    name="feddf-client",
+    title="FedDF in the clients: each learns from the mean logits on public images",
+    config=ClientConfig,
+    init=init_clients,
+    run_round=run_client_round,
+    reduces_to=("local", {"distillation_epochs": 0}),
+    state_types=(Clients, ClientState),
+    default_protocol="fccl:digits-4",
+    personal=lambda state: state.clients,
+    mixed_networks=True,
+    uses_public_data=True,
+)
+
+METHODS = (CLIENT_FORM,)

@@ -1,0 +1,290 @@
+"""FedGen: LG-FedAvg, and a generator of features from the server, on which every client also trains its head.
+
+Z. Zhu, J. Hong, J. Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
+https://arxiv.org/abs/2105.10056. Algorithm 1. Here in the form for different networks (the paper's variant that shares
+the predictor alone), which FedSA compares with.
+
+From noise and a label the generator makes a feature vector. The server trains it so that the clients' heads together
+give the vector its label, and sends it with the averaged head. A client's head so learns also from features of classes
+that the client lacks:
+
+    J(theta_k) = cross-entropy + weight * mean over y ~ p(y) and z ~ G(.|y) of the head's cross-entropy on (z, y)
+
+Notation
+    code                            paper           shape
+    head                            theta^p         `head.weight` [C, D] and `head.bias` [C]
+    ClientState.params              theta^f_k       the client's own extractor
+    Generator                       w               331,776 parameters for D = 512, C = 100
+    noise, labels                   epsilon, y      [steps, B, 32], [steps, B]
+    class_counts                    p(y)            [C], in examples; the c_k of the clients, summed
+
+Readings and deviations
+    1. As in LG-FedAvg extractors stay where they are, and the last linear layer is averaged, weighted by examples. The
+       paper averages whole models without weights.
+    2. The generator is trained on the mean of the heads' logits. Heads are linear, so these are the logits of the mean
+       head, the same one that the server sends.
+    3. The generator is a linear layer of 512, batch normalisation, ReLU and a linear layer. Its input is the noise and
+       the label as one of C. Clients run it in evaluation mode, as in the authors' code.
+    4. What the clients receive is the trained generator. In HtFLlib, on which FedSA's code is built, the trained one is
+       not stored, so that clients go on with random features; expect other numbers than FedSA's.
+    5. The noise is normal, as in the paper; the authors' code and HtFLlib draw it uniformly from [0, 1).
+    6. In the first round the generator is untrained and clients train without it, as in the authors' code.
+    7. The authors' code has more than the paper's objectives: a diversity loss of the generator, decaying weights, and
+       a distance between outputs for real and for generated features. HtFLlib has none of the three, nor has this.
+    8. p(y) are the class counts of the round's clients; the paper starts from a uniform one. A generated batch is as
+       large as a real one. The server trains for 100 steps of Adam (rate 0.1), new in every round, as in HtFLlib.
+
+Run it
+    fedcli run fedgen --dataset digits
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import cross_entropy, weighted_mean
+from fedcli.batches import generator
+from fedcli.clients import Aux, Client, LocalLoss, Network, Params, Step
+from fedcli.trees import tree_map
+from papers.baselines.lg_fedavg import HEAD, ClientState, without_head
+
+NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedGen adds to LG-FedAvg."""
+
+    generator_weight: float = option(
+        1.0, "Weight of the cross-entropy on generated features", source="Algorithm 1", low=0, off=0
+    )
+    generator_steps: int = option(100, "Steps of the generator's training in a round", source="Algorithm 1", low=1)
+    generator_lr: float = option(0.1, "Learning rate of the generator's training", symbol="α", low=0, open_low=True)
+
+
+class Generator(NamedTuple):
+    """The generator G."""
+
+    params: Params
+    buffers: Params  # running statistics of its batch normalisation
+
+
+class Samples(NamedTuple):
+    """Draws for some minibatches of generated features."""
+
+    noise: Tensor  # [steps, B, NOISE]
+    labels: Tensor  # [steps, B]
+
+
+class Context(NamedTuple):
+    """What a client is given for a round, and its own draws."""
+
+    generator: Generator
+    samples: Samples
+
+
+CONTEXT_AXES = Context(generator=None, samples=0)
+
+
+class ServerState(NamedTuple):
+    """What the server keeps, and by client id what the clients keep."""
+
+    head: Params
+    generator: Generator
+    class_counts: Tensor  # [C], int64
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+def initial_generator(num_classes: int, dim: int, draw: np.random.Generator) -> Generator:
+    """A generator with linear layers from U(-1/sqrt(n), 1/sqrt(n)), n inputs, as torch draws them by default."""
+    params = {"norm.weight": torch.ones(HIDDEN), "norm.bias": torch.zeros(HIDDEN)}
+    for name, width, inputs in (("hidden", HIDDEN, NOISE + num_classes), ("out", dim, HIDDEN)):
+        for part, shape in (("weight", (width, inputs)), ("bias", width)):
+            params[f"{name}.{part}"] = torch.from_numpy(draw.uniform(-(inputs**-0.5), inputs**-0.5, shape))
+    return Generator(params, {"norm.mean": torch.zeros(HIDDEN), "norm.var": torch.ones(HIDDEN)})
+
+
+def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num_classes: int, train: bool) -> Tensor:
+    """G(epsilon, y): features for some labels.
+
+    Args:
+        params: Of the generator.
+        buffers: Of the generator; updated in place in training.
+        noise: `[B, NOISE]`.
+        labels: `[B]`.
+        num_classes: C.
+        train: Whether batch normalisation uses the batch's statistics.
+
+    Returns:
+        `[B, D]`.
+    """
+    one_hot = (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(noise)
+    hidden = F.linear(torch.cat([noise, one_hot], 1), params["hidden.weight"], params["hidden.bias"])
+    hidden = F.batch_norm(
+        hidden, buffers["norm.mean"], buffers["norm.var"], params["norm.weight"], params["norm.bias"], train
+    )
+    return F.linear(hidden.relu(), params["out.weight"], params["out.bias"])
+
+
+def draw_samples(class_counts: Tensor, steps: int, size: int, draw: np.random.Generator) -> Samples:
+    """Noise from N(0, I) and labels from p(y).
+
+    Args:
+        class_counts: `[C]`, not all 0.
+        steps: How many minibatches.
+        size: Of each.
+        draw: Where the draws come from.
+    """
+    shares = class_counts.cpu().double().numpy()
+    labels = draw.choice(len(shares), (steps, size), p=shares / shares.sum())
+    return Samples(torch.from_numpy(draw.standard_normal((steps, size, NOISE))), torch.from_numpy(labels))
+
+
+def train_generator(before: Generator, head: Params, samples: Samples, lr: float) -> Generator:
+    """The generator after some steps of Adam on the cross-entropy of the mean head on generated features.
+
+    Args:
+        before: The generator of the round before.
+        head: The mean of the clients' heads.
+        samples: One minibatch for each step.
+        lr: Learning rate.
+    """
+    params = {name: value.clone().requires_grad_() for name, value in before.params.items()}
+    buffers = tree_map(torch.clone, before.buffers)
+    optimizer = torch.optim.Adam(params.values(), lr)
+    for noise, labels in zip(*samples, strict=True):
+        features = generate(params, buffers, noise, labels, len(head["head.bias"]), train=True)
+        loss = F.cross_entropy(F.linear(features, head["head.weight"], head["head.bias"]), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return Generator(tree_map(Tensor.detach, params), buffers)
+
+
+def make_local_loss(network: Network, config: Config) -> LocalLoss:
+    """The local objective J(theta_k); the context's samples are those of one minibatch."""
+
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        task = cross_entropy(logits, batch.y, batch.mask)
+        (noise, labels), num_classes = context.samples, logits.shape[-1]
+        made = generate(*context.generator, noise, labels, num_classes, train=False)
+        generated = cross_entropy(F.linear(made, params["head.weight"], params["head.bias"]), labels)
+        terms = {"cross_entropy": task, "generated": generated}
+        return task + config.generator_weight * generated, Aux(buffers, terms, features)
+
+    return local_loss
+
+
+def sampling(step: Step) -> Step:
+    """The step, given the next of the client's samples; the client's memory counts them."""
+
+    def update(client, batch, context):
+        place = client.memory[None]
+        now = tree_map(lambda leaf: leaf.index_select(0, place)[0], context.samples)
+        client, aux = step.update(client, batch, context._replace(samples=now))
+        return client._replace(memory=client.memory + 1), aux
+
+    return Step(update, step.slots)
+
+
+def client_samples(class_counts: Tensor, cohort, fed) -> Samples:
+    """Every client's draws for the round, `[K, steps, ...]`: enough for the client with the most steps."""
+    size = fed.config.batch_size
+    steps = fed.config.local_epochs * -(-max(map(len, fed.training)) // size)
+    draws = [generator(fed.config.seed, cohort.round, client, "generated") for client in cohort.client_ids]
+    samples = [draw_samples(class_counts, steps, size, draw) for draw in draws]
+    noise, labels = (torch.stack(parts).to(fed.device) for parts in zip(*samples, strict=True))
+    return Samples(noise.to(fed.dtype), labels)
+
+
+def server_samples(class_counts: Tensor, cohort, fed, config: Config) -> Samples:
+    """The server's draws for a round; two at least in a minibatch, which batch normalisation needs."""
+    draw = generator(fed.config.seed, cohort.round, "generator")
+    noise, labels = draw_samples(class_counts, config.generator_steps, max(fed.config.batch_size, 2), draw)
+    return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
+
+
+def count_classes(cohort, fed) -> Tensor:
+    """c_k: how many training examples of each class a client has, `[K, C]`, int64."""
+    labels = [fed.engine.labels[torch.as_tensor(fed.training[client])] for client in cohort.client_ids]
+    return torch.stack([torch.bincount(own, minlength=fed.num_classes) for own in labels])
+
+
+def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
+    """Class counts of the cohort, `[C]`, from those of its clients `[K, C]`; the previous ones where all are 0."""
+    total = counts.sum(0)
+    return torch.where(total.sum() > 0, total, previous)
+
+
+def init(fed, config: Config) -> ServerState:
+    """The first head and generator, and a uniform p(y); nobody has trained yet.
+
+    Raises:
+        UserError: If the networks' features have different widths.
+    """
+    first = initial_generator(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "generator"))
+    params, _ = fed.initial_model(fed.networks[0])
+    uniform = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
+    on_device = tree_map(lambda leaf: leaf.to(fed.device, fed.dtype), first)
+    return ServerState({name: params[name] for name in HEAD}, on_device, uniform, {})
+
+
+def train_clients(state: ServerState, head: Params, cohort, fed, config: Config) -> tuple[dict, Params, dict]:
+    """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
+    states, results, groups = state.clients, [], fed.groups(cohort)
+    for group in groups:  # clients with the same network
+        size = len(group.client_ids)
+        params, buffers = fed.initial_model(group.network)
+        own = fed.recall(states, group, ClientState(without_head(params, head), buffers))
+        copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
+        clients = Client({**own.params, **copies}, own.buffers, {}, memory=state.class_counts.new_zeros(size))
+        step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
+        context = Context(state.generator, client_samples(state.class_counts, group, fed))
+        clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
+        kept = ClientState(without_head(clients.params, head), clients.buffers)
+        states = fed.remember(states, group, kept)
+        results.append(({name: clients.params[name] for name in HEAD}, terms))
+    return states, *fed.in_order(cohort, groups, results)
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Algorithm 1, one round."""
+    head = fed.download(state.head, cohort)
+    local = config if cohort.round else replace(config, generator_weight=0.0)  # reading 6
+    if local.generator_weight:
+        fed.broadcast(*state.generator, cohort)  # counts it; all clients read the one generator
+        fed.download(state.class_counts, cohort)
+    states, heads, terms = train_clients(state, head, cohort, fed, local)
+    head = weighted_mean(fed.upload(heads), cohort.weights)
+    class_counts = sum_counts(fed.upload(count_classes(cohort, fed)), state.class_counts)
+    trained = state.generator
+    if config.generator_weight:
+        samples = server_samples(class_counts, cohort, fed, config)
+        trained = train_generator(state.generator, head, samples, config.generator_lr)
+    return ServerState(head, trained, class_counts, states), terms
+
+
+METHOD = Method(
+    name="fedgen",
+    title="FedGen: own extractors under one averaged head that also learns generated features",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("lg-fedavg", {"generator_weight": 0.0}),
+    state_types=(ServerState, ClientState, Generator),
+    default_protocol="fedsa:cifar10-silo",
+    # The model and the generator.
+    client_memory=lambda sizes: (
+        sizes.parameters + HIDDEN * (NOISE + sizes.num_classes + 3) + sizes.feature_dim * (HIDDEN + 1)
+    ),
+    personal=lambda state: {
+        client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()
+    },
+    mixed_networks=True,
+)

@@ -1,0 +1,246 @@
+"""FedKD: a private mentor and a shared mentee teach each other; of the mentee's updates singular factors are sent.
+
+C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, "Communication-efficient federated learning via knowledge distillation", Nature
+Communications 13, 2022, https://doi.org/10.1038/s41467-022-29763-x; https://arxiv.org/abs/2108.13323.
+
+Every client trains both networks on its data, each on
+
+    L = CE + (KL(p_other || p) + MSE(H_mentor, W H_mentee)) / (CE_mentor + CE_mentee),
+
+so that the two trust each other less while they are bad. Only the mentee is averaged, and neither it nor its update
+travels as it is: an update is a matrix U diag(s) V, of which so many singular values are kept that their squares make
+up a share T of the sum of all squares. T grows over the rounds, since later updates need more precision. The server
+sends the mean update in the same form.
+
+Notation
+    code                    paper           shape
+    "private." parameters   Theta^t         dict of tensors, the mentor, of the client's network
+    "shared." parameters    Theta^s         dict of tensors, the mentee, of the first of the run's networks
+    "projection"            W^h             [D of the mentor, D of the mentee]
+    features                H^t, H^s        [B, D]
+    change                  g               of one tensor [P, ...], taken as a matrix [P, Q]
+    energy_share(...)       T               scalar
+
+Readings and deviations
+    1. Algorithm and equations exchange gradients, the authors' code the mentee's change over a local phase: so here.
+       HtFLlib, on which FedSA's code is built, truncates the mentee itself, so that clients go on from a distorted one.
+    2. Everybody starts from the same mentee and applies the same truncated mean, so clients stay in step with the
+       server. One that sat a round out is sent the whole mentee instead.
+    3. A convolution's weights are one matrix, output channels times the rest (in the authors' code and HtFLlib one of
+       every two last, or middle, dimensions). Where factors would have as many floats as the matrix or more, the matrix
+       is sent as it is; so are vectors, and running statistics of batch normalisation.
+    4. As many values are kept as reach the share. The authors' code keeps none at all where all would be needed.
+    5. The mean is not weighted. T goes linearly from T_start to T_end; in the first round it is one step above T_start,
+       in the last T_end, as in the authors' code.
+    6. The hidden features are the inputs of the last layers; there is no attention here, whose distance the paper adds.
+       W is a client's own and trained along.
+    7. In a network's loss the other's logits and the divisor are constants; in both codes gradients go everywhere. The
+       divisor is taken as 0.01 where it is smaller: a client with one class is soon certain. HtFLlib clips gradients.
+    8. The divergence is summed over classes, mean over samples; both codes also divide by the number of classes.
+
+Run it
+    fedcli run fedkd --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
+from fedcli.batches import generator
+from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+from fedcli.trees import tree_map
+from papers.baselines.fml import PRIVATE, SHARED, divergence, joined, part
+
+LEAST = 0.01  # the divisor's least value
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedKD adds to local training."""
+
+    distillation_weight: float = option(
+        1.0, "Weight of what the networks learn from each other; the paper has no other", low=0, off=0
+    )
+    energy_start: float = option(
+        0.95, "Share of the singular values' squares that is kept at first", symbol="T_start", low=0, high=1
+    )
+    energy_end: float = option(
+        0.98, "Share that is kept at the end; 1 for both sends everything", symbol="T_end", low=0, high=1, open_low=True
+    )
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds, beside the mentee."""
+
+    params: Params  # its mentor
+    buffers: Params
+    projection: Tensor  # [D of the mentor, D of the mentee]
+
+
+class ServerState(NamedTuple):
+    """What the server keeps, and by client id what the clients keep."""
+
+    params: Params  # of the mentee
+    buffers: Params
+    in_step: Tensor  # ids of the clients that have this mentee
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+class Factors(NamedTuple):
+    """A truncated matrix, U diag(s) V."""
+
+    u: Tensor  # [P, r]
+    s: Tensor  # [r]
+    v: Tensor  # [r, Q]
+
+
+def energy_share(start: float, end: float, round: int, num_rounds: int) -> float:
+    """T, linear over the rounds; `end` in the last."""
+    return start + (end - start) * (round + 1) / num_rounds
+
+
+def truncate(matrix: Tensor, share: float) -> Factors:
+    """The largest singular values whose squares add up to at least `share` of the sum of all, and their vectors.
+
+    Args:
+        matrix: `[P, Q]`.
+        share: T, in [0, 1].
+    """
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    energy = s.square().cumsum(0)
+    rank = int((energy < share * energy[-1]).sum()) + int(energy[-1] > 0)
+    return Factors(u[:, :rank], s[:rank], v[:rank])
+
+
+def compress(change: Tensor, share: float) -> Factors | Tensor:
+    """What is sent of one tensor's change: factors, or the tensor where these are not smaller or it is no matrix.
+
+    Args:
+        change: `[P, ...]`.
+        share: T, in [0, 1].
+    """
+    if change.dim() < 2:
+        return change
+    factors = truncate(change.flatten(1), share)
+    return factors if sum(part.numel() for part in factors) < change.numel() else change
+
+
+def restore(sent: Factors | Tensor, like: Tensor) -> Tensor:
+    """The change that was sent, in the shape of `like`."""
+    return ((sent.u * sent.s) @ sent.v).reshape(like.shape) if isinstance(sent, Factors) else sent
+
+
+def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
+    """The sum of the two networks' objectives: either depends on the parameters of its own network, and on W."""
+
+    def local_loss(params, buffers, batch, context):
+        own = mentor(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+        shared = mentee(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+        task, shared_task = (cross_entropy(logits, batch.y, batch.mask) for logits in (own.logits, shared.logits))
+        projected = shared.features @ params["projection"].T
+        hidden = masked_mean((own.features - projected).square().mean(-1), batch.mask)
+        terms = {
+            "cross_entropy": task,
+            "divergence": divergence(own.logits, shared.logits, batch.mask),
+            "shared_cross_entropy": shared_task,
+            "shared_divergence": divergence(shared.logits, own.logits, batch.mask),
+            "hidden": hidden,
+        }
+        learned = terms["divergence"] + terms["shared_divergence"] + hidden
+        divisor = (task + shared_task).detach().clamp(min=LEAST)
+        loss = task + shared_task + config.distillation_weight * learned / divisor
+        return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
+
+    return local_loss
+
+
+def initial_projection(mentor: Network, mentee: Network, fed) -> Tensor:
+    """W of a client that begins, from U(-1/sqrt(D), 1/sqrt(D)), D that of the mentee, as torch draws a layer."""
+    bound = mentee.feature_dim**-0.5
+    shape = mentor.feature_dim, mentee.feature_dim
+    drawn = generator(fed.config.seed, "projection").uniform(-bound, bound, shape)
+    return torch.from_numpy(drawn).to(fed.device, fed.dtype)
+
+
+def send_mentee(state: ServerState, cohort, fed) -> None:
+    """Counts what clients are sent at the beginning: running statistics, and the mentee where they lack it."""
+    fed.broadcast({}, state.buffers, cohort)
+    behind = cohort._replace(client_ids=np.setdiff1d(cohort.client_ids, state.in_step.cpu()))
+    fed.broadcast(state.params, {}, behind)
+
+
+def exchange(trained: Params, state: ServerState, cohort, fed, share: float) -> Params:
+    """The clients send their changes of the mentee, and the server sends the mean; both truncated.
+
+    Args:
+        trained: The clients' mentees, `[K, ...]`.
+        state: Of the server, with the mentee they began with.
+        cohort: The clients.
+        fed: Counts what is sent.
+        share: T.
+
+    Returns:
+        The new mentee.
+    """
+    total = tree_map(torch.zeros_like, state.params)
+    for k in range(len(cohort.client_ids)):
+        change = {name: value[k] - state.params[name] for name, value in trained.items()}
+        sent = fed.upload({name: compress(value, share) for name, value in change.items()})
+        total = {name: value + restore(sent[name], value) for name, value in total.items()}
+    mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
+    sent = fed.download({name: compress(value, share) for name, value in mean.items()}, cohort)
+    return {name: value + restore(sent[name], value) for name, value in state.params.items()}
+
+
+def init(fed, config: Config) -> ServerState:
+    """The first mentee, which everybody can make from the seed; nobody has trained yet."""
+    return ServerState(*fed.initial_model(fed.networks[0]), torch.arange(fed.num_clients), {})
+
+
+def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict, tuple[Params, Params], dict]:
+    """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
+    states, results, groups, mentee = state.clients, [], fed.groups(cohort), fed.networks[0]
+    for group in groups:  # clients with the same mentor
+        size = len(group.client_ids)
+        copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers))
+        first = ClientState(*fed.initial_model(group.network), initial_projection(group.network, mentee, fed))
+        own = fed.recall(states, group, first)
+        params = {**joined(own.params, copies[0]), "projection": own.projection}
+        both = Client(params, joined(own.buffers, copies[1]), optimizer={})
+        both, terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
+        kept = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
+        states = fed.remember(states, group, kept)
+        results.append(((part(both.params, SHARED), part(both.buffers, SHARED)), terms))
+    return states, *fed.in_order(cohort, groups, results)
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """One round."""
+    send_mentee(state, cohort, fed)
+    states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
+    share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)
+    params = exchange(trained, state, cohort, fed, share)
+    _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
+    buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
+    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
+
+
+METHOD = Method(
+    name="fedkd",
+    title="FedKD: private mentors and a shared mentee, whose updates are sent as singular factors",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("local", {"distillation_weight": 0.0}),
+    state_types=(ServerState, ClientState),
+    default_protocol="fedsa:cifar10-silo",
+    # Two networks, each counted as the largest of the run, and the projection.
+    client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,
+    personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
+    mixed_networks=True,
+)

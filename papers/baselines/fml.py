@@ -1,0 +1,157 @@
+"""FML: every client trains a private and a shared network, which learn from each other; the shared one is averaged.
+
+T. Shen, J. Zhang, X. Jia, F. Zhang, G. Huang, P. Zhou, K. Kuang, F. Wu, C. Wu, "Federated Mutual Learning", 2020,
+https://arxiv.org/abs/2006.16765.
+
+Only the shared network (the paper's "meme" model) travels, so that the private ones may be of any kind. On every
+minibatch a client takes one step of both networks, on
+
+    L_private = alpha * CE(private) + (1 - alpha) * KL(p_shared || p_private)
+    L_shared  = beta  * CE(shared)  + (1 - beta)  * KL(p_private || p_shared)
+
+in which the other network's output is a constant.
+
+Notation
+    code                    paper           shape
+    "private." parameters   theta_local     dict of tensors, of the client's network
+    "shared." parameters    theta_meme      dict of tensors, of the first of the run's networks
+    logits                  p = softmax     [B, C]
+    private_task_share      alpha
+    shared_task_share       beta
+
+Readings and deviations
+    1. The divergence is summed over classes, mean over samples. HtFLlib, on which FedSA's code is built, divides by
+       the number of classes too (the default of torch's `KLDivLoss`): with 100 classes it is 100 times weaker there.
+    2. The shared networks are averaged without weights, as in HtFLlib. A client that took no step sends what it got.
+    3. The shared network is the first that `--backbone` names, so a small one goes first. A private network of that
+       kind starts from the same weights: with equal shares the two are one until the first averaging.
+    4. One optimizer, the run's, moves both networks; its state is new in every round. HtFLlib clips gradients to a norm
+       of 10, here they are not clipped.
+    5. The private network is what is tested, and nothing of it leaves the client.
+
+Run it
+    fedcli run fml --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
+from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+
+PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FML adds to local training."""
+
+    private_task_share: float = option(
+        0.5, "Share of cross-entropy in the private network's loss; the rest is divergence", symbol="α", low=0, high=1,
+        off=1,
+    )  # fmt: skip
+    shared_task_share: float = option(
+        0.5, "Share of cross-entropy in the shared network's loss; the rest is divergence", symbol="β", low=0, high=1,
+        off=1,
+    )  # fmt: skip
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds."""
+
+    params: Params  # its private network
+    buffers: Params
+
+
+class ServerState(NamedTuple):
+    """What the server keeps, and by client id what the clients keep."""
+
+    params: Params  # of the shared network
+    buffers: Params
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+def joined(private: Params, shared: Params) -> Params:
+    """The tensors of both networks in one dict, told apart by the beginnings of their names."""
+    both = ((PRIVATE, private), (SHARED, shared))
+    return {prefix + name: value for prefix, tree in both for name, value in tree.items()}
+
+
+def part(tree: Params, prefix: str) -> Params:
+    """The tensors of one network under their own names."""
+    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
+def divergence(logits: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
+    """KL(softmax(teacher) || softmax(logits)), mean over samples.
+
+    Args:
+        logits: `[B, C]`.
+        teacher: Logits `[B, C]`; no gradient goes there.
+        mask: `[B]`, False for padding.
+
+    Returns:
+        Scalar, in nats.
+    """
+    target = F.log_softmax(teacher.detach(), -1)
+    return masked_mean((target.exp() * (target - F.log_softmax(logits, -1))).sum(-1), mask)
+
+
+def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
+    """L_private + L_shared: either depends on the parameters of its own network alone."""
+    alpha, beta = config.private_task_share, config.shared_task_share
+
+    def local_loss(params, buffers, batch, context):
+        own = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+        meme = shared(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+        terms = {
+            "cross_entropy": cross_entropy(own.logits, batch.y, batch.mask),
+            "divergence": divergence(own.logits, meme.logits, batch.mask),
+            "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
+            "shared_divergence": divergence(meme.logits, own.logits, batch.mask),
+        }
+        private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
+        shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
+        return private_loss + shared_loss, Aux(joined(own.buffers, meme.buffers), terms, own.features)
+
+    return local_loss
+
+
+def init(fed, config: Config) -> ServerState:
+    """The first shared network; nobody has trained yet."""
+    return ServerState(*fed.initial_model(fed.networks[0]), {})
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """One round: the shared network down, training of both, the shared network up."""
+    states, results, groups = state.clients, [], fed.groups(cohort)
+    for group in groups:  # clients with the same private network
+        received = fed.broadcast(state.params, state.buffers, group)
+        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+        both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
+        both, terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
+        states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
+        trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
+        results.append((fed.upload_model(trained), terms))
+    shared, terms = fed.in_order(cohort, groups, results)
+    return ServerState(*weighted_mean(shared, torch.ones_like(cohort.weights)), states), terms
+
+
+METHOD = Method(
+    name="fml",
+    title="FML: private networks that learn from a shared one and it from them",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("local", {"private_task_share": 1.0}),
+    state_types=(ServerState, ClientState),
+    default_protocol="fedsa:cifar10-silo",
+    client_memory=lambda sizes: 2 * sizes.parameters,  # two networks, each counted as the largest of the run
+    personal=lambda state: state.clients,
+    mixed_networks=True,
+)

@@ -1,0 +1,167 @@
+"""FedDF: distillation in the server and in the clients against plain loops, and where both are simpler methods."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.clients import Client
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.trees import select
+from papers.baselines import feddf
+from papers.baselines.fedavg import make_local_loss
+from tests import laws
+
+FEDDF, CLIENT_FORM = find_method("feddf"), find_method("feddf-client")
+MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+
+
+def logits(network, model, x):
+    return network(*model[:2], x, train=False).logits
+
+
+def plain_adam(network, start, batches, targets, lr):
+    """The student after steps of Adam with cosine annealing, by torch.optim."""
+    params = {name: value.clone().requires_grad_() for name, value in start[0].items()}
+    optimizer = torch.optim.Adam(params.values(), lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    losses = []
+    for x, target in zip(batches, targets, strict=True):
+        own = F.log_softmax(network(params, start[1], x, train=True).logits, 1)
+        loss = F.kl_div(own, F.softmax(target, 1), reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return {name: value.detach() for name, value in params.items()}, np.mean(losses)
+
+
+def test_without_distillation_it_is_fedavg():
+    setup, fed = laws.federation(FEDDF, {"distillation_epochs": 0})
+    state = laws.simulate(setup, fed, 3)
+    base = laws.simulate(*laws.federation("fedavg"), 3)
+    laws.assert_agree(state.students[0].params, base.params, "feddf against fedavg")
+    found = setup.method.personal(state)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(model is state.students[0] for model in found.values())
+
+
+def test_the_rate_falls_like_a_cosine():
+    rates = [feddf.cosine_annealing(0.2, step, 4) for step in range(5)]
+    assert rates == pytest.approx([0.2, 0.1 * (1 + 0.5**0.5), 0.1, 0.1 * (1 - 0.5**0.5), 0])
+
+
+def test_each_architecture_has_a_student_taught_by_all_clients():
+    setup, fed = laws.federation(FEDDF, {"distillation_epochs": 2, "distillation_lr": 0.01}, **MIXED)
+    cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)
+    trained, means = {}, []
+    for group in fed.groups(cohort):
+        clients, _ = fed.train(
+            fed.broadcast(*fed.initial_model(group.network), group), group, make_local_loss(group.network)
+        )
+        shares = group.weights / group.weights.sum()
+        means.append({name: torch.tensordot(shares, value, 1) for name, value in clients.params.items()})
+        trained |= {client: select((clients.params, clients.buffers), k) for k, client in enumerate(group.client_ids)}
+    batches = [batch.x for epoch in (0, 1) for batch in fed.public_batches(0, epoch)]
+    networks = [fed.networks[kind] for kind in fed.architecture]
+    with torch.no_grad():
+        targets = [sum(logits(networks[c], trained[c], x) for c in range(4)) / 4 for x in batches]
+    fed.start_round()
+    after, terms = setup.method.run_round(start, cohort, fed, setup.options)
+    for kind, (network, mean) in enumerate(zip(fed.networks, means, strict=True)):
+        expected, loss = plain_adam(network, (mean, {}), batches, targets, 0.01)
+        laws.assert_agree(after.students[kind].params, expected, f"the student of {fed.backbones[kind]}")
+        assert terms["distillation"][kind::2].tolist() == pytest.approx([loss] * 2)
+    assert [setup.method.personal(after)[c] is after.students[c % 2] for c in range(4)] == [True] * 4
+    everyone = sum(sum(p.numel() for p in network.module.parameters()) for network in networks)
+    assert fed.sent_down == fed.sent_up == {"params": everyone, "buffers": 0, "other": 0}
+
+
+def test_distillation_brings_the_student_nearer_to_the_ensemble():
+    setup, fed = laws.federation(FEDDF, {"distillation_epochs": 1})
+    more, _ = laws.federation(FEDDF, {"distillation_epochs": 20})
+    start = setup.method.init(fed, setup.options)
+    _, short = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
+    _, long = setup.method.run_round(start, fed.cohort(0), fed, more.options)
+    assert long["distillation"][0] < 0.5 * short["distillation"][0]
+
+
+def test_an_architecture_that_nobody_has_in_a_round_keeps_its_student():
+    setup, fed = laws.federation(FEDDF, cohort_size=2, **MIXED)
+    start = setup.method.init(fed, setup.options)
+    after, _ = setup.method.run_round(start, fed.cohort_of(0, [0, 2]), fed, setup.options)
+    assert laws.distance(after.students[1], start.students[1]) == 0
+    assert laws.distance(after.students[0], start.students[0]) > 1e-4
+
+
+def test_clients_without_examples_are_averaged_plainly():
+    _, fed = laws.federation(FEDDF)
+    clients = Client({"w": torch.tensor([[1.0], [3.0]])}, {}, {})
+    assert feddf.mean_model(clients, torch.zeros(2), fed).params["w"].tolist() == [2]
+    assert feddf.mean_model(clients, torch.tensor([0.3, 0.1]), fed).params["w"].item() == pytest.approx(1.5)
+
+
+# In the clients
+
+
+def test_clients_learn_from_all_logits_before_any_of_them_moves():
+    setup, fed = laws.federation(CLIENT_FORM, {"distillation_lr": 0.3}, weight_decay=0.01, **MIXED)
+    state = laws.simulate(setup, fed, 1)
+    cohort, networks = fed.cohort(1), [fed.networks[kind] for kind in fed.architecture]
+    models = [state.clients[client] for client in range(4)]
+    losses = []
+    for batch in fed.public_batches(1):
+        target = sum(logits(net, model, batch.x).detach() for net, model in zip(networks, models, strict=True)) / 4
+        moved = []
+        for network, model in zip(networks, models, strict=True):
+            params = {name: value.clone().requires_grad_() for name, value in model.params.items()}
+            optimizer = torch.optim.SGD(params.values(), lr=0.3, weight_decay=0.01)
+            own = F.log_softmax(logits(network, (params, {}), batch.x), 1)
+            loss = F.kl_div(own, F.softmax(target, 1), reduction="batchmean")
+            loss.backward()
+            optimizer.step()
+            moved.append(feddf.ClientState({name: value.detach() for name, value in params.items()}, {}))
+            losses.append(loss.item())
+        models = moved
+    groups = fed.groups(cohort)
+    start = [fed.recall(state.clients, group, None) for group in groups]
+    fed.start_round()
+    found, terms = feddf.distil_into_clients(
+        [Client(*own, optimizer={}) for own in start], groups, cohort, fed, setup.options
+    )
+    for clients, group in zip(found, groups, strict=True):
+        for k, client in enumerate(group.client_ids):
+            laws.assert_agree(select(clients.params, k), models[client].params, f"client {client}")
+    for client in range(4):
+        assert terms["distillation"][client].item() == pytest.approx(np.mean(losses[client::4]))
+    assert fed.sent_up["other"] == fed.sent_down["other"] == 4 * 12 * 3  # logits of 12 images
+
+
+def test_local_training_follows_with_a_new_optimizer():
+    setup, fed = laws.federation(CLIENT_FORM)
+    cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)
+    models, _ = feddf.distil_into_clients(
+        [Client(*fed.recall({}, cohort, fed.initial_model()), optimizer={})], [cohort], cohort, fed, setup.options
+    )
+    models, _ = fed.train(models[0]._replace(optimizer={}), cohort, make_local_loss(fed.network))
+    after, terms = setup.method.run_round(start, cohort, fed, setup.options)
+    for k in range(4):
+        laws.assert_agree(after.clients[k].params, select(models.params, k), f"client {k}")
+    assert set(terms) == {"distillation", "cross_entropy"}
+
+
+def test_equal_networks_can_be_averaged_in_between():
+    setup, fed = laws.federation(CLIENT_FORM, {"average_parameters": True}, local_epochs=1, lr=1e-12)
+    state = laws.simulate(setup, fed, 1)
+    laws.assert_agree(state.clients[0].params, state.clients[3].params, "all begin local training at the mean")
+    assert fed.sent_up["params"] == fed.sent_down["params"] == 4 * fed.sizes.parameters
+    setup, fed = laws.federation(CLIENT_FORM, {"average_parameters": True}, **MIXED)
+    with pytest.raises(UserError, match="needs one network"):
+        setup.method.init(fed, setup.options)
+
+
+@pytest.mark.parametrize("method", [FEDDF, CLIENT_FORM], ids=lambda method: method.name)
+def test_chunking_is_invisible_with_different_networks(method):
+    laws.law_4_chunking_is_invisible(method, rounds=1, chunks=(2,), **MIXED)

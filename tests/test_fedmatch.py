@@ -1,0 +1,125 @@
+"""FedMatch's consistency: its terms by hand, whom a client listens to, and the exchange against a plain loop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.clients import Client
+from fedcli.registry import find_method
+from fedcli.trees import select
+from papers.baselines import fedmatch
+from papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
+from tests import laws
+
+FEDMATCH = find_method("fedmatch")
+MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+
+
+def logs(*rows):
+    """Logits of these probabilities."""
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+HELPERS = torch.tensor(
+    [[[0.6, 0.3, 0.1], [0.1, 0.8, 0.1]], [[0.2, 0.7, 0.1], [0.2, 0.7, 0.1]]], dtype=torch.float64
+)  # [H = 2, B = 2, C = 3]
+
+
+def test_consistency_by_hand():
+    own = [0.8, 0.1, 0.1]
+    logits = logs(own, [0.5, 0.3, 0.2])  # confident on the first image alone
+    kl = [sum(p * math.log(p / q) for p, q in zip(helper, own, strict=True)) for helper in HELPERS[:, 0].tolist()]
+    divergence, agreement = consistency(logits, HELPERS, Config())
+    assert divergence.item() == pytest.approx(sum(kl) / 2)
+    assert agreement.item() == pytest.approx(-math.log(0.8))  # two of three votes are for class 0
+    of_both = consistency(logits, HELPERS, Config(confidence=0.5))
+    assert of_both[1].item() == pytest.approx((-math.log(0.8) - math.log(0.3)) / 2)
+    nowhere = consistency(logits, HELPERS, Config(confidence=0.9))
+    assert [term.item() for term in nowhere] == [0, 0]
+
+
+def test_votes():
+    logits = logs([0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4])
+    helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
+    assert agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
+
+
+def test_gradients_reach_the_client_alone():
+    logits, helpers = logs([0.8, 0.1, 0.1], [0.5, 0.3, 0.2]).requires_grad_(), HELPERS.clone().requires_grad_()
+    divergence, agreement = consistency(logits, helpers, Config())
+    (grad,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    torch.testing.assert_close(grad[0], logits.detach()[0].exp() - HELPERS[:, 0].mean(0))
+    assert (grad[1] == 0).all()  # not confident
+    (grad,) = torch.autograd.grad(agreement, logits)
+    torch.testing.assert_close(grad[0], torch.tensor([-0.2, 0.1, 0.1], dtype=torch.float64))
+
+
+def test_helpers_are_the_nearest_others():
+    predictions = torch.tensor([0.0, 10.0, 1.0, 12.0, 4.0]).reshape(5, 1, 1)
+    helpers = find_helpers(predictions, np.arange(5), 2)
+    assert helpers.tolist() == [[2, 4], [3, 4], [0, 4], [1, 4], [2, 0]]
+    assert find_helpers(predictions[:2], np.arange(2), 2).tolist() == [[1], [0]]
+
+
+def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
+    predictions = torch.zeros(4, 2, 3)
+    assert find_helpers(predictions, np.arange(4), 2).tolist() == [[1, 2], [0, 2], [0, 1], [0, 1]]
+    ids = np.array([7, 3, 9, 5])
+    named = [[ids[place] for place in row] for row in find_helpers(predictions, ids, 2).tolist()]
+    assert named == [[3, 5], [5, 7], [3, 5], [3, 7]]
+
+
+def test_the_public_phase_against_a_plain_loop():
+    options = {"confidence": 0.4, "consistency_weight": 0.7, "agreement_weight": 0.3, "helpers": 2}
+    setup, fed = laws.federation(FEDMATCH, options, momentum=0.9, weight_decay=0.1, **MIXED)
+    state = laws.simulate(setup, fed, 1)
+    cohort, networks = fed.cohort(1), [fed.networks[kind] for kind in fed.architecture]
+    params = [{n: v.clone().requires_grad_() for n, v in state.clients[c].params.items()} for c in range(4)]
+    optimizers = [torch.optim.SGD(own.values(), lr=0.05, momentum=0.9) for own in params]  # no weight decay
+    found = []
+    for batch in fed.public_batches(1):
+        with torch.no_grad():
+            p = [network(own, {}, batch.x).logits.softmax(1) for network, own in zip(networks, params, strict=True)]
+        for k, (network, own) in enumerate(zip(networks, params, strict=True)):
+            others = sorted((c for c in range(4) if c != k), key=lambda c: ((p[c] - p[k]) ** 2).sum().item())[:2]
+            mine = F.log_softmax(network(own, {}, batch.x).logits, 1)
+            losses = [0 * mine.sum()] * 2
+            sure = [i for i in range(len(batch.x)) if p[k][i].max() >= 0.4]
+            for i in sure:
+                for c in others:
+                    losses[0] = losses[0] + (p[c][i] * (p[c][i].log() - mine[i])).sum() / 2 / len(sure)
+                votes = [int(p[c][i].argmax()) for c in (k, *others)]
+                label = max(range(3), key=lambda y: votes.count(y))
+                losses[1] = losses[1] - mine[i][label] / len(sure)
+            optimizers[k].zero_grad()
+            (0.7 * losses[0] + 0.3 * losses[1]).backward()
+            found.append([loss.item() for loss in losses])
+        for one in optimizers:
+            one.step()
+    groups = fed.groups(cohort)
+    start = [Client(*fed.recall(state.clients, group, None), optimizer={}) for group in groups]
+    fed.start_round()
+    after, terms = fedmatch.agree(start, groups, cohort, fed, setup.options)
+    for clients, group in zip(after, groups, strict=True):
+        for k, client in enumerate(group.client_ids):
+            expected = {name: value.detach() for name, value in params[client].items()}
+            laws.assert_agree(select(clients.params, k), expected, f"client {client}")
+    for i, name in enumerate(("consistency", "agreement")):
+        means = [np.mean([row[i] for row in found[client::4]]) for client in range(4)]
+        assert terms[name].tolist() == pytest.approx(means)
+    assert fed.sent_up["other"] == 4 * 12 * 3
+    assert fed.sent_down["other"] == 2 * 4 * 12 * 3  # of two helpers
+
+
+def test_a_client_alone_trains_alone():
+    alone = laws.simulate(*laws.federation(FEDMATCH, cohort_size=1), 2)
+    local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
+    for client, own in alone.clients.items():
+        laws.assert_agree(own.params, local.clients[client].params, "a cohort of one")
+
+
+def test_chunking_is_invisible_with_different_networks():
+    laws.law_4_chunking_is_invisible(FEDMATCH, rounds=2, chunks=(2,), **MIXED)

@@ -1,0 +1,136 @@
+"""FML: its objective by hand, two steps that do not touch each other, and what is averaged and sent."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.batches import Batch
+from fedcli.registry import find_method
+from fedcli.trees import select
+from papers.baselines import fml
+from papers.baselines.fml import divergence, joined, part
+from tests import laws
+
+FML = find_method("fml")
+NORMALISED = {
+    "backbone": "cnn-small,resnet10-3x3", "local_epochs": 1, "parts": laws.toy_parts((4, 3, 2, 3)),
+    "data": laws.toy_dataset(num_train=12, channels=3),
+}  # fmt: skip
+
+
+def test_divergence_by_hand_and_without_padding():
+    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], dtype=torch.float64)
+    teacher = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0]], dtype=torch.float64)
+    first = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)  # KL((3/4, 1/4) || (1/2, 1/2))
+    assert divergence(logits, teacher).item() == pytest.approx(first / 2)  # the second sample agrees
+    assert divergence(logits, teacher, torch.tensor([True, False])).item() == pytest.approx(first)
+    other_way = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert divergence(teacher, logits).item() == pytest.approx(other_way / 2)
+
+
+def test_divergence_against_torch_and_its_gradients():
+    draw = torch.Generator().manual_seed(0)
+    logits, teacher = (torch.randn(6, 4, dtype=torch.float64, generator=draw).requires_grad_() for _ in range(2))
+    expected = F.kl_div(F.log_softmax(logits, 1), F.softmax(teacher, 1), reduction="batchmean")
+    torch.testing.assert_close(divergence(logits, teacher), expected)
+    divergence(logits, teacher).backward()
+    torch.testing.assert_close(logits.grad, (F.softmax(logits, 1) - F.softmax(teacher, 1)).detach() / 6)
+    assert teacher.grad is None
+
+
+def test_two_networks_in_one_dict():
+    one, two = {"a": 1, "shared.b": 2}, {"a": 3}
+    both = joined(one, two)
+    assert len(both) == 3
+    assert (part(both, fml.PRIVATE), part(both, fml.SHARED)) == (one, two)
+
+
+def losses(config):
+    """Our local objective on a batch, and the two losses by the networks as they are."""
+    _, fed = laws.federation(FML, backbone="cnn-small,cnn-mcmahan", data=laws.toy_dataset(size=16))
+    shared, private = fed.networks
+    models = [fed.initial_model(network) for network in (private, shared)]
+    params, buffers = (joined(*trees) for trees in zip(*models, strict=True))
+    params = {name: value.requires_grad_() for name, value in params.items()}
+    x, y = fed.engine.gather(np.arange(6))
+    batch = Batch(x, y, None, torch.tensor(True), torch.tensor(1), torch.tensor(0.1))
+    loss, aux = fml.make_local_loss(private, shared, config)(params, buffers, batch, None)
+    own, meme = (
+        network(part(params, prefix), {}, x).logits for network, prefix in ((private, "private."), (shared, "shared."))
+    )
+    kind = {"reduction": "batchmean"}
+    to_own = F.kl_div(F.log_softmax(own, 1), F.softmax(meme, 1).detach(), **kind)
+    to_meme = F.kl_div(F.log_softmax(meme, 1), F.softmax(own, 1).detach(), **kind)
+    alpha, beta = config.private_task_share, config.shared_task_share
+    private_loss = alpha * F.cross_entropy(own, y) + (1 - alpha) * to_own
+    shared_loss = beta * F.cross_entropy(meme, y) + (1 - beta) * to_meme
+    return params, loss, private_loss, shared_loss, aux
+
+
+@pytest.mark.parametrize("config", [fml.Config(), fml.Config(0.3, 0.8)])
+def test_each_network_follows_its_own_loss(config):
+    params, loss, private_loss, shared_loss, aux = losses(config)
+    torch.testing.assert_close(loss, private_loss + shared_loss)
+    grads = dict(zip(params, torch.autograd.grad(loss, list(params.values()), retain_graph=True), strict=True))
+    for expected, prefix in ((private_loss, "private."), (shared_loss, "shared.")):
+        names = [name for name in params if name.startswith(prefix)]
+        own = torch.autograd.grad(expected, [params[name] for name in names], retain_graph=True)
+        for name, grad in zip(names, own, strict=True):
+            torch.testing.assert_close(grads[name], grad)
+    assert aux.outputs.shape == (6, 512)  # the private network's features
+    assert set(aux.terms) == {"cross_entropy", "divergence", "shared_cross_entropy", "shared_divergence"}
+
+
+def test_shared_networks_with_their_statistics_are_averaged_without_weights():
+    setup, fed = laws.federation(FML, **{**NORMALISED, "backbone": "resnet10-3x3,cnn-small"})
+    cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)
+    sent = {}
+    for group in fed.groups(cohort):
+        own = fed.initial_model(group.network)
+        received = fed.broadcast(*start[:2], group)
+        own = fed.broadcast(*own, group)
+        both = type(own)(joined(own.params, received.params), joined(own.buffers, received.buffers), {})
+        both, _ = fed.train(both, group, fml.make_local_loss(group.network, fed.networks[0], setup.options))
+        for k, client in enumerate(group.client_ids):
+            sent[client] = select((part(both.params, "shared."), part(both.buffers, "shared.")), k)
+    after, _ = setup.method.run_round(start, cohort, fed, setup.options)
+    for i in (0, 1):
+        expected = {name: sum(sent[client][i][name] for client in sent) / 4 for name in after[i]}
+        laws.assert_agree(after[i], expected, "the shared network")
+    assert after.buffers
+    assert laws.distance(sent[0][1], sent[1][1]) > 1e-6
+
+
+def test_clients_keep_their_private_networks_and_are_tested_with_them():
+    setup, fed = laws.federation(FML, **NORMALISED)
+    state = laws.simulate(setup, fed, 2)
+    for client, (params, buffers) in setup.method.personal(state).items():
+        initial = fed.initial_model(fed.networks[fed.architecture[client]])
+        assert params.keys() == initial[0].keys()
+        assert buffers.keys() == initial[1].keys()
+        assert laws.distance(params, initial[0]) > 1e-4
+    assert state.params.keys() == fed.initial_model(fed.networks[0])[0].keys()
+
+
+def test_chunking_is_invisible_with_different_networks():
+    run = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+    laws.law_4_chunking_is_invisible(FML, rounds=2, chunks=(2,), **run)
+
+
+def test_equal_networks_without_divergence_train_alike():
+    alone = laws.federation(FML, {"private_task_share": 1.0, "shared_task_share": 1.0})
+    state = laws.simulate(*alone, 1)
+    clients = [own.params for own in state.clients.values()]
+    mean = {name: sum(params[name] for params in clients) / 4 for name in state.params}
+    laws.assert_agree(state.params, mean, "the mean of the private networks")
+
+
+def test_costs():
+    setup, fed = laws.federation(FML, backbone="cnn-small,cnn-mcmahan", data=laws.toy_dataset(size=16))
+    laws.simulate(setup, fed, 1)
+    small, large = (sum(p.numel() for p in network.module.parameters()) for network in fed.networks)
+    assert fed.sent_down == fed.sent_up == {"params": 4 * small, "buffers": 0, "other": 0}
+    assert setup.method.client_memory(fed.sizes) == 2 * large

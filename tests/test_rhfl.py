@@ -1,0 +1,155 @@
+"""RHFL: its losses and the clients' weights by hand, and the exchange against a plain loop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.clients import Client
+from fedcli.registry import find_method
+from fedcli.trees import select
+from papers.baselines import rhfl
+from papers.baselines.rhfl import Config, Others, alignment, confidence_weights, symmetric_cross_entropy
+from tests import laws
+
+RHFL = find_method("rhfl")
+MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+YES = torch.tensor([True, True, True])
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def example(samples=6, num_classes=4):
+    draw = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(samples, num_classes, dtype=torch.float64, generator=draw)
+    return logits, torch.randint(0, num_classes, (samples,), generator=draw)
+
+
+def test_symmetric_cross_entropy_against_a_loop():
+    logits, labels = example()
+    losses = []
+    for row, label in zip(logits.softmax(1).tolist(), labels.tolist(), strict=True):
+        truth = [1.0 if c == label else 1e-4 for c in range(4)]
+        reverse = -sum(max(p, 1e-7) * math.log(y) for p, y in zip(row, truth, strict=True))
+        losses.append(0.3 * -math.log(row[label]) + 2 * reverse)
+    config = Config(cross_entropy_weight=0.3, reverse_weight=2.0)
+    assert symmetric_cross_entropy(logits, labels, config).item() == pytest.approx(np.mean(losses), rel=1e-12)
+    mask = torch.tensor([True, False, True, True, False, False])
+    kept = symmetric_cross_entropy(logits, labels, config, mask)
+    assert kept.item() == pytest.approx(np.mean([losses[i] for i in (0, 2, 3)]), rel=1e-12)
+
+
+def test_symmetric_cross_entropy_by_hand():
+    half = symmetric_cross_entropy(vector(0, 0)[None], torch.tensor([0]), Config())
+    assert half.item() == pytest.approx(0.1 * math.log(2) + 0.5 * -math.log(1e-4))
+    sure = symmetric_cross_entropy(vector(1000, 0, 0)[None], torch.tensor([0]), Config())
+    assert sure.item() == pytest.approx(2 * 1e-7 * -math.log(1e-4))  # p is 1e-7 at least
+
+
+def test_weights_by_hand():
+    # q = (2-1)/1 = 1, (3-2)/2 = 1/2, (1-2)/2 = -1/2, sum 1; a = 1/2 + 1/2 (1, 1/2, -1/2) = 1, 3/4, 1/4
+    weights = confidence_weights(vector(2, 3, 1), vector(1, 2, 2), YES, 0.5)
+    powers = [math.exp(a) for a in (1.0, 0.75, 0.25)]
+    assert weights.tolist() == pytest.approx([power / sum(powers) for power in powers], rel=1e-12)
+
+
+def test_weights_where_there_is_nothing_to_compare():
+    none = torch.tensor([False] * 3)
+    assert confidence_weights(vector(0, 0, 0), vector(1, 2, 2), none, 0.5).tolist() == [0.5] * 3
+    third = pytest.approx([1 / 3] * 3)
+    assert confidence_weights(vector(2, 2, 2), vector(2, 2, 2), YES, 0.5).tolist() == third
+    assert confidence_weights(vector(3, 1, 2), vector(2, 2, 2), YES, 0.5).tolist() == third  # 1/2 - 1/2 + 0
+    assert confidence_weights(vector(3, 9, 2), vector(2, 4, 1), YES, 0.0).tolist() == third
+    # A newcomer and a client without examples have q = 0: a = 1/2 + 1/2 (1, 0, 0)
+    newcomer = confidence_weights(vector(3, 0, 5), vector(2, 4, 0), torch.tensor([True, False, True]), 0.5)
+    powers = [math.exp(1), math.exp(0.5), math.exp(0.5)]
+    assert newcomer.tolist() == pytest.approx([power / sum(powers) for power in powers])
+    assert confidence_weights(vector(0), vector(1), torch.tensor([False]), 0.5).tolist() == [1]
+
+
+def test_alignment_by_hand():
+    predictions = vector(0.75, 0.25, 0.5, 0.5).reshape(2, 1, 2)  # two others, one image
+    logits = vector(0, 0)[None]
+    first = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    assert alignment(logits, Others(predictions, vector(0.3, 5))).item() == pytest.approx(0.3 * first)
+    two_images = Others(predictions.transpose(0, 1), vector(2))
+    assert alignment(torch.zeros(2, 2, dtype=torch.float64), two_images).item() == pytest.approx(2 * first / 2)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_public_phase_against_a_plain_loop(optimizer):
+    setup, fed = laws.federation(RHFL, optimizer=optimizer, lr=0.01, **MIXED)
+    state = laws.simulate(setup, fed, 1)
+    cohort, networks = fed.cohort(1), [fed.networks[kind] for kind in fed.architecture]
+    models, weights, losses = [state.clients[c] for c in range(4)], vector(0.1, 0.2, 0.3, 0.4), []
+    for batch in fed.public_batches(1):
+        with torch.no_grad():
+            targets = [net(m.params, {}, batch.x).logits.softmax(1) for net, m in zip(networks, models, strict=True)]
+        moved = []
+        for k, (network, model) in enumerate(zip(networks, models, strict=True)):
+            params = {name: value.clone().requires_grad_() for name, value in model.params.items()}
+            kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+            optimizer_k = kind(params.values(), lr=0.01)  # new for every batch
+            own = F.log_softmax(network(params, {}, batch.x).logits, 1)
+            terms = [weights[j] * F.kl_div(own, targets[j], reduction="batchmean") for j in range(4) if j != k]
+            sum(terms).backward()
+            optimizer_k.step()
+            moved.append(model._replace(params={name: value.detach() for name, value in params.items()}))
+            losses.append(sum(terms).item())
+        models = moved
+    groups = fed.groups(cohort)
+    start = [Client(*fed.recall(state.clients, group, None)[:2], optimizer={}) for group in groups]
+    fed.start_round()
+    found, terms = rhfl.align(start, weights, groups, cohort, fed, setup.options)
+    for clients, group in zip(found, groups, strict=True):
+        for k, client in enumerate(group.client_ids):
+            laws.assert_agree(select(clients.params, k), models[client].params, f"client {client}")
+    for client in range(4):
+        assert terms["alignment"][client].item() == pytest.approx(np.mean(losses[client::4]))
+    assert fed.sent_up["other"] == 4 * 12 * 3
+    assert fed.sent_down["other"] == 4 * 3 * (12 * 3 + 1)  # all others' predictions and weights
+
+
+def test_losses_are_those_of_the_training_parts():
+    setup, fed = laws.federation(RHFL, validation=0.3, parts=laws.toy_parts((0, 13, 7, 10)), **MIXED)
+    cohort = fed.cohort(0)
+    models = [Client(*fed.recall({}, g, fed.initial_model(g.network)), optimizer={}) for g in fed.groups(cohort)]
+    losses = rhfl.own_losses(models, fed.groups(cohort), cohort, fed, setup.options)
+    assert losses[0] == 0
+    for client in (1, 2, 3):
+        network = fed.networks[client % 2]
+        x, y = fed.engine.gather(fed.training[client])
+        logits = network(*fed.initial_model(network), x, train=False).logits
+        torch.testing.assert_close(losses[client], symmetric_cross_entropy(logits, y, Config()).detach())
+
+
+def test_the_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
+    seen = []
+    original = rhfl.confidence_weights
+    monkeypatch.setattr(rhfl, "confidence_weights", lambda *given: seen.append(given) or original(*given))
+    setup, fed = laws.federation(RHFL, cohort_size=2)
+    state = laws.simulate(setup, fed, 3, [[0, 1], [2, 0], [1, 3]])
+    assert [given[2].tolist() for given in seen] == [[False, False], [False, True], [True, False]]
+    assert seen[1][0][1] == seen[0][1][0]  # client 0
+    assert seen[2][0][0] == seen[0][1][1]  # client 1
+    assert state.clients[0].loss == seen[1][1][1]
+    assert seen[1][1][1] < seen[0][1][0]  # it has learned
+
+
+def test_one_loss_is_sent_and_a_client_alone_trains_alone():
+    setup, fed = laws.federation(RHFL)
+    laws.simulate(setup, fed, 1)
+    assert fed.sent_up["other"] == 4 * (12 * 3 + 1)
+    options = {"cross_entropy_weight": 1.0, "reverse_weight": 0.0}
+    alone = laws.simulate(*laws.federation(RHFL, options, cohort_size=1), 2)
+    local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
+    for client, own in alone.clients.items():
+        laws.assert_agree(own.params, local.clients[client].params, "a cohort of one")
+
+
+def test_chunking_is_invisible_with_different_networks():
+    laws.law_4_chunking_is_invisible(RHFL, rounds=2, chunks=(2,), **MIXED)
