@@ -94,8 +94,10 @@ def reported() -> dict[str, dict[str, Any]]:
 
 
 def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
-    """The paper's entries of a table by row and column."""
+    """The paper's entries of a table by row and column; none for curves of a paper that prints no number of them."""
     paper, name = table.reported
+    if name == IN_TEXT and name not in reported()[paper]:
+        return {}
     return {(entry["method"], entry["column"]): entry for entry in reported()[paper][name]["rows"]}
 
 

@@ -633,7 +633,7 @@ TABLES = (
     Table(
         "fedfa:Fig12",
         "Local epochs, batch sizes and clients in a round",
-        ("FedFA", "in-text F.2"),
+        ("FedFA", "in-text"),
         _set_up("local_epochs", (1, 5, 10, 20))
         + _set_up("batch_size", (16, 32, 64, 128))
         + _set_up("cohort_size", (5, 10, 20, 50)),

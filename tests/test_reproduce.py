@@ -85,7 +85,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     paper = comparison.printed(one)
     places = [(cell.row, cell.column) for cell in one.cells]
     assert len(set(places)) == len(places)
-    figure = name.split(":")[1].startswith("Fig") and one.reported[1].startswith("in-text")  # drawn there, not printed
+    figure = name.split(":")[1].startswith("Fig") and one.reported[1] == "in-text"  # drawn there, not printed
     for row, column in places:  # in the paper, or a note says that it is not
         noted = any(row in note or column in note for note in one.notes)
         assert (row, column) in paper or noted or figure, (row, column)
