@@ -1,0 +1,232 @@
+"""FedTGP: own models that share class prototypes, and a server that trains the global ones to lie apart.
+
+J. Zhang, Y. Liu, Y. Hua, J. Cao, "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
+Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024, https://arxiv.org/abs/2401.03230.
+Algorithm 1, Eqs. 2 and 9 to 11.
+
+As in FedProto clients send class means of features, train on CE + lambda * distance to the global prototypes, and are
+tested by the nearest of these. But the server does not average what it receives: the global prototypes are the output
+of a small network, which it trains to bring each class's near the clients' prototypes of that class and, by a margin,
+far from those of the other classes.
+
+Notation
+    code                        paper                   shape
+    network                     P-ring^c, theta_F       dict of tensors: a vector a class, and two linear layers
+    global_prototypes(network)  P-hat^c                 [C, D]
+    class_means                 P_i^c                   [K, C, D]
+    centres                     Q^c                     [C, D]
+    margin                      delta(t)                scalar
+    prototype_weight            lambda
+    margin_threshold            tau
+    server_epochs               S
+
+Readings and deviations
+    1. The clients' distance is the squared error of each sample's feature, mean over samples and coordinates, with
+       lambda = 10, as in the authors' code and script. Eq. 11 has the Euclidean distance of prototypes, the text 0.1.
+    2. The margin is the largest over classes of the distance from a class's centre to the nearest other one, as in the
+       authors' code. Eq. 9 is the largest distance of any two (`--margin-form pairs`). Of fewer than two it is 0.
+    3. Clients' prototypes are class means over the training part by the trained model in evaluation mode (Eq. 2 and the
+       authors' code; there without the last batch where it is dropped).
+    4. The server trains by plain SGD with rate 0.01 in batches of 10 prototypes, shuffled in every epoch, and goes on
+       from its last network. These are the authors' values; theirs follow the clients' rate and batch size.
+    5. In the first round clients train on cross-entropy alone, as in the authors' code; Algorithm 1 would send the
+       untrained prototypes. Afterwards every class has a prototype, also a class that no client has.
+    6. At distance 0 the gradient of a distance is taken as 0. In the authors' code it is NaN.
+
+Run it
+    fedcli run fedtgp --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.batches import generator
+from fedcli.clients import Client, Params
+from papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
+
+
+@dataclass(frozen=True)
+class Config:
+    """What FedTGP adds to local training."""
+
+    prototype_weight: float = option(
+        10.0, "Weight of the distance to the prototypes", symbol="λ", source="Eq. 11", low=0, off=0
+    )
+    margin_threshold: float = option(100.0, "Largest margin", symbol="τ", source="Eq. 9", low=0, off=0)
+    margin_form: str = option(
+        "nearest",
+        "Margin before the threshold: largest distance of a class's centre to the nearest other, or of any pair",
+        source="Eq. 9",
+        choices=("nearest", "pairs"),
+    )
+    server_epochs: int = option(100, "Epochs of the server's training", symbol="S", source="Table 7", low=0)
+    server_batch_size: int = option(10, "Prototypes in a batch of the server's training", low=1)
+    server_lr: float = option(0.01, "Learning rate of the server's training", low=0, open_low=True)
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds."""
+
+    params: Params  # its own model
+    buffers: Params
+
+
+class ServerState(NamedTuple):
+    """What the server keeps, and by client id what the clients keep."""
+
+    network: Params
+    has_prototype: Tensor  # [C], bool: False before the first training
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+def initial_network(num_classes: int, dim: int, draw: np.random.Generator) -> Params:
+    """Vectors from N(0, I) and linear layers from U(-1/sqrt(D), 1/sqrt(D)), as torch draws them by default."""
+    bound = dim**-0.5
+    shapes = {"hidden.weight": (dim, dim), "hidden.bias": dim, "out.weight": (dim, dim), "out.bias": dim}
+    layers = {name: torch.from_numpy(draw.uniform(-bound, bound, shape)) for name, shape in shapes.items()}
+    return {"vectors": torch.from_numpy(draw.standard_normal((num_classes, dim))), **layers}
+
+
+def global_prototypes(network: Params) -> Tensor:
+    """P-hat = F(P-ring; theta_F), two linear layers with ReLU between them; `[C, D]`."""
+    hidden = F.linear(network["vectors"], network["hidden.weight"], network["hidden.bias"]).relu()
+    return F.linear(hidden, network["out.weight"], network["out.bias"])
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Euclidean distance of vectors `[..., D]`, broadcast against each other; no gradient where they are equal."""
+    squares = (a - b).square().sum(-1)
+    apart = squares > 0
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+
+
+def adaptive_margin(centres: Tensor, has_class: Tensor, threshold: float, form: str = "nearest") -> Tensor:
+    """Eq. 9: the largest distance between centres of classes, at most tau.
+
+    Args:
+        centres: `[C, D]`.
+        has_class: `[C]`; the others do not count.
+        threshold: tau.
+        form: "nearest", each class's distance to the nearest other, or "pairs", all distances.
+
+    Returns:
+        Scalar; 0 where fewer than two classes are there.
+    """
+    others = has_class[:, None] & has_class & ~torch.eye(len(centres), dtype=torch.bool, device=centres.device)
+    distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
+    if form == "pairs":
+        gaps = torch.where(others, distances, 0.0)
+    else:
+        nearest = torch.where(others, distances, torch.inf).amin(1)
+        gaps = torch.where(others.any(1), nearest, 0.0)
+    return gaps.amax().clamp(max=threshold)
+
+
+def contrastive_loss(prototypes: Tensor, labels: Tensor, targets: Tensor, margin: Tensor) -> Tensor:
+    """Eq. 10, mean over prototypes: cross-entropy of minus the distances, with the margin added to the own class's.
+
+    Args:
+        prototypes: Of clients, `[n, D]`.
+        labels: `[n]`.
+        targets: Global prototypes, `[C, D]`.
+        margin: Scalar.
+    """
+    own = labels[:, None] == torch.arange(len(targets), device=labels.device)
+    return F.cross_entropy(-(distance(prototypes[:, None], targets) + margin * own), labels)
+
+
+def train_network(
+    network: Params, prototypes: Tensor, labels: Tensor, margin: Tensor, order: list[np.ndarray], config: Config
+) -> Params:
+    """The server's training by SGD on Eq. 10.
+
+    Args:
+        network: Before.
+        prototypes: Of clients, `[n, D]`.
+        labels: `[n]`.
+        margin: Scalar.
+        order: One permutation of the prototypes for each epoch.
+        config: The method's.
+    """
+    for epoch in order:
+        for start in range(0, len(epoch), config.server_batch_size):
+            index = torch.as_tensor(epoch[start : start + config.server_batch_size], device=labels.device)
+            live = {name: value.detach().requires_grad_() for name, value in network.items()}
+            loss = contrastive_loss(prototypes[index], labels[index], global_prototypes(live), margin)
+            grads = torch.autograd.grad(loss, list(live.values()))
+            pairs = zip(network.items(), grads, strict=True)
+            network = {name: value - config.server_lr * grad for (name, value), grad in pairs}
+    return network
+
+
+def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort, fed, config: Config) -> Params:
+    """Algorithm 1, lines 8 and 9; clients in order of id, so that the cohort's order does not matter.
+
+    Args:
+        network: Before.
+        class_means: P_i^c, `[K, C, D]`.
+        counts: `[K, C]`, 0 for a class that a client lacks.
+        cohort: The clients.
+        fed: For the seed.
+        config: The method's.
+    """
+    by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
+    class_means, counts = class_means[by_id], counts[by_id]
+    centres = aggregate_prototypes(class_means, counts, torch.zeros_like(class_means[0]))
+    margin = adaptive_margin(centres, (counts > 0).any(0), config.margin_threshold, config.margin_form)
+    client, labels = (counts > 0).nonzero(as_tuple=True)
+    draws = (generator(fed.config.seed, cohort.round, "server order", e) for e in range(config.server_epochs))
+    order = [draw.permutation(len(labels)) for draw in draws]
+    return train_network(network, class_means[client, labels], labels, margin, order, config)
+
+
+def init(fed, config: Config) -> ServerState:
+    """The server's first network; nobody has trained yet.
+
+    Raises:
+        UserError: If the networks' features have different widths.
+    """
+    network = initial_network(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "server network"))
+    network = {name: value.to(fed.device, fed.dtype) for name, value in network.items()}
+    return ServerState(network, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """Algorithm 1, iteration t."""
+    context = Context(fed.download(global_prototypes(state.network), cohort), state.has_prototype)  # line 3
+    states, means, terms, groups = state.clients, [], [], fed.groups(cohort)
+    for group in groups:  # clients with the same network
+        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+        local_loss = make_local_loss(group.network, config)  # Eq. 11
+        clients = Client(own.params, own.buffers, optimizer={})
+        clients, group_terms = fed.train(clients, group, local_loss, context)  # line 5
+        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
+        means.append(fed.class_means(clients, group))  # line 6
+        terms.append(group_terms)
+    class_means, counts = fed.in_order(cohort, groups, means)
+    fed.upload(class_means, counts > 0)  # line 7
+    network = update_network(state.network, class_means, counts, cohort, fed, config)  # lines 8, 9
+    has_prototype = state.has_prototype | (counts > 0).any()
+    return ServerState(network, has_prototype, states), fed.in_order(cohort, groups, terms)
+
+
+METHOD = Method(
+    name="fedtgp",
+    title="FedTGP: own models that share trained class prototypes",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("local", {"prototype_weight": 0.0}),
+    state_types=(ServerState, ClientState),
+    default_protocol="fedsa:cifar10-silo",
+    client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim,  # received and own
+    personal=lambda state: state.clients,
+    prototypes=lambda state: (global_prototypes(state.network), state.has_prototype),
+    mixed_networks=True,
+)

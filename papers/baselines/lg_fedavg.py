@@ -1,0 +1,112 @@
+"""LG-FedAvg: every client has its own feature extractor, and the head on top of it is averaged.
+
+P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency, "Think Locally,
+Act Globally: Federated Learning with Local and Global Representations", NeurIPS 2019 workshop on federated learning,
+https://arxiv.org/abs/2001.01523.
+
+A round: the server sends the head; a client puts it on its own extractor, trains both together on its data and sends
+the head back; the server averages the heads, weighted by examples. Because the extractors stay where they are, they may
+be different networks, as long as their features have one width.
+
+Notation
+    code                    paper           shape
+    ClientState.params      theta^l_m       the client's own extractor
+    head                    theta^g         `head.weight` [C, D] and `head.bias` [C]
+    cohort.weights          N_m / N         [K]
+
+Readings and deviations
+    1. What is averaged is the last linear layer. The paper leaves open where a network is cut; its own code averages
+       more layers on CIFAR-10. FedSA compares with the last layer alone, the only one that different networks share.
+    2. Extractor and head move together in every step, by one learning rate.
+    3. A client is tested with its own extractor under the averaged head. One that has never taken part has its initial
+       network.
+    4. The first head is that of the first network's initial model; each network's own is drawn differently.
+    5. The paper tests new clients with an ensemble of all extractors. No comparison here has new clients.
+
+Run it
+    fedcli run lg-fedavg --dataset digits
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcli import Method, option
+from fedcli.aggregate import weighted_mean
+from fedcli.clients import Client, Params
+from papers.baselines.fedavg import make_local_loss
+
+HEAD = ("head.weight", "head.bias")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What LG-FedAvg adds to local training."""
+
+    averaged: str = option("head", "What the clients average; nothing is local training", choices=("head", "nothing"))
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds."""
+
+    params: Params  # of its own extractor
+    buffers: Params
+
+
+class ServerState(NamedTuple):
+    """What the server keeps, and by client id what the clients keep."""
+
+    head: Params  # empty where nothing is averaged
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
+def without_head(params: Params, head: Params) -> Params:
+    """The parameters that are not in the averaged head."""
+    return {name: value for name, value in params.items() if name not in head}
+
+
+def init(fed, config: Config) -> ServerState:
+    """The first head; nobody has trained yet.
+
+    Raises:
+        UserError: If the networks' features have different widths.
+    """
+    if config.averaged == "nothing":
+        return ServerState({}, {})
+    _ = fed.feature_dim  # refuses networks whose heads have different shapes
+    params, _ = fed.initial_model(fed.networks[0])
+    return ServerState({name: params[name] for name in HEAD}, {})
+
+
+def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """One round: the head down, training of everything, the head up."""
+    states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
+    for group in groups:  # clients with the same network
+        params, buffers = fed.initial_model(group.network)
+        own = fed.recall(states, group, ClientState(without_head(params, state.head), buffers))
+        head = fed.broadcast(state.head, {}, group).params
+        clients = Client({**own.params, **head}, own.buffers, optimizer={})
+        clients, group_terms = fed.train(clients, group, make_local_loss(group.network))
+        kept = ClientState(without_head(clients.params, state.head), clients.buffers)
+        states = fed.remember(states, group, kept)
+        heads.append({name: clients.params[name] for name in state.head})
+        terms.append(group_terms)
+    head = weighted_mean(fed.upload(fed.in_order(cohort, groups, heads)), cohort.weights)
+    return ServerState(head, states), fed.in_order(cohort, groups, terms)
+
+
+METHOD = Method(
+    name="lg-fedavg",
+    title="LG-FedAvg: own extractors under one averaged head",
+    config=Config,
+    init=init,
+    run_round=run_round,
+    reduces_to=("local", {"averaged": "nothing"}),
+    state_types=(ServerState, ClientState),
+    default_protocol="fedsa:cifar10-silo",
+    personal=lambda state: {
+        client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()
+    },
+    mixed_networks=True,
+)

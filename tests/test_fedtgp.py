@@ -1,0 +1,176 @@
+"""FedTGP: margin, loss and the server's training against slow loops and torch.optim; what is sent."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedcli.batches import generator
+from fedcli.registry import find_method
+from fedcli.runs import one_round
+from papers.baselines import fedtgp
+from tests import laws
+
+FEDTGP = find_method("fedtgp")
+C, D = 4, 3
+
+
+def network_of(params):
+    """The server's network as torch modules."""
+    classes, width = params["vectors"].shape
+    vectors, hidden, out = nn.Embedding(classes, width), nn.Linear(width, width), nn.Linear(width, width)
+    modules = nn.ModuleList([vectors, nn.Sequential(hidden, nn.ReLU(), out)]).double()
+    with torch.no_grad():
+        for own, value in zip(modules.parameters(), (params[name] for name in params_in_order(params)), strict=True):
+            own.copy_(value)
+    return modules
+
+
+def params_in_order(params):
+    return ["vectors", "hidden.weight", "hidden.bias", "out.weight", "out.bias"]
+
+
+def example(seed=0):
+    """Eleven prototypes of three of four classes, and a network."""
+    draw = np.random.default_rng(seed)
+    prototypes = torch.from_numpy(draw.standard_normal((11, D)))
+    return prototypes, torch.tensor([0, 1, 3, 0, 1, 3, 0, 1, 3, 0, 1]), fedtgp.initial_network(C, D, draw)
+
+
+def test_the_network_is_the_authors():
+    params = fedtgp.initial_network(100, 512, np.random.default_rng(0))
+    assert sum(value.numel() for value in params.values()) == 576_512
+    assert abs(params["vectors"].std() - 1) < 0.02
+    for name in params_in_order(params)[1:]:
+        assert 0.9 < params[name].abs().max() * 512**0.5 <= 1
+    _, _, params = example()
+    vectors, layers = network_of(params)
+    torch.testing.assert_close(fedtgp.global_prototypes(params), layers(vectors.weight).detach())
+
+
+def test_margin_by_hand():
+    centres = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 16.0], [99.0, 99.0]])
+    known = torch.tensor([True, True, True, False])  # 5, 12 and hypot(3, 16) apart
+    assert fedtgp.adaptive_margin(centres, known, 100.0).item() == pytest.approx(12)
+    assert fedtgp.adaptive_margin(centres, known, 100.0, "pairs").item() == pytest.approx(math.hypot(3, 16))
+    for form in ("nearest", "pairs"):
+        assert fedtgp.adaptive_margin(centres, known, 10.0, form).item() == 10
+        assert fedtgp.adaptive_margin(centres, torch.tensor([False, True, False, False]), 10.0, form).item() == 0
+
+
+def test_contrastive_loss_against_a_loop():
+    prototypes, labels, params = example()
+    targets, losses = fedtgp.global_prototypes(params), []
+    for prototype, label in zip(prototypes, labels.tolist(), strict=True):
+        far = [float((prototype - target).norm()) for target in targets]
+        far[label] += 0.7
+        near = [math.exp(-value) for value in far]
+        losses.append(-math.log(near[label] / sum(near)))
+    found = fedtgp.contrastive_loss(prototypes, labels, targets, torch.tensor(0.7, dtype=torch.float64))
+    assert found.item() == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+def test_distance_has_a_gradient_everywhere():
+    points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
+    distances = fedtgp.distance(points, torch.zeros(2, 2).double())
+    assert distances.tolist() == [0, 5]
+    (grad,) = torch.autograd.grad(distances.sum(), points)
+    assert grad.tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
+
+
+def test_the_servers_training_is_sgd():
+    prototypes, labels, params = example()
+    config = fedtgp.Config(server_batch_size=4, server_lr=0.3)
+    order = [np.random.default_rng(epoch).permutation(11) for epoch in range(3)]
+    modules = network_of(params)
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.3)
+    for epoch in order:
+        for index in (epoch[:4], epoch[4:8], epoch[8:]):
+            distances = torch.cdist(prototypes[index], modules[1](modules[0].weight))
+            loss = F.cross_entropy(-distances - 0.5 * F.one_hot(labels[index], C), labels[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    trained = fedtgp.train_network(params, prototypes, labels, torch.tensor(0.5).double(), order, config)
+    assert list(trained) == list(params)
+    for own, name in zip(modules.parameters(), params_in_order(params), strict=True):
+        torch.testing.assert_close(trained[name], own.detach(), rtol=1e-9, atol=1e-12)
+        assert not torch.equal(trained[name], params[name])
+        assert not trained[name].requires_grad
+    before, after = (fedtgp.contrastive_loss(prototypes, labels, fedtgp.global_prototypes(p), 0.5)
+                     for p in (params, trained))  # fmt: skip
+    assert after < before
+
+
+def test_a_round_trains_on_the_class_means_of_the_trained_models():
+    parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), np.array([], int)]
+    options = {"server_epochs": 3, "server_batch_size": 2}
+    setup, fed = laws.federation(FEDTGP, options, parts=parts)
+    first = setup.method.init(fed, setup.options)
+    first = first._replace(network={name: 0.9 * value for name, value in first.network.items()})  # of an earlier round
+    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
+    rows, labels = [], []
+    for client in range(4):
+        own = state.clients[client]
+        features, _, found = fed.predict(*own, fed.training[client])  # in evaluation mode
+        for label in range(3):
+            if (found == label).any():
+                rows.append(features[found == label].mean(0))
+                labels.append(label)
+    assert labels == [0, 1, 1, 0]
+    centres = [(rows[0] + rows[3]) / 2, (rows[1] + rows[2]) / 2]
+    margin = (centres[0] - centres[1]).norm()
+    order = [generator(fed.config.seed, 0, "server order", epoch).permutation(4) for epoch in range(3)]
+    expected = fedtgp.train_network(
+        first.network, torch.stack(rows), torch.tensor(labels), margin, order, setup.options
+    )
+    laws.assert_agree(state.network, expected, "the server's network")
+    assert state.has_prototype.all()
+    prototypes, known = setup.method.prototypes(state)
+    assert torch.equal(prototypes, fedtgp.global_prototypes(state.network))
+    assert known.all()
+
+
+def test_the_first_round_is_local_and_the_second_is_drawn_to_the_prototypes():
+    local = laws.simulate(*laws.federation("local"), 1)
+    setup, fed = laws.federation(FEDTGP)
+    state = laws.simulate(setup, fed, 1)
+    laws.assert_agree(state.clients, local.clients, "the first round")
+    moved = state._replace(network={**state.network, "out.bias": state.network["out.bias"] + 1})
+    found = [setup.method.run_round(start, fed.cohort(1), fed, setup.options)[0].clients for start in (state, moved)]
+    assert laws.distance(*found) > 1e-6
+
+
+def test_every_option_matters():
+    base = laws.simulate(*laws.federation(FEDTGP), 2)
+    for other in (
+        {"prototype_weight": 1.0}, {"margin_threshold": 1e-3}, {"margin_form": "pairs"}, {"server_epochs": 1},
+        {"server_batch_size": 3}, {"server_lr": 0.1},
+    ):  # fmt: skip
+        state = laws.simulate(*laws.federation(FEDTGP, other), 2)
+        assert laws.distance(state.clients, base.clients) > 1e-6, other
+
+
+def test_without_any_prototype_the_network_stays():
+    parts = [np.array([], int), np.array([0, 1, 2]), np.array([3]), np.array([4])]
+    setup, fed = laws.federation(FEDTGP, parts=parts, cohort_size=1)
+    first = setup.method.init(fed, setup.options)
+    state = laws.simulate(setup, fed, 1, [[0]])
+    laws.assert_agree(state.network, first.network, "the server's network")
+    assert not state.has_prototype.any()
+
+
+def test_terms_and_costs_of_a_round():
+    parts = [np.array([0, 3, 6, 9, 12, 1, 4]), np.array([2, 5]), np.array([7, 8]), np.array([], int)]
+    setup, fed = laws.federation(FEDTGP, parts=parts)
+    _, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
+    assert set(entry["terms"]) == {"cross_entropy", "prototype"}
+    assert entry["terms"]["prototype"] > 0
+    assert 0 <= entry["classifier_accuracy"] <= 1
+    width = fed.feature_dim
+    assert fed.sent_down == {"params": 0, "buffers": 0, "other": 4 * 3 * width}
+    assert fed.sent_up == {"params": 0, "buffers": 0, "other": 5 * width}  # two classes, one, two, none
+    assert setup.method.client_memory(fed.sizes) == fed.sizes.parameters + 2 * 3 * width
