@@ -38,6 +38,7 @@ class PlainNetwork:
 
     def __init__(self, module: nn.Module):
         self.module, self.feature_dim = module, module.feature_dim
+        self.trained: dict[str, Tensor] | None = None  # the buffers after the last call in training mode
 
     def __call__(self, params, buffers, x, mask=None, train=True):
         module = copy.deepcopy(self.module, {id(value): value for value in self.module.parameters()}).train(train)
@@ -48,6 +49,8 @@ class PlainNetwork:
             for name, value in module.named_buffers():
                 value.copy_(buffers[name])
         features, logits = module(x)
+        if train:
+            self.trained = dict(module.named_buffers())
         return Output(features, logits, dict(module.named_buffers()))
 
 
@@ -70,8 +73,8 @@ def with_key(client: Client, key: int) -> Client:
 class PlainUpdate:
     """One update of one client by torch.optim, in the place of `fedcli.clients.sgd_step` and `adam_step`."""
 
-    def __init__(self, loss, kind, lr, momentum, weight_decay, names, key):
-        self.loss, self.names, self.key = loss, names, key
+    def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key):
+        self.networks, self.loss, self.names, self.key = networks, loss, names, key
         self.kind, self.rate = kind, lr
         self.options = {"weight_decay": weight_decay, **({} if kind == "adam" else {"momentum": momentum})}
 
@@ -82,7 +85,12 @@ class PlainUpdate:
         optimizer = kind(trained, lr=float(batch.lr) if self.rate is None else self.rate, **self.options)
         if self.key in client.optimizer:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})
+        for network in self.networks:
+            network.trained = None
         loss, aux = self.loss(live, client.buffers, batch, context)
+        for network in self.networks:  # what the module has, whatever the objective says
+            if network.trained is not None and network.trained.keys() == client.buffers.keys():
+                aux = aux._replace(buffers=network.trained)
         loss.backward()
         optimizer.step()
         state = copy.deepcopy(optimizer.state_dict()["state"])
@@ -121,7 +129,7 @@ class ReferenceFederation(Federation):
     ):
         run = self.config
         return PlainUpdate(
-            loss, optimizer or run.optimizer, lr,
+            self.networks, loss, optimizer or run.optimizer, lr,
             run.momentum if momentum is None else momentum,
             run.weight_decay if weight_decay is None else weight_decay, names, key,
         )  # fmt: skip
