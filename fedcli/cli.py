@@ -342,7 +342,8 @@ def data_show(
     ]
     _print_table(("Data set", name), rows)
     if chosen is not None:
-        _show_partition(dataset, chosen, num_clients, partition_seed, out or Path(f"{name}-partition.png"))
+        chart = out or Path(f"{name}-partition.png")
+        _show_partition(dataset, chosen.scaled(dataset.share), num_clients, partition_seed, chart)
 
 
 def _domains(dataset: Any) -> str:

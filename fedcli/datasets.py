@@ -47,7 +47,12 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
     writer_test: Tensor | None = None
-    reduced: bool = False  # whether training images were left out
+    share: float = 1.0  # of the training images that are kept
+
+    @property
+    def reduced(self) -> bool:
+        """Whether training images were left out."""
+        return self.share < 1
 
     @property
     def num_classes(self) -> int:
@@ -191,7 +196,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
         seed: Of the choice.
 
     Returns:
-        The part, in canonical order, with `reduced` set.
+        The part, in canonical order; its `share` says how small it is.
 
     Raises:
         UserError: There are fewer images, or more classes.
@@ -208,7 +213,8 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     kept = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
     fields = ("x_train", "y_train", "domain_train", "writer_train")
     present = {field: getattr(dataset, field) for field in fields if getattr(dataset, field) is not None}
-    return replace(dataset, **{field: values[kept] for field, values in present.items()}, reduced=True)
+    share = dataset.share * num_train / count
+    return replace(dataset, **{field: values[kept] for field, values in present.items()}, share=share)
 
 
 def merge(dataset: Dataset) -> Dataset:

@@ -5,6 +5,7 @@ as branches of one computation. A method cannot tell the difference. On CUDA the
 becomes a CUDA graph, see `fedcli.graphs`.
 """
 
+import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +133,7 @@ class Engine:
     def _halve(self, size: int) -> None:
         self.clients_per_chunk = -(-size // 2)
         self._kept.clear()
+        gc.collect()  # an error can hold on to its own tensors
         if self.images.device.type == "cuda":
             torch.cuda.empty_cache()
         self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
@@ -195,6 +197,9 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """The chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())
+        if not clients.optimizer:
+            slots = [step.slots(select(clients.params, k)) for k in range(chunk.stop - chunk.start)]
+            clients = clients._replace(optimizer=stack(slots))
         if steps == 0:
             return clients, {}
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
@@ -202,9 +207,6 @@ class Engine:
         sizes = plan.size[:steps, chunk]
         padded = bool(((sizes > 0) & (sizes < plan.index.shape[2])).any())  # else no mask has to be carried along
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
-        if not clients.optimizer:
-            slots = [step.slots(select(clients.params, k)) for k in range(chunk.stop - chunk.start)]
-            clients = clients._replace(optimizer=stack(slots))
         together = self._stack(step, axes, padded, clients, context, rows)
         together.begin(clients, context, rows, num_batches, rate)
         for t in range(steps):
@@ -218,7 +220,7 @@ class Engine:
         """The stack that takes this step with tensors of these shapes: one kept from before, or a new one."""
         batch_axes = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
         update = self._of_many(keyed(step.update), (0, batch_axes, axes), rows.size.shape[1])
-        new = Stack(update, self.gather, padded)
+        new = Stack(update, self.gather, padded, fixed=self.graphs is not None)
         if self.graphs is None:
             return new
         shapes = layout((clients, context, rows.index[0], rows.draws is None))
@@ -253,10 +255,10 @@ class Engine:
         """The step as a graph; where it cannot be one, the step as it is, and no more graphs in this run."""
         try:
             return graphs.capture(together.step)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
         self.graphs = None
         reason = (str(cause).strip() or repr(cause)).splitlines()[0]
         self.notes.append(f"no CUDA graph of the step, its operations go one by one ({reason})")
@@ -281,7 +283,6 @@ class Engine:
         Returns:
             The stacked clients, and what the objective returned beside its value, stacked.
         """
-
         if not clients.optimizer:
             count = len(next(iter(clients.params.values())))
             clients = clients._replace(optimizer=stack([step.slots(select(clients.params, k)) for k in range(count)]))

@@ -434,6 +434,15 @@ class Partition:
             keywords[keyword] = values
         return _FORMS[self.name][0](labels, num_clients, seed=seed, **keywords)
 
+    def scaled(self, share: float) -> "Partition":
+        """The partition for a part of the data: the default least size of a client is that share of itself, from 1."""
+        values = dict(self.parameters)
+        if "within" in values:
+            return Partition(self.name, (("within", values["within"].scaled(share)),))
+        if self.name == "dirichlet" and share < 1 and "min_examples" not in values:
+            values["min_examples"] = max(1, round(share * MIN_EXAMPLES))
+        return Partition(self.name, tuple(values.items()))
+
     def __str__(self) -> str:
         values = dict(self.parameters)
         if "within" in values:

@@ -210,7 +210,7 @@ def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Da
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
     skews = dataset.domain_train, dataset.writer_train
-    parts = setup.partition(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
@@ -258,7 +258,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
         "augmentation": fed.transform.augmentation,
         "partition": {
-            "flag": str(setup.partition),
+            "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
             "sizes": [len(part) for part in parts],

@@ -1,4 +1,4 @@
-"""Clients that train together: their tensors at fixed addresses, and one step of all of them."""
+"""Clients that train together: their tensors, for a graph at fixed addresses, and one step of all of them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 from fedcli.batches import Batch
 from fedcli.clients import Aux, Client
 from fedcli.graphs import Work
-from fedcli.trees import Tree, tree_map
+from fedcli.trees import Tree, tree_map, where
 
 
 class Rows(NamedTuple):
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 
 class Stack:
-    """Clients that train together: their tensors, which stay where they are, and the step that moves them on.
+    """Clients that train together: their tensors, and the step that moves them on.
 
     Attributes:
         clients: Stacked.
@@ -38,6 +38,7 @@ class Stack:
         update: Callable[..., tuple[Client, Aux]],
         gather: Callable[..., tuple[Tensor, Tensor]],
         padded: bool,
+        fixed: bool,
     ):
         """A stack without clients.
 
@@ -45,8 +46,11 @@ class Stack:
             update: A local step of stacked clients: clients, batch and context to clients and what comes beside.
             gather: From positions and draws to network input and labels.
             padded: Whether some batches are not full, so that a mask has to be carried along.
+            fixed: Whether the clients' tensors stay where they are. Without a graph new ones are faster: on a CPU the
+                memory of the old ones is then used for the next, and not given back to the system in every step.
         """
-        self._update, self._gather, self._padded, self.kept = update, gather, padded, False
+        self._update, self._gather, self._padded, self._fixed = update, gather, padded, fixed
+        self.kept = False
         self.clients: Client | None = None
         self.totals: dict[str, Tensor] = {}
         self.eager_steps = 0
@@ -75,7 +79,10 @@ class Stack:
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
         after, aux = self._update(self.clients, batch, self._context)
         active = now.size > 0
-        tree_map(lambda own, new: _replace(active, own, new), self.clients, after)
+        if self._fixed:
+            tree_map(lambda own, new: _replace(active, own, new), self.clients, after)
+        else:
+            self.clients = where(active, after, self.clients)
         if not self.totals:
             self.totals = tree_map(torch.zeros_like, aux.terms)
         tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, aux.terms)

@@ -404,7 +404,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
         (("fedfm", "--guiding", "x"), "--guiding must be contrastive or l2 (got 'x'); choose one of them."),
         (("fedavg", "--optimizer", "x"), "--optimizer must be sgd or adam (got 'x'); choose one of them."),
         (("fedavg", "--partition", "dirichlet"), "write dirichlet:0.5."),
-        (("fedavg", "--partition", "dirichlet:0.5", "--num-clients", 100), "100 clients"),
+        (("fedavg", "--partition", "dirichlet:0.5:min=12", "--num-clients", 100), "100 clients"),
         (("fedavg", "--partition", "domains"), "needs a data set with domains"),
         (("fedavg", "--batch-size", 500, "--drop-last"), "--batch-size 500 is larger than every client's training"),
         (("fedavg", "--train-examples", 5), "--train-examples 5 does not fit the data set 'digits'"),
@@ -703,6 +703,15 @@ def test_the_lines_of_a_run_say_speed_and_time_left(clock):
         "round 4/6: task 1.235, pull 2e-09, 30 samples/s, 0:00:20 left",
     ]
     assert shown.folder == Path("there")  # what is to be resumed
+
+
+def test_how_the_clients_train_is_said_and_what_the_engine_has_to_say():
+    record = record_of(rounds=6)
+    record["engine"] |= {"device": "cuda", "branches": True, "chosen": "fastest of 7"}
+    assert ("machine", "cuda, float32, 2 clients as branches (fastest of 7)") in display.header(record, Path("there"))
+    out = io.StringIO()
+    display.Display(Console(file=out, width=40)).note("out of memory")
+    assert out.getvalue() == "engine      out of memory\n"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

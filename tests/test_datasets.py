@@ -185,7 +185,8 @@ def test_take_is_stratified_by_class(count):
     sizes, kept = whole.y_train.bincount(), part.y_train.bincount()
     assert kept.sum() == count
     assert ((kept - count * sizes / len(whole.y_train)).abs() < 1).all()
-    assert part.reduced
+    assert part.reduced == (count < 1438)
+    assert part.share == count / 1438
     assert not whole.reduced
     assert part.x_test is whole.x_test
     keys = slow_order(part, "train")

@@ -183,6 +183,20 @@ def test_a_client_without_steps_keeps_the_model():
         assert (terms["cross_entropy"] > 0).tolist() == [True, False, True, False]
 
 
+@pytest.mark.parametrize("chunk", ["1", "2", "branches:2"])
+def test_clients_that_train_together_may_all_be_without_steps(chunk):
+    run = {"drop_last": True, "batch_size": 8, "parts": laws.toy_parts((7, 4, 13, 10)), "clients_per_chunk": chunk}
+    setup, fed = laws.federation(FEDAVG, **run)
+    cohort, loss = fed.cohort(0), setup.method.module.make_local_loss(fed.network)
+    start = fed.broadcast(*fed.initial_model(), cohort)
+    whole, terms = fed.train(start, cohort, loss)
+    assert laws.distance(select(whole.params, slice(0, 2)), select(start.params, slice(0, 2))) == 0
+    assert (terms["cross_entropy"] > 0).tolist() == [False, False, True, True]
+    part, _ = fed.train(start, cohort, loss, epochs=range(1))
+    part, _ = fed.train(part, cohort, loss, epochs=range(1, 2))
+    assert laws.distance((part.params, part.optimizer), (whole.params, whole.optimizer)) == 0
+
+
 def test_weighted_mean_by_hand():
     tree = {"a": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "n": torch.tensor([1, 4])}
     mean = weighted_mean(tree, torch.tensor([1.0, 3.0]))

@@ -189,6 +189,27 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
         assert "operation not permitted when stream is capturing)" in note
 
 
+def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    fed.engine.graphs = graphs = ListGraphs()
+    capture = graphs.capture
+
+    def limited(work):
+        if len(work.__self__.clients.params["head.bias"]) < 4:
+            return capture(work)
+        try:
+            raise torch.OutOfMemoryError("no memory")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(graphs, "capture", limited)
+    state = laws.simulate(setup, fed, 2)
+    laws.assert_agree(state, eagerly(FEDAVG, rounds=2, clients_per_chunk="2"), "halved")
+    assert fed.engine.clients_per_chunk == 2
+    assert fed.engine.graphs is graphs
+    assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
+
+
 def test_the_mode_says_how_clients_train():
     _, fed = laws.federation(FEDAVG)
     modes = []

@@ -489,3 +489,21 @@ def test_partition_of_a_seed_never_changes(flag, expected):
     # Records name these: a change here makes old runs impossible to compare with new ones.
     parts = from_flag(flag)(np.tile(np.arange(10), 180), 10, 0, np.arange(1800) // 900, np.arange(1800) // 7)
     assert fingerprint(parts) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "share", "expected"),
+    [
+        ("dirichlet:0.1", 1.0, "dirichlet:0.1"),
+        ("dirichlet:0.1", 0.25, "dirichlet:0.1:min=2"),
+        ("dirichlet:0.1:plain", 0.001, "dirichlet:0.1:plain:min=1"),
+        ("dirichlet:0.1:min=12", 0.25, "dirichlet:0.1:min=12"),
+        ("domains+dirichlet:0.5", 0.3, "domains+dirichlet:0.5:min=3"),
+        ("domains+classes:2", 0.3, "domains+classes:2"),
+        ("classes:2", 0.3, "classes:2"),
+        ("domains", 0.3, "domains"),
+    ],
+)
+def test_the_least_size_shrinks_with_the_data_unless_it_was_named(flag, share, expected):
+    assert str(from_flag(flag).scaled(share)) == expected
+    assert from_flag(str(from_flag(flag).scaled(share))) == from_flag(flag).scaled(share)
