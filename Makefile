@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint tables clean
+.PHONY: help install demo test lint smoke tables clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -32,6 +32,9 @@ test: install ## Run the tests on two cores
 lint: install ## Check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+smoke: install ## Run every method for two rounds on built-in data
+	$(BIN)/fedcli smoke
 
 STUDIES := $(notdir $(wildcard results/records/*))
 
