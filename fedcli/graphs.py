@@ -7,6 +7,7 @@ same: `identity` says so of two steps.
 
 import dataclasses
 from collections.abc import Callable, Hashable
+from functools import partial
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -98,6 +99,8 @@ def identity(thing: Any) -> Hashable:
     if isinstance(thing, FunctionType):
         closed = tuple(cell.cell_contents for cell in thing.__closure__ or ())
         return (thing.__code__, identity((*closed, thing.__defaults__, thing.__kwdefaults__)))
+    if isinstance(thing, partial):
+        return (partial, identity((thing.func, thing.args, thing.keywords)))
     if isinstance(thing, tuple | list):
         return (type(thing), *map(identity, thing))
     if isinstance(thing, dict):

@@ -1,7 +1,9 @@
 """Steps as graphs, on a device that is made up: its graphs are lists of operations, done again into the same memory."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedcli import engine as engines
-from fedcli.graphs import Unrepeatable, identity, layout
-from fedcli.registry import find_method
+from fedcli.graphs import CudaGraphs, Unrepeatable, identity, layout
+from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network
 
@@ -85,6 +87,17 @@ CASES = {
     "stateful": (STATEFUL, {}, {}),
     "adam": (FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
 }
+
+
+@pytest.mark.parametrize("name", list(methods()))
+def test_the_steps_of_every_method_can_be_graphs(name):
+    method = find_method(name)
+    active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
+    run = {"clients_per_chunk": "4", "rounds": 2}
+    state, graphs, fed = by_graphs(method, active, **run)
+    laws.assert_agree(state, eagerly(method, active, **run), f"{name} by graphs")
+    assert fed.engine.notes == []
+    assert graphs.captured, "a local objective is closed over what may change; that belongs into its context"
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
@@ -267,6 +280,8 @@ def test_defaults_of_a_function_count():
         return function
 
     assert identity(of(1)) == identity(of(1)) != identity(of(2))
+    assert identity(partial(of, 1)) == identity(partial(of, 1)) != identity(partial(of, 2))
+    assert identity(partial(of, value=1)) != identity(partial(of, 1))
 
 
 @pytest.mark.parametrize("thing", [torch.zeros(1), object(), partial(print), {"a": torch.zeros(1)}])
@@ -286,3 +301,75 @@ def test_the_layout_of_a_tree_is_its_structure_and_shapes():
         {"a": torch.zeros(2, 3), "b": (torch.zeros(1), 1)},
     ):
         assert layout(other) != layout(tree)
+
+
+# The device
+
+
+class Events:
+    """Streams and graphs of a device that is made up; keeps what happened in which order."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.names = [], iter(["ambient", "own", "first", "second"])
+        self.current = self.ambient = self.stream()
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "Stream", lambda device: self.stream())
+        monkeypatch.setattr(cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
+        monkeypatch.setattr(cuda, "stream", self.on)
+        monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.log.append("replay")))
+        monkeypatch.setattr(cuda, "graph", lambda graph, stream: self.on(stream, capture=True))
+
+    def stream(self):
+        name = next(self.names)
+        return SimpleNamespace(name=name, wait_stream=lambda other: self.log.append(f"{name} waits for {other.name}"))
+
+    @contextmanager
+    def on(self, stream, capture=False):
+        before, self.current = self.current, stream
+        yield
+        self.current = before  # not after an error, as in torch's capture
+
+    def work(self):
+        self.log.append(f"work on {self.current.name}")
+        return self.current.name
+
+
+def test_warm_ups_and_branches_wait_for_what_was_before_and_are_waited_for(monkeypatch):
+    events = Events(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    graphs.warm_up(events.work)
+    assert events.log == ["own waits for ambient", "work on own", "ambient waits for own"]
+    events.log.clear()
+    assert graphs.fork([events.work, events.work]) == ["first", "second"]
+    assert events.log == [
+        "first waits for ambient", "work on first", "second waits for ambient", "work on second",
+        "ambient waits for first", "ambient waits for second",
+    ]  # fmt: skip
+    assert graphs.fork([events.work]) == ["first"]  # streams are used again
+
+
+def test_a_capture_ends_on_the_stream_it_began_on(monkeypatch):
+    events = Events(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    graphs.capture(events.work)()
+    assert events.log == ["work on own", "replay"]
+
+    def fails():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        graphs.capture(fails)
+    assert events.current is events.ambient
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("chunk", ["4", "branches:4", "1"])
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
+    method, overrides, run = CASES[case]
+    setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
+    state = laws.tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
+    laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
+    assert fed.engine.notes == []
+    assert any(stack.replay is not None for stack in fed.engine._kept.values())
