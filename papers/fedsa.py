@@ -445,13 +445,14 @@ def _equal(data: str, population: str) -> Protocol:
     )
 
 
-def _different(count: int) -> Protocol:
-    """A column of Table 2, HtFE_X."""
+def _different(count: int, population: str = "device") -> Protocol:
+    """A column of Table 2, HtFE_X, or with `population` "silo" the setting of Fig. 3."""
+    title, clients = _POPULATIONS[population]
     return Protocol(
-        name=f"fedsa:cifar100-htfe{count}",
-        summary=f"Class shares of a client from Dir(0.1), cross-device, {count} different networks",
+        name=f"fedsa:cifar100-htfe{count}{'' if population == 'device' else '-silo'}",
+        summary=f"Class shares of a client from Dir(0.1), {title}, {count} different networks",
         source=f"{_SOURCE}; networks {'from the paper' if count == 8 else 'too'}",
-        settings={**_TRAINING, **_POPULATIONS["device"][1]},
+        settings={**_TRAINING, **clients},
         datasets={"cifar100": _setting(",".join(_NETWORKS[count]))},
         selection="best-test",
         evaluation="clients",
@@ -477,6 +478,7 @@ def _built_in(name: str, backbone: str, settings: dict, contrastive_weight: floa
 PROTOCOLS = (
     *(_equal(data, population) for population in _POPULATIONS for data in _DATA),
     *(_different(count) for count in _NETWORKS),
+    _different(8, "silo"),
     _built_in("digits", "cnn-small", {"rounds": 30}, contrastive_weight=0.01),
     _built_in(
         "digits-mixed",
