@@ -9,6 +9,7 @@ import torch
 
 from fedcli.aggregate import cross_entropy
 from fedcli.clients import Aux, LocalLoss, Network
+from fedcli.engine import WAYS
 from fedcli.federation import Federation, count_parameters
 from fedcli.records import peak_memory
 
@@ -24,27 +25,32 @@ class Trial(NamedTuple):
     peak_bytes: int
 
 
-def choose(cohort_size: int, trial: Callable[[bool, int], Trial | None], room: int) -> tuple[bool, int, str]:
-    """Whether to use branches and how many clients train together, by trying some ways, and the reason in words.
+def choose(cohort_size: int, trial: Callable[[str, int], Trial | None], room: int) -> tuple[str, int, str]:
+    """In which of `WAYS` and how many clients train together, by trying some, and the reason in words.
 
     Args:
         cohort_size: Clients in a round, K.
-        trial: Trains so many clients together, as branches or not; None where the memory is too small.
+        trial: Trains so many clients together in that way; None where the memory is too small.
         room: Bytes that the device has for this run.
     """
     sizes = [max(cohort_size >> halvings, 1) for halvings in range(3)]  # K, K/2, K/4
-    ways = list(dict.fromkeys((branches, size) for branches in (False, True) for size in sizes if size > 1))
-    tried = {way: trial(*way) for way in [*ways, (False, 1)]}
-    fit = {way: found for way, found in tried.items() if found and found.peak_bytes <= SHARE * room}
+    several = [(way, size) for way in WAYS for size in dict.fromkeys(sizes) if size > 1]
+    tried = {which: trial(*which) for which in [*several, (WAYS[0], 1)]}
+    fit = {which: found for which, found in tried.items() if found and found.peak_bytes <= SHARE * room}
     gigabytes = f"{room / 2**30:.1f} GiB"
     if not fit:
-        return False, 1, f"none of {len(tried)} ways tried leaves enough of {gigabytes}"
+        return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {gigabytes}"
     fastest = min(found.seconds for found in fit.values())
-    way = max((way for way, found in fit.items() if found.seconds <= CLOSE * fastest), key=lambda way: way[1])
-    found = fit[way]
-    return *way, (
-        f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
-        f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
+    close = [which for which, found in fit.items() if found.seconds <= CLOSE * fastest]
+    way, size = max(close, key=lambda which: which[1])
+    found = fit[way, size]
+    return (
+        way,
+        size,
+        (
+            f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
+            f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
+        ),
     )
 
 
@@ -57,18 +63,16 @@ def settle(fed: Federation) -> str | None:
         return None
     torch.cuda.empty_cache()
     room = torch.cuda.mem_get_info(fed.device)[0] + torch.cuda.memory_allocated(fed.device)
-    branches, size, reason = choose(fed.config.cohort_size, lambda *way: _try_out(fed, *way), room)
-    fed.engine.branches, fed.engine.clients_per_chunk = branches, size
+    way, size, reason = choose(fed.config.cohort_size, lambda *which: _try_out(fed, *which), room)
+    fed.engine.way, fed.engine.clients_per_chunk = way, size
     torch.cuda.empty_cache()
     fed.start_round()
     return reason
 
 
-def _try_out(fed: Federation, branches: bool, size: int) -> Trial | None:
+def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
     """Some steps of `size` clients by cross-entropy, twice: the second time is timed."""
-    engine = dataclasses.replace(
-        fed.engine, branches=branches, clients_per_chunk=size, on_samples=lambda count: None, notes=[]
-    )
+    engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=count_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
     plan = fed.plan(cohort, range(1))

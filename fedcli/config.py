@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedcli import backbones, datasets, partition
+from fedcli.engine import WAYS
 from fedcli.errors import UserError, unknown
 from fedcli.registry import (
     DataSetting,
@@ -81,8 +82,8 @@ class RunConfig:
     precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
     clients_per_chunk: str = option(
         "auto",
-        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as branches of "
-        "one; auto is 1 on a CPU and tried out on CUDA",
+        "Clients that train together, 1 to the cohort size: N stacked into one computation, patches:N likewise with "
+        "convolutions as products of matrices, branches:N as branches of one; auto is 1 on a CPU and tried out on CUDA",
     )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     drift_every: int = option(
@@ -326,11 +327,8 @@ def _refuse_without_global_model(run: RunConfig, method: Method, protocol: Proto
         )
 
 
-BRANCHES = "branches:"
-
-
-def parse_chunk(text: str, default: int) -> tuple[bool, int]:
-    """What `--clients-per-chunk` says: whether the clients are branches, and how many train together.
+def parse_chunk(text: str, default: int) -> tuple[str, int]:
+    """What `--clients-per-chunk` says: in which of `WAYS`, and how many clients train together.
 
     Args:
         text: The option's value.
@@ -340,14 +338,14 @@ def parse_chunk(text: str, default: int) -> tuple[bool, int]:
         UserError: If it is not a value of that option.
     """
     if text == "auto":
-        return False, default
-    number = text.removeprefix(BRANCHES)
-    if not (number.isdecimal() and int(number) > 0):
+        return WAYS[0], default
+    way, colon, number = text.rpartition(":")
+    if not (number.isdecimal() and int(number) > 0 and (way in WAYS[1:] if colon else True)):
         raise UserError(
-            f"--clients-per-chunk must be auto, a whole number from 1, or {BRANCHES} and such a number (got '{text}'); "
-            f"1 trains one client after the other."
+            f"--clients-per-chunk must be auto, a whole number from 1, or patches: or branches: and such a number (got "
+            f"'{text}'); 1 trains one client after the other."
         )
-    return text.startswith(BRANCHES), int(number)
+    return way or WAYS[0], int(number)
 
 
 def find_device(name: str) -> torch.device:

@@ -30,6 +30,7 @@ SELECTIONS = {
     "last": "the last round",
     "mean-last-3": "mean of the last three rounds",
 }
+HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "branches": "as branches"}
 
 
 def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
@@ -37,8 +38,7 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = ", reduced: part of the training images" if record["reduced"] else ""
     together, threads = engine["clients_per_chunk"], record["hardware"]["threads"]
-    how = "as branches" if engine["branches"] else "stacked"
-    engine_mode = "one client after the other" if together == 1 else f"{together} clients {how}"
+    engine_mode = "one client after the other" if together == 1 else f"{together} clients {HOW[engine['way']]}"
     if engine["device"] == "cpu" and threads > 1:
         engine_mode = f"{threads} threads, in each {engine_mode}"
     chosen = f" ({engine['chosen']})" if engine.get("chosen") else ""

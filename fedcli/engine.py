@@ -1,8 +1,9 @@
 """The engine: all local steps of a cohort, from one local step of one client.
 
-Clients train one after the other (looped; on the CPU one in each thread), or several together: stacked by `vmap`, or
-as branches of one computation. A method cannot tell the difference. On CUDA the step of clients that train together
-becomes a CUDA graph, see `fedcli.graphs`.
+Clients train one after the other (looped; on the CPU one in each thread), or several together, in one of `WAYS`:
+stacked by `vmap`, likewise with convolutions as products of matrices (see `fedcli.patches`), or as branches of one
+computation. A method cannot tell the difference. On CUDA the step of clients that train together becomes a CUDA graph,
+see `fedcli.graphs`.
 """
 
 import gc
@@ -19,12 +20,14 @@ from torch import Tensor
 from fedcli.batches import Batch, Plan, Transform
 from fedcli.clients import Aux, Client, Network, Output, Params, Step, branched, keyed, vectorised
 from fedcli.graphs import Graphs, Unrepeatable, Work, identity, layout
+from fedcli.patches import by_patches
 from fedcli.stacks import Rows, Stack
 from fedcli.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 
 PREPARED_BYTES = 2**22  # images that are made ready at a time for a client that trains alone
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
 WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
+WAYS = ("stacked", "patches", "branches")  # in which several clients train together
 KEPT = 4  # stacks kept for the rounds to come
 
 
@@ -42,7 +45,7 @@ class Engine:
         transform: From uint8 images to network input.
         clients_per_chunk: How many clients train together; halved where the device's memory is too small.
         on_samples: Told how many samples a step has processed; never by two threads at once.
-        branches: Whether clients that train together are branches of a computation instead of stacked by `vmap`.
+        way: One of `WAYS`, how clients train together.
         graphs: Of the device; None where it has none, or where a capture has failed.
         notes: What a user has to know of the way things went.
         stopping: Set while the threads of a run are to end before their work is done.
@@ -54,7 +57,7 @@ class Engine:
     transform: Transform
     clients_per_chunk: int
     on_samples: Callable[[int], None]
-    branches: bool = False
+    way: str = WAYS[0]
     graphs: Graphs | None = None
     notes: list[str] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -64,8 +67,7 @@ class Engine:
     @property
     def mode(self) -> str:
         """In words, how clients train together."""
-        together = f"{'branches' if self.branches else 'stacked'} x {self.clients_per_chunk}"
-        how = "looped" if self.clients_per_chunk == 1 else together
+        how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
         return how if self.graphs is None else f"{how}, captured"
 
     def _step_done(self, samples: int) -> None:
@@ -225,7 +227,7 @@ class Engine:
             return new
         shapes = layout((clients, context, rows.index[0], rows.draws is None))
         try:
-            key = (identity(step.update), identity(axes), padded, self.branches, shapes)
+            key = (identity(step.update), identity(axes), padded, self.way, shapes)
         except Unrepeatable:
             return new
         if key not in self._kept and len(self._kept) == KEPT:
@@ -266,9 +268,10 @@ class Engine:
 
     def _of_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
         """A function of one client as one of `size` stacked clients."""
-        if not self.branches and size > 1:
-            return vectorised(function, axes)
-        return branched(function, axes, _one_by_one if self.graphs is None else self.graphs.fork)
+        if self.way == "branches" or size == 1:
+            return branched(function, axes, _one_by_one if self.graphs is None else self.graphs.fork)
+        stacked = vectorised(function, axes)
+        return by_patches(stacked) if self.way == "patches" else stacked
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
         """One local step of each of K clients on one batch that all are given.

@@ -101,10 +101,10 @@ class Federation:
             self.public_transform = Transform(*map(tuple, constants), augmentation, self.dtype)
         self._state_device: torch.device | None = None
         # On CUDA, `chunks.settle` chooses for `auto` before the first round.
-        branches, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
+        way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
         chunk = min(chunk, run.cohort_size)
-        self.engine = Engine(images, labels, self.transform, chunk, on_samples, branches, graphs)
+        self.engine = Engine(images, labels, self.transform, chunk, on_samples, way, graphs)
         self.start_round()
 
     def _network(self, name: str, dataset: datasets.Dataset) -> Network:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedcli import chunks, datasets, drift, evaluation, partition
 from fedcli.config import Setup, resolve
+from fedcli.engine import WAYS
 from fedcli.errors import UserError
 from fedcli.evaluation import NOTHING
 from fedcli.federation import Cohort, Federation, count_parameters
@@ -173,8 +174,8 @@ def restore(record: dict[str, Any], method: Method, progress: Progress | None = 
     setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
     dataset, parts, fed = prepare(setup, progress)
     _refuse_other_data(record, dataset, parts)
-    about = record["engine"] = {"branches": False, "notes": [], **record["engine"]}
-    fed.engine.clients_per_chunk, fed.engine.branches = about["clients_per_chunk"], about["branches"]
+    about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
+    fed.engine.clients_per_chunk, fed.engine.way = about["clients_per_chunk"], about["way"]
     return setup, fed
 
 
@@ -274,7 +275,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         },
         "engine": {
             "clients_per_chunk": fed.engine.clients_per_chunk,
-            "branches": fed.engine.branches,
+            "way": fed.engine.way,
             "chosen": chosen,
             "device": str(fed.device),
             "precision": config.precision,

@@ -17,51 +17,50 @@ def choose(cohort_size, found, room=10 * GIB):
     """The choice where a way takes the milliseconds and GiB in `found`, or is too large; and the ways tried."""
     tried = []
 
-    def trial(branches, size):
-        tried.append(("branches" if branches else "stacked", size))
+    def trial(way, size):
+        tried.append((way, size))
         cost = found.get(tried[-1], (100, 0))
         return cost and Trial(cost[0] / 1e3, int(cost[1] * GIB))
 
     return chunks.choose(cohort_size, trial, room), tried
 
 
-def test_the_cohort_and_its_halves_are_tried_both_ways_and_one_client_alone():
+def test_the_cohort_and_its_halves_are_tried_in_each_way_and_one_client_alone():
     _, tried = choose(10, {})
-    assert tried == [
-        ("stacked", 10), ("stacked", 5), ("stacked", 2), ("branches", 10), ("branches", 5), ("branches", 2),
-        ("stacked", 1),
-    ]  # fmt: skip
-    assert choose(3, {})[1] == [("stacked", 3), ("branches", 3), ("stacked", 1)]
+    several = [(way, size) for way in ("stacked", "patches", "branches") for size in (10, 5, 2)]
+    assert tried == [*several, ("stacked", 1)]
+    assert choose(3, {})[1] == [("stacked", 3), ("patches", 3), ("branches", 3), ("stacked", 1)]
     assert choose(1, {})[1] == [("stacked", 1)]
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ({("stacked", 5): (2, 1)}, (False, 5)),
-        ({("branches", 10): (2, 1), ("stacked", 10): (3, 1)}, (True, 10)),
-        ({("stacked", 1): (2, 1)}, (False, 1)),
-        ({("stacked", 5): (2, 1), ("stacked", 10): (2.05, 1)}, (False, 10)),  # as good as the fastest
-        ({("stacked", 5): (2, 1), ("stacked", 10): (2.2, 1)}, (False, 5)),
-        ({("stacked", 10): (1, 6.1), ("stacked", 5): (2, 1)}, (False, 5)),  # more than its share of the memory
-        ({("stacked", 10): None, ("stacked", 5): (2, 1)}, (False, 5)),  # out of memory
+        ({("stacked", 5): (2, 1)}, ("stacked", 5)),
+        ({("branches", 10): (2, 1), ("stacked", 10): (3, 1)}, ("branches", 10)),
+        ({("patches", 10): (2, 1), ("branches", 10): (3, 1)}, ("patches", 10)),
+        ({("stacked", 1): (2, 1)}, ("stacked", 1)),
+        ({("stacked", 5): (2, 1), ("stacked", 10): (2.05, 1)}, ("stacked", 10)),  # as good as the fastest
+        ({("stacked", 5): (2, 1), ("stacked", 10): (2.2, 1)}, ("stacked", 5)),
+        ({("stacked", 10): (1, 6.1), ("stacked", 5): (2, 1)}, ("stacked", 5)),  # more than its share of the memory
+        ({("stacked", 10): None, ("stacked", 5): (2, 1)}, ("stacked", 5)),  # out of memory
     ],
 )
 def test_the_fastest_way_that_leaves_memory_is_taken(found, expected):
-    (branches, size, reason), _ = choose(10, found)
-    assert (branches, size) == expected
-    assert "of 7 ways tried" in reason
+    (way, size, reason), _ = choose(10, found)
+    assert (way, size) == expected
+    assert "of 10 ways tried" in reason
 
 
 def test_the_reason_has_the_numbers():
     (*_, reason), _ = choose(10, {("stacked", 10): (1.25, 2.5)})
-    assert reason == "fastest of 7 ways tried, 1.25 ms for a step of one client, 2.5 of 10.0 GiB"
+    assert reason == "fastest of 10 ways tried, 1.25 ms for a step of one client, 2.5 of 10.0 GiB"
 
 
 def test_where_nothing_fits_one_client_trains_at_a_time():
-    too_large = {(how, size): (1, 9) for how in ("stacked", "branches") for size in (1, 2, 4)}
-    (branches, size, reason), _ = choose(4, too_large)
-    assert (branches, size) == (False, 1)
+    too_large = {(how, size): (1, 9) for how in ("stacked", "patches", "branches") for size in (1, 2, 4)}
+    (way, size, reason), _ = choose(4, too_large)
+    assert (way, size) == ("stacked", 1)
     assert "none of" in reason
 
 
@@ -70,12 +69,12 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     seen = []
     _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
     fed.engine.on_samples = seen.append
-    for branches, size in ((False, 4), (True, 3), (False, 1)):
-        found = chunks._try_out(fed, branches, size)
+    for way, size in (("stacked", 4), ("patches", 2), ("branches", 3), ("stacked", 1)):
+        found = chunks._try_out(fed, way, size)
         assert found.seconds > 0
         assert found.peak_bytes > 0
     assert seen == []
-    assert (fed.engine.clients_per_chunk, fed.engine.branches, fed.engine.notes) == (2, False, [])
+    assert (fed.engine.clients_per_chunk, fed.engine.way, fed.engine.notes) == (2, "stacked", [])
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB)
-    monkeypatch.setattr(chunks, "_try_out", lambda fed, branches, size: Trial(1 / size + branches, 3 * size * GIB))
+    monkeypatch.setattr(chunks, "_try_out", lambda fed, way, size: Trial(1 / size + (way != "stacked"), 3 * size * GIB))
 
 
 @pytest.mark.usefixtures("device")
@@ -94,21 +93,30 @@ def test_auto_is_settled_on_cuda_and_nothing_else_is():
     assert fed.engine.clients_per_chunk == 1
     fed.device = torch.device("cuda")
     assert "6.0 of 10.0 GiB" in chunks.settle(fed)
-    assert (fed.engine.branches, fed.engine.clients_per_chunk) == (False, 2)
+    assert (fed.engine.way, fed.engine.clients_per_chunk) == ("stacked", 2)
     _, fed = laws.federation(FEDAVG, clients_per_chunk="branches:3")
     fed.device = torch.device("cuda")
     assert chunks.settle(fed) is None
-    assert (fed.engine.branches, fed.engine.clients_per_chunk) == (True, 3)
+    assert (fed.engine.way, fed.engine.clients_per_chunk) == ("branches", 3)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("auto", (False, 7)), ("1", (False, 1)), ("12", (False, 12)), ("branches:3", (True, 3))]
+    ("text", "expected"),
+    [
+        ("auto", ("stacked", 7)),
+        ("1", ("stacked", 1)),
+        ("12", ("stacked", 12)),
+        ("branches:3", ("branches", 3)),
+        ("patches:2", ("patches", 2)),
+    ],
 )
 def test_the_option_says_how_many_and_how(text, expected):
     assert config.parse_chunk(text, 7) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", "branches", "branches:", "branches:0", "branches:auto", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "many", "branches", "branches:", "branches:0", "branches:auto", "1.5", "stacked:2", ":2"]
+)
 def test_other_values_of_the_option_are_refused(text):
     with pytest.raises(UserError, match="--clients-per-chunk must be auto, a whole number from 1"):
         config.parse_chunk(text, 1)

@@ -648,7 +648,7 @@ def record_of(rounds, done=0):
         "status": "running", "method": "m", "protocol": "p:q", "dataset": "d", "reduced": False, "seed": 0,
         "config": {"rounds": rounds, "num_clients": 3, "cohort_size": 2},
         "partition": {"flag": "iid", "sizes": [1000, 2000, 3000]}, "model": {"backbone": "b", "parameters": 12345},
-        "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2, "branches": False},
+        "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2, "way": "stacked"},
         "hardware": {"threads": 3},
         "rounds": [entry_of(number) for number in range(done)],
     }  # fmt: skip
@@ -707,7 +707,7 @@ def test_the_lines_of_a_run_say_speed_and_time_left(clock):
 
 def test_how_the_clients_train_is_said_and_what_the_engine_has_to_say():
     record = record_of(rounds=6)
-    record["engine"] |= {"device": "cuda", "branches": True, "chosen": "fastest of 7"}
+    record["engine"] |= {"device": "cuda", "way": "branches", "chosen": "fastest of 7"}
     assert ("machine", "cuda, float32, 2 clients as branches (fastest of 7)") in display.header(record, Path("there"))
     out = io.StringIO()
     display.Display(Console(file=out, width=40)).note("out of memory")

@@ -24,13 +24,13 @@ def test_engine_agrees_with_the_plain_loop(backbone):
     sizes = (7, 4, 2, 6)  # ragged, and never a last batch of one, which plain batch normalisation refuses
     data = laws.toy_dataset(num_train=sum(sizes), channels=3, size=16 if backbone == "resnet10" else 8)
     run = {"backbone": backbone, "data": data, "parts": laws.toy_parts(sizes), "local_epochs": 1, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "branches:3"), **run)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "patches:3", "branches:3"), **run)
 
 
 def test_engine_agrees_in_float32():
     setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
     expected = laws.simulate(setup, fed, 2)
-    for chunk in ("1", "4", "branches:4"):
+    for chunk in ("1", "4", "patches:4", "branches:4"):
         setup, fed = laws.federation(FEDAVG, precision="float32", clients_per_chunk=chunk)
         assert laws.distance(laws.simulate(setup, fed, 2), expected) < 1e-4
 
@@ -354,7 +354,7 @@ def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeyp
 def test_dropout_and_batch_statistics_agree_with_the_plain_loop(monkeypatch):
     use_tiny_network(monkeypatch)
     run = {"parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 2, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "branches:3"), **run)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "patches:4", "branches:3"), **run)
 
 
 @pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])

@@ -112,7 +112,7 @@ def test_replayed_steps_are_the_steps(case, chunk):
     assert fed.engine.notes == []
 
 
-@pytest.mark.parametrize("chunk", ["4", "branches:4"])
+@pytest.mark.parametrize("chunk", ["4", "patches:4", "branches:4"])
 def test_batch_statistics_and_dropout_are_in_the_graph(chunk, monkeypatch):
     use_tiny_network(monkeypatch)
     run = {"clients_per_chunk": chunk, "parts": laws.toy_parts((8, 7, 10, 6)), "lr": 0.01}
@@ -137,7 +137,7 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     assert (graphs.captured, len(fed.engine._kept)) == (1, 1)
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
     assert (graphs.captured, len(fed.engine._kept)) == (2, 2)
-    fed.engine.branches = True
+    fed.engine.way = "branches"
     cohort = fed.cohort(0)
     loss = FEDAVG.module.make_local_loss(fed.network)
     fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
@@ -227,10 +227,10 @@ def test_the_mode_says_how_clients_train():
     _, fed = laws.federation(FEDAVG)
     modes = []
     for graphs in (None, ListGraphs()):
-        for size, branches in ((1, False), (3, False), (3, True)):
-            fed.engine.clients_per_chunk, fed.engine.branches, fed.engine.graphs = size, branches, graphs
+        for size, way in ((1, "stacked"), (3, "stacked"), (3, "patches"), (3, "branches")):
+            fed.engine.clients_per_chunk, fed.engine.way, fed.engine.graphs = size, way, graphs
             modes.append(fed.engine.mode)
-    eager = ["looped", "stacked x 3", "branches x 3"]
+    eager = ["looped", "stacked x 3", "patches x 3", "branches x 3"]
     assert modes == [*eager, *(f"{mode}, captured" for mode in eager)]
 
 

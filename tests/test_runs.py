@@ -339,7 +339,7 @@ def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resum
     about = records.read_record(tmp_path / "run")["engine"]
     text = "out of memory with 4 clients together; 2 from here on"
     assert notes.heard == [text]
-    assert (about["clients_per_chunk"], about["branches"], about["chosen"]) == (2, True, None)
+    assert (about["clients_per_chunk"], about["way"], about["chosen"]) == (2, "branches", None)
     assert about["notes"] == [{"round": 0, "text": text}]
     again = runs.resume(tmp_path / "run").record
     assert again["engine"] == about
