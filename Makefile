@@ -43,6 +43,7 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	  $(BIN)/fedcli table --page results/records/$$study --out results/$$study.md && \
 	  $(BIN)/fedcli plot results/records/$$study --out results/figures/$$study-curves.png || exit 1; \
 	done
+	$(BIN)/fedcli pages results
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo

@@ -1,4 +1,4 @@
-"""The command line, `fedcli list | show | run | resume | data | quality | plot | table | bench`; nothing else prints.
+"""The command line, `fedcli list | show | run | resume | data | quality | plot | table | pages | smoke | bench`; nothing else prints.
 
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
@@ -36,7 +36,7 @@ class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        return ["list", "show", "run", "resume", "data", "quality", "plot", "table", "smoke", "bench"]
+        return ["list", "show", "run", "resume", "data", "quality", "plot", "table", "pages", "smoke", "bench"]
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
@@ -570,6 +570,19 @@ def _paper_table(
         _give(forms[format](compared), out)
     if errors:
         raise typer.Exit(1)
+
+
+@app.command()
+def pages(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with records/, one subfolder a study, and README.md.")
+    ],
+) -> None:
+    """Write a page a paper into DIR/papers, and the table over all papers into DIR/README.md, from the records."""
+    from fedcli.pages import pages as made
+
+    for name, text in made(folder).items():
+        _give(text, folder / name)
 
 
 def _give(text: str, out: Path | None) -> None:

@@ -1,4 +1,8 @@
-"""t-SNE of the features that `fedcli.quality` has kept: one panel a setting, all in a row and in one style."""
+"""t-SNE of the features that `fedcli.quality` has kept: one panel a setting, all in a row and in one style.
+
+Where the features are of a client's own model and of test images of several domains, a setting is a row, with a panel
+for each domain, the client's own first.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,10 +36,11 @@ class Panel(NamedTuple):
     title: str
     points: np.ndarray  # [n, 2]
     labels: np.ndarray  # [n]
+    row: str = ""  # the setting, in the first of several panels
 
 
 def embedding_chart(paths: Iterable[Path], out: Path) -> list[Path]:
-    """Draws the features of finished runs in the plane, a panel for those that differ in more than the seed.
+    """Draws the features of finished runs in the plane, a panel or a row for those that differ in more than the seed.
 
     Of several seeds the first is drawn, and of more than ten classes the first ten.
 
@@ -55,25 +60,41 @@ def embedding_chart(paths: Iterable[Path], out: Path) -> list[Path]:
         raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
     groups = group(records)
     places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    panels = [_panel(member.label, member.records[0], places[id(member.records[0])]) for member in groups]
+    rows = [_row(member.label, member.records[0], places[id(member.records[0])]) for member in groups]
+    columns = max(map(len, rows))
+    panels = [panel for row in rows for panel in (*row, *[None] * (columns - len(row)))]
     about = agreed(records)
     title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
     with matplotlib.rc_context(STYLE):
-        return save(embedding_figure(panels, records[0]["class_names"], title), out)
+        return save(embedding_figure(panels, records[0]["class_names"], title, columns if columns > 1 else None), out)
 
 
-def _panel(label: str, record: dict, folder: Path) -> Panel:
-    """The panel of one run."""
+def _row(label: str, record: dict, folder: Path) -> list[Panel]:
+    """The panels of one run."""
     if "quality" not in record or not (folder / FEATURES).is_file():
         raise UserError(
             f"the features of '{folder}' have not been kept (got no {FEATURES}); run 'fedcli quality' first."
         )
-    with np.load(folder / FEATURES) as kept:
-        features, labels = kept["features"], kept["labels"]
-    shown = labels < len(COLOURS)
+    with np.load(folder / FEATURES) as file:
+        kept = dict(file)
     quality = record["quality"]
-    title = f"{fill(label, TITLE)}\nNMI {quality['nmi']:.2f}, silhouette {quality['silhouette']:.2f}"
-    return Panel(title, embed(features[shown]), labels[shown])
+    label += f", client {quality['client']}" if "client" in quality else ""
+    if "domains" not in quality:
+        return [_panel(label, kept["features"], kept["labels"], quality)]
+    names, own = list(quality["domains"]), quality["domain"]
+    row = []
+    for name in (own, *(other for other in names if other != own)):
+        shown = kept["domains"] == names.index(name)
+        about = quality["domains"][name]
+        row.append(_panel(f"{own} → {name}", kept["features"][shown], kept["labels"][shown], about))
+    return [row[0]._replace(row=label), *row[1:]]
+
+
+def _panel(title: str, features: np.ndarray, labels: np.ndarray, quality: dict[str, float]) -> Panel:
+    """The panel of some features."""
+    shown = labels < len(COLOURS)
+    numbers = f"NMI {quality['nmi']:.2f}, silhouette {quality['silhouette']:.2f}"
+    return Panel(f"{fill(title, TITLE)}\n{numbers}", embed(features[shown]), labels[shown])
 
 
 def embed(features: np.ndarray) -> np.ndarray:
@@ -89,15 +110,22 @@ def embed(features: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
 
 
-def embedding_figure(panels: Sequence[Panel], class_names: Sequence[str], title: str) -> Figure:
-    """The figure of `embedding_chart`, to be drawn under `STYLE`."""
-    present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
-    figure = Figure(figsize=(PANEL * max(len(panels), 2), PANEL + 0.9), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+def embedding_figure(
+    panels: Sequence[Panel | None], class_names: Sequence[str], title: str, columns: int | None = None
+) -> Figure:
+    """The figure of `embedding_chart`, to be drawn under `STYLE`; rows of so many `columns`, one row where None."""
+    present = sorted({int(label) for panel in panels if panel for label in np.unique(panel.labels)})
+    columns = columns or len(panels)
+    rows = len(panels) // columns
+    figure = Figure(figsize=(PANEL * max(columns, 2), rows * (PANEL + 0.4) + 0.5), layout="constrained")
+    for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
+        if panel is None:
+            axes.set_axis_off()
+            continue
         order = np.random.default_rng(0).permutation(len(panel.labels))  # so that no class lies above all others
         colours = np.array(COLOURS)[panel.labels[order]]
         axes.scatter(*panel.points[order].T, c=colours, s=3, linewidths=0, rasterized=True)
-        axes.set(title=panel.title, xticks=[], yticks=[])
+        axes.set(title=panel.title, ylabel=fill(panel.row, TITLE), xticks=[], yticks=[])
         axes.set_box_aspect(1)
         axes.spines[:].set_visible(True)
     left_out = len(class_names) - len(COLOURS)
