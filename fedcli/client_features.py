@@ -23,7 +23,7 @@ from fedcli.errors import UserError
 from fedcli.federation import Cohort
 from fedcli.plots import COLOURS as LINES
 from fedcli.plots import STYLE, save
-from fedcli.quality import find_runs
+from fedcli.quality import find_runs, measure
 from fedcli.records import CHECKPOINT, read_record
 from fedcli.registry import find_method
 from fedcli.runs import machine_settings, read_checkpoint, restore
@@ -135,9 +135,11 @@ def _known(fed: Recording, client: int, labels: Tensor, domains: Tensor) -> Tens
 
 
 def panel(title: str, points: Points) -> Panel:
-    """The column of one run."""
+    """The column of one run; NMI and silhouette are those of all clients' features together."""
     cosines, same = pair_cosines(points.features, points.labels)
     plane = embed(points.features)
+    quality = measure(points.features, points.labels)
+    title = f"{title}\nNMI {quality['nmi']:.2f}, silhouette {quality['silhouette']:.2f}"
     return Panel(title, plane, points.labels, points.clients, cosines[same], cosines[~same])
 
 

@@ -10,6 +10,7 @@ import fedcli
 from fedcli import client_features, drift, plots
 from fedcli.config import resolve
 from fedcli.errors import UserError
+from fedcli.quality import measure
 from fedcli.records import read_record, write_record
 from fedcli.registry import find_method
 from fedcli.runs import one_round
@@ -259,6 +260,14 @@ def test_the_figure_has_a_column_for_each_setting():
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == ["Class", "a", "b", "Client", "4", "5", "9", "Two features", "of one class", "of two classes"]
+
+
+def test_a_panel_tells_the_quality_of_all_clients_features_together(monkeypatch):
+    monkeypatch.setattr(client_features, "embed", lambda features: features[:, :2])
+    features, labels = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
+    found = client_features.panel("one", client_features.Points(features, labels, np.arange(30) % 2))
+    expected = measure(features, labels)
+    assert found.title == f"one\nNMI {expected['nmi']:.2f}, silhouette {expected['silhouette']:.2f}"
 
 
 def test_more_classes_than_colours_are_said_to_be_left_out():
