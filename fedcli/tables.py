@@ -13,6 +13,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from fedcli.errors import UserError
+from fedcli.metrics import find_metric
 from fedcli.records import RECORD, read_record
 
 # A result does not depend on any of these but the first.
@@ -20,7 +21,14 @@ HOW_NOT_WHAT = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoin
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
 MISSING = "–"
-AFTER = "After --post, %"
+# Columns that stand there only where a run has the number, and its metric.
+SOMETIMES = {
+    "After --post, %": "post",
+    "By the classifier, %": "classifier",
+    "Inside its own domain, %": "intra",
+    "NMI": "quality:nmi",
+    "Silhouette": "quality:silhouette",
+}
 
 
 @dataclass(frozen=True)
@@ -249,11 +257,22 @@ def _round_seconds(record: dict) -> float | None:
 
 def _percent(values: Iterable[float | None]) -> str:
     """Mean ± sample standard deviation (number of values) in percent; the value alone where there is one."""
-    known = [100 * value for value in values if value is not None]
+    return _mean(100 * value for value in values if value is not None)
+
+
+def _mean(values: Iterable[float]) -> str:
+    known = list(values)
     if not known:
         return MISSING
     spread = f" ± {stdev(known):.2f}" if len(known) > 1 else ""
     return f"{fmean(known):.2f}{spread} ({len(known)})"
+
+
+def _sometimes(name: str, records: list[dict]) -> str:
+    """Mean of a metric over the runs that have it; empty where none has."""
+    value = find_metric(name).value
+    known = [found for record in records if (found := value(record)) is not None]
+    return _mean(known) if known else ""
 
 
 def _seconds(records: list[dict]) -> str:
@@ -311,14 +330,15 @@ def _rows(groups: list[Group]) -> tuple[list[str], list[dict[str, str]], list[bo
                 "Seeds": _seeds(member),
                 selected: _percent(_summary(record, "selected") for record in done),
                 "Last round, %": _percent(_summary(record, "last") for record in done),
-                AFTER: _percent(map(_post, done)) if any("post" in record for record in done) else "",
+                **{title: _sometimes(name, done) for title, name in SOMETIMES.items()},
                 "Rounds": str(member.records[0]["config"].get("rounds", MISSING)),
                 "Validation at the selected round, %": _percent(map(_validation, done)),
                 "Floats up / down, client and round": _floats((done or member.records)[0]),
                 "Seconds a round, median": _seconds(done),
             }
         )
-    columns = [column for column in rows[0] if column not in ("Settings", AFTER) or any(row[column] for row in rows)]
+    optional = ("Settings", *SOMETIMES)
+    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
     return columns, rows, _best(groups)
 
 

@@ -205,7 +205,7 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert find_metric("post").value(plain.record) is None
     shown = tables.markdown([plain.record, after.record])
     assert shown.count(f"| {100 * post['test_accuracy']:.2f} (1) |") == 1
-    assert tables.AFTER not in tables.markdown([plain.record])
+    assert "After --post" not in tables.markdown([plain.record])
     assert f",{post['test_accuracy']}," in tables.csv([after.record])
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post

@@ -170,6 +170,20 @@ def test_rounds_without_evaluation_or_validation():
     assert row["Validation at the selected round, %"] == "–"
 
 
+def test_what_only_some_runs_have_measured_gets_a_column():
+    plain, *measured = record(), record("two", 0), record("two", 1)
+    assert "NMI" not in cells(tables.markdown([plain]))[0]
+    for run, nmi, inside in zip(measured, (0.5, 0.6), (0.7, 0.9), strict=True):
+        run["quality"] = {"nmi": nmi, "silhouette": -0.25, "examples": 9, "seed": 0}
+        run["rounds"][1] |= {"intra": {"a": inside, "b": inside - 0.2}, "classifier_accuracy": 0.4}
+    without, with_ = cells(tables.markdown([plain, *measured]))
+    names = ["By the classifier, %", "Inside its own domain, %", "NMI", "Silhouette"]
+    assert [with_[name] for name in names] == [
+        "40.00 ± 0.00 (2)", "70.00 ± 14.14 (2)", "0.55 ± 0.07 (2)", "-0.25 ± 0.00 (2)",
+    ]  # fmt: skip
+    assert [without[name] for name in names] == [""] * 4
+
+
 def test_reduced_runs_are_labelled():
     text = tables.markdown([record(train_examples=100)])
     assert cells(text)[0]["Method"] == "one (reduced)"
