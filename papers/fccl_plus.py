@@ -43,7 +43,8 @@ Readings and deviations
     8.  The teacher is in evaluation mode and constant. In FCCL+'s code it is in training mode (FCCL's first code has it
         as here).
     9.  A client stores one model: at the end of a round the current and the previous one are the same. While it trains
-        it holds both. In round 0 the teacher is the initial network, as in the code.
+        it holds both. In round 0 the teacher is the initial network, as in the code. `--teacher collaborative` has the
+        model after the collaborative phase instead, which Fig. 9 compares with.
     10. A new Adam for every public batch and client, as in the code: without momentum a step is nearly lr times the
         sign of the gradient. `--public-optimizer phase` keeps one for the phase. Weight decay is that of the local
         phase only, as in the code.
@@ -130,6 +131,10 @@ class Config(CollaborativeConfig):
         choices=("fntd", "ewc", "none"), off="none",
     )  # fmt: skip
     temperature: float = option(3.0, "Temperature of FNTD", symbol="τ", source="Eq. 8", low=0, open_low=True)
+    teacher: str = option(
+        "previous", "What is distilled from: the model after the previous local phase, or after this collaborative one",
+        symbol="T", source="Eq. 13, Fig. 9", choices=("previous", "collaborative"),
+    )  # fmt: skip
     renormalize: bool = option(False, "Make the other classes' probabilities in FNTD sum to 1", source="Eq. 12")
     plain_share: float = option(
         0.0,
@@ -453,7 +458,8 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     previous = [fed.recall(states, group, first) for group, first in zip(groups, initial, strict=True)]  # theta^{e-1}
     models, terms = collaborate(previous, groups, cohort, fed, config)  # lines 2 to 11
     for model, before, group in zip(models, previous, groups, strict=True):
-        teacher = Teacher(before.params, before.buffers)
+        known = before if config.teacher == "previous" else model  # theta^{e-1}; Fig. 9 compares with theta^e
+        teacher = Teacher(known.params, known.buffers)
         model, group_terms = update_locally(model, teacher, group, fed, config)  # line 12
         states = fed.remember(states, group, ClientState(model.params, model.buffers))
         found.append(group_terms)

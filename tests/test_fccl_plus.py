@@ -414,15 +414,17 @@ def test_public_batches_of_one_image_are_refused():
 # The local phase
 
 
-def test_the_teacher_is_the_model_after_the_previous_local_phase():
-    setup, fed, cohort, clients = started(PLUS, batch_size=20, local_epochs=1)
+@pytest.mark.parametrize("which", ["previous", "collaborative"])
+def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(which):
+    setup, fed, cohort, clients = started(PLUS, {"teacher": which}, batch_size=20, local_epochs=1)
     groups, previous = grouped(fed, cohort, clients)
     ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
     _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
         student = fed.network(select(model.params, client), {}, x).logits
-        teacher = fed.network(clients[client].params, {}, x).logits
+        known = clients[client].params if which == "previous" else select(model.params, client)
+        teacher = fed.network(known, {}, x).logits
         assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
 
 
