@@ -78,7 +78,7 @@ def _row(label: str, record: dict, folder: Path) -> list[Panel]:
     with np.load(folder / FEATURES) as file:
         kept = dict(file)
     quality = record["quality"]
-    label += f", client {quality['client']}" if "client" in quality else ""
+    label += f", client\N{NO-BREAK SPACE}{quality['client']}" if "client" in quality else ""
     if "domains" not in quality:
         return [_panel(label, kept["features"], kept["labels"], quality)]
     names, own = list(quality["domains"]), quality["domain"]
@@ -136,6 +136,6 @@ def embedding_figure(
         for label in present
     ]
     label_width = 0.4 + 0.065 * max(len(class_names[label]) for label in present)  # inches
-    columns = max(1, min(len(handles), int(figure.get_figwidth() / label_width)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1, handletextpad=0.2)
+    side_by_side = max(1, min(len(handles), int(figure.get_figwidth() / label_width)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=side_by_side, columnspacing=1, handletextpad=0.2)
     return figure

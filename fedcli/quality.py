@@ -22,7 +22,7 @@ from fedcli.evaluation import models
 from fedcli.federation import EVALUATION_BATCH, Federation
 from fedcli.records import CHECKPOINT, RECORD, params_hash, read_record, write_atomically, write_record
 from fedcli.registry import Method, find_method
-from fedcli.runs import _all_params, machine_settings, read_checkpoint, restore
+from fedcli.runs import all_params, machine_settings, read_checkpoint, restore
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
@@ -165,7 +165,7 @@ def final_state(folder: Path, record: dict[str, Any], method: Method, setup: Any
     if (folder / CHECKPOINT).is_file():
         try:
             state = read_checkpoint(folder, setup, fed)[0]
-            found = params_hash(_all_params(method, state))
+            found = params_hash(all_params(method, state))
         except (KeyError, TypeError):  # a state of other parts, from before the method's file was changed
             pass
     if found != wanted:

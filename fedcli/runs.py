@@ -291,7 +291,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
     }
 
 
-def _all_params(method: Method, state: Any) -> dict[str, Tensor]:
+def all_params(method: Method, state: Any) -> dict[str, Tensor]:
     """The parameters of the global model, or of all clients' own models with their ids before the names."""
     if method.personal is None:
         return method.model(state)[0]
@@ -331,7 +331,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
-        record["summary"]["params_sha256"] = params_hash(_all_params(setup.method, state))
+        record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state))
         if setup.post is not None:
             record["post"] = _after_the_last_round(setup, fed, state)
         record["status"] = "finished"

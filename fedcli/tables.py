@@ -207,6 +207,8 @@ def _settings(record: dict) -> dict[str, Any]:
     if flag := record.get("partition", {}).get("flag"):
         settings["partition"] = flag
     settings |= {key: value for key, value in record["config"].items() if key not in (*settings, *HOW_NOT_WHAT)}
+    if not settings.get("public_dataset"):  # then the other options of public images say nothing
+        settings = {key: value for key, value in settings.items() if not key.startswith("public_")}
     if record.get("origin", {}).get("partition_seed") == "seed":
         settings["partition_seed"] = "as seed"
     if "method_hash" in record:

@@ -58,6 +58,15 @@ def test_panels_stand_in_one_row():
     assert {axes.get_subplotspec().get_gridspec().get_geometry() for axes in figure.axes} == {(1, 8)}
 
 
+def test_of_several_columns_a_setting_is_a_row():
+    panels = [panel("a → a")._replace(row="one"), panel("a → b"), panel("two"), None]
+    figure = embedding.embedding_figure(panels, ["a", "b", "c"], "", 2)
+    assert {axes.get_subplotspec().get_gridspec().get_geometry() for axes in figure.axes} == {(2, 2)}
+    assert [axes.get_title() for axes in figure.axes] == ["a → a", "a → b", "two", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["one", "", "", ""]
+    assert [axes.axison for axes in figure.axes] == [True, True, True, False]
+
+
 def test_of_many_classes_the_first_ten_are_said_to_be_drawn():
     figure = embedding.embedding_figure([panel(classes=10)], [str(label) for label in range(100)], "cifar100")
     assert figure.get_suptitle() == "cifar100; the first 10 of 100 classes"
@@ -90,7 +99,8 @@ def test_the_chart_has_a_panel_a_setting_with_the_features_of_its_first_seed(run
     files = embedding.embedding_chart([runs], tmp_path / "one.png")
     assert dict(matplotlib.rcParams) == before
     assert [file.name for file in files] == ["one.png", "one.pdf"]
-    ((panels, names, title),) = figures
+    ((panels, names, title, columns),) = figures
+    assert columns is None  # all in one row
     assert len(names) == 10
     assert title == "digits, iid"
     for shown, method in zip(panels, ("fedavg", "fedprox"), strict=True):
@@ -110,6 +120,34 @@ def test_runs_without_features_or_of_two_data_sets_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match="of one data set"):
         embedding.embedding_chart([runs, other], tmp_path / "out")
     assert not (tmp_path / "out.png").exists()
+
+
+def test_a_clients_features_are_drawn_by_domain_its_own_first(runs, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(embedding, "embedding_figure", lambda *given: figures.append(given))
+    monkeypatch.setattr(embedding, "save", lambda figure, out: [])
+    monkeypatch.setattr(embedding, "embed", lambda features: features[:, :2])
+    given = {"protocol": "fccl:digit-domains", "dataset": "digit-domains", "rounds": 1, "local_epochs": 1,
+             "train_examples": 200}  # fmt: skip
+    folder = fedcli.run("local", out=tmp_path / "run", **given).path
+    found = quality.add_quality(folder, client=1)
+    embedding.embedding_chart([folder], tmp_path / "out")
+    ((panels, _, _, columns),) = figures
+    names = list(found["domains"])
+    assert columns == 4
+    assert panels[0].row == "local (reduced), client\N{NO-BREAK SPACE}1"
+    with np.load(folder / "features.npz") as kept:
+        for shown, domain in zip(panels, (1, 0, 2, 3), strict=True):
+            own, about = kept["domains"] == domain, found["domains"][names[domain]]
+            numbers = f"NMI {about['nmi']:.2f}, silhouette {about['silhouette']:.2f}"
+            assert shown.title == f"{names[1]} → {names[domain]}\n{numbers}"
+            assert (shown.points == kept["features"][own][:, :2]).all()
+            assert (shown.labels == kept["labels"][own]).all()
+    averaged = {**given, "backbone": "cnn-small"}
+    other = fedcli.run("fedavg", out=tmp_path / "other", **averaged).path  # a global model has one panel
+    quality.add_quality(other)
+    embedding.embedding_chart([other, folder], tmp_path / "out")
+    assert [bool(shown) for shown in figures[1][0]] == [True, False, False, False] + [True] * 4
 
 
 def test_the_command_draws_it(runs, tmp_path, monkeypatch):

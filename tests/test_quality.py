@@ -152,6 +152,69 @@ def test_a_method_without_a_global_model_is_refused(tmp_path):
         quality.add_quality(folder)
 
 
+@pytest.fixture(scope="module")
+def personal(tmp_path_factory):
+    """A finished run of personal models with different networks, on four domains."""
+    own = {"dataset": "digit-domains", "protocol": "fccl:digit-domains", "num_clients": 4, "partition": "domains"}
+    return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**TINY, **own})
+
+
+def test_a_client_is_measured_by_its_own_model_and_by_domain(personal, monkeypatch):
+    monkeypatch.setattr(quality, "EXAMPLES", 400)
+    written = quality.add_quality(personal.path, client=2)
+    _, fed = restore(personal.record, find_method("local"))
+    model = personal.state.clients[2]
+    network = fed.networks[fed.architecture[2]]
+    features, _, labels = fed.predict(model.params, model.buffers, None, network)
+    domains = fed.test_domains.numpy()
+    index = quality.sample(len(labels), domains)
+    with np.load(personal.path / "features.npz") as kept:
+        np.testing.assert_allclose(kept["features"], features[index], rtol=1e-5, atol=1e-5)
+        assert kept["labels"].tolist() == labels[index].tolist()
+        assert kept["domains"].tolist() == domains[index].tolist()
+        assert np.bincount(kept["domains"]).tolist() == [100] * 4
+        for number, name in enumerate(fed.domain_names):
+            own = kept["domains"] == number
+            assert written["domains"][name] == quality.measure(kept["features"][own], kept["labels"][own])
+        assert {key: written[key] for key in ("nmi", "silhouette")} == quality.measure(kept["features"], kept["labels"])
+    assert (written["client"], written["domain"], written["examples"]) == (2, fed.domain_names[2], 400)
+    assert read_record(personal.path)["quality"] == written
+
+
+def test_without_domains_a_client_is_measured_on_the_images_of_a_global_model(run, tmp_path):
+    folder = fedcli.run("local", out=tmp_path / "local", **TINY).path
+    found = quality.add_quality(folder, client=3)
+    assert found.pop("client") == 3
+    assert set(found) == set(quality.add_quality(run.path))
+    with np.load(folder / "features.npz") as own, np.load(run.path / "features.npz") as common:
+        assert set(own) == set(common)
+        assert own["labels"].tolist() == common["labels"].tolist()
+
+
+def test_of_a_small_domain_all_images_are_taken():
+    domains = np.repeat([0, 1, 2], [5, 2000, 2000])
+    index = quality.sample(len(domains), domains)
+    assert np.bincount(domains[index]).tolist() == [5, 666, 666]
+    assert (np.diff(index) > 0).all()
+
+
+def test_a_client_that_there_is_not_is_refused(run, personal):
+    for folder, client, message in (
+        (run.path, 0, "'fedavg' has one global model"),
+        (personal.path, 4, "--client 4 is none of the clients .* 0 to 3 are allowed"),
+        (personal.path, -1, "--client -1 is none"),
+        (personal.path, None, "choose one with --client, 0 to 3"),
+    ):
+        with pytest.raises(UserError, match=message):
+            quality.add_quality(folder, client)
+
+
+def test_the_command_takes_a_client(personal):
+    result = invoke("quality", personal.path, "--client", 1)
+    assert result.exit_code == 0, result.output
+    assert read_record(personal.path)["quality"]["client"] == 1
+
+
 def test_the_command_measures_finished_runs_and_names_the_others(run, tmp_path):
     write_record(shutil.copytree(run.path, tmp_path / "half"), {**run.record, "status": "interrupted"})
     result = invoke("quality", tmp_path)
