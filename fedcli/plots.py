@@ -6,7 +6,7 @@ Figures are made without pyplot, so no global state is touched and no window sys
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from pathlib import Path
-from statistics import mode
+from statistics import fmean, mode
 
 import matplotlib
 import numpy as np
@@ -44,6 +44,7 @@ DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 CURVES = (4.8, 3.0)  # inches, width and height of the figure of curves without its legend
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
+DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 LONG_LABEL = 32  # characters, beyond which two columns of labels are wider than the figure
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
 CELL = 0.3  # inches, the largest side of one of its cells
@@ -89,6 +90,25 @@ def drift_chart(records: list[dict], out: Path) -> list[Path]:
     """
     with matplotlib.rc_context(STYLE):
         return save(drift_figure(records), out)
+
+
+def domains_chart(records: list[dict], out: Path) -> list[Path]:
+    """Draws over rounds the accuracy of the clients' models on their own domains, and on the others.
+
+    Each is the mean over the domains. Lines, bands and the legend are those of `learning_curves`.
+
+    Args:
+        records: The runs, of which those that were not tested by domain are left out.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If no run was tested by domain.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(domains_figure(records), out)
 
 
 def partition_chart(class_counts: np.ndarray, class_names: Sequence[str], out: Path, title: str) -> list[Path]:
@@ -155,10 +175,36 @@ def drift_figure(records: Iterable[dict]) -> Figure:
     ]
     if not measured:
         raise UserError("no run has measured the drift of its clients (got none to draw); run with --drift-every.")
-    groups = group(measured)
+    return _curves_side_by_side(measured, DRIFT, lambda row, key: row.get("drift", {}).get(key))
+
+
+def domains_figure(records: Iterable[dict]) -> Figure:
+    """The figure of `domains_chart`, to be drawn under `STYLE`."""
+    records = list(records)
+    measured = [record for record in records if any(row.get("intra") for row in record["rounds"])]
+    if not measured:
+        protocols = ", ".join(sorted({record["protocol"] for record in records})) or "no run"
+        raise UserError(
+            f"no run was tested on its clients' own and other domains (got {protocols}); only protocols with "
+            f"evaluation by domain do so; draw runs of these."
+        )
+    return _curves_side_by_side(measured, DOMAINS, _mean_accuracy)
+
+
+def _curves_side_by_side(
+    records: list[dict], labels: dict[str, str], read: Callable[[dict, str], float | None]
+) -> Figure:
+    """Curves over rounds, two panels.
+
+    Args:
+        records: The runs.
+        labels: Of each panel: the key of its value, and the label of its axis.
+        read: From what a record says of a round, and the key, to the value; None where there is none.
+    """
+    groups = group(records)
     figure = Figure(layout="constrained")
-    for axes, (key, label) in zip(figure.subplots(1, 2), DRIFT.items(), strict=True):
-        curves = _curves(groups, lambda row, key=key: row.get("drift", {}).get(key))
+    for axes, (key, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
+        curves = _curves(groups, lambda row, key=key: read(row, key))
         for index, (member, drawn, rounds, values) in enumerate(curves):
             _draw_curve(axes, index, len(curves), _legend_label(member, drawn), rounds, values)
         axes.set(xlabel="Round", ylabel=label)
@@ -168,6 +214,12 @@ def drift_figure(records: Iterable[dict]) -> Figure:
     figure.suptitle(_title(groups), fontsize=STYLE["axes.titlesize"])
     _legend(figure, figure.axes[0], (CHART_WIDTH, 2.6))
     return figure
+
+
+def _mean_accuracy(row: dict, key: str) -> float | None:
+    """Mean over the domains of a round's accuracies, in percent; None where it was not evaluated."""
+    accuracies = row.get(key)
+    return 100 * fmean(accuracies.values()) if accuracies else None
 
 
 def _accuracy(row: dict) -> float | None:

@@ -106,6 +106,34 @@ def test_lines_differ_in_more_than_colour():
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
 
 
+def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), **keywords):
+    """A record with these accuracies of two domains, intra; inter is a tenth. None: the round was not evaluated."""
+    run = curve(method, seed, [None] * len(accuracies), protocol="paper:domains", **keywords)
+    for entry, pair in zip(run["rounds"], accuracies, strict=True):
+        if pair:
+            entry["intra"] = dict(zip(("a", "b"), pair, strict=True))
+            entry["inter"] = {name: value / 10 for name, value in entry["intra"].items()}
+    return run
+
+
+def test_accuracy_on_own_and_other_domains_is_the_mean_over_domains():
+    runs = [by_domain(), by_domain(seed=1, accuracies=((0.1, 0.3), (1, 1), (0.2, 0.4))), by_domain("two"), curve("no")]
+    figure = plots.domains_figure(runs)
+    left, right = figure.axes
+    assert left.lines[0].get_xydata() == pytest.approx(np.array([[0, 40], [2, 55]]))
+    assert left.lines[1].get_xydata() == pytest.approx(np.array([[0, 60], [2, 80]]))
+    assert right.lines[0].get_xydata() == pytest.approx(np.array([[0, 4], [2, 5.5]]))
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that was not tested by domain is left out
+    assert [len(axes.collections) for axes in figure.axes] == [1, 1]
+    assert (left.get_ylabel(), right.get_ylabel()) == ("Accuracy on own domains (%)", "Accuracy on other domains (%)")
+    assert drawn(figure)[2] == ["one (n = 2)", "two (n = 1)"]
+
+
+def test_runs_that_were_not_tested_by_domain_are_refused():
+    with pytest.raises(UserError, match=r"own and other domains \(got paper:domains, paper:skew\)"):
+        plots.domains_figure([curve(), by_domain(accuracies=(None, None))])
+
+
 def test_the_area_of_a_bubble_is_the_number_of_examples():
     counts = np.array([[100, 0, 25], [4, 1, 0], [0, 64, 50], [9, 9, 9]])
     positions, areas = bubbles(plots.partition_figure(counts, ["a", "b", "c"], "title"))
@@ -154,13 +182,14 @@ def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
     for out in ("first/dirichlet:0.5", "second.png"):
         curves = plots.learning_curves([curve(seed=seed) for seed in (0, 1)], tmp_path / f"curves-{out}")
         charts = plots.partition_chart(counts, ["a", "b"], tmp_path / f"chart-{out}", "title")
-        for png, pdf in (curves, charts):
+        domains = plots.domains_chart([by_domain()], tmp_path / f"domains-{out}")
+        for png, pdf in (curves, charts, domains):
             assert png.read_bytes().startswith(b"\x89PNG")
             assert pdf.read_bytes().startswith(b"%PDF")
     names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.p*"))
     assert "curves-first/dirichlet:0.5.png" in names
     assert "curves-second.pdf" in names
-    for kind in ("curves", "chart"):
+    for kind in ("curves", "chart", "domains"):
         for suffix in (".png", ".pdf"):
             first, second = tmp_path / f"{kind}-first/dirichlet:0.5{suffix}", tmp_path / f"{kind}-second{suffix}"
             assert first.read_bytes() == second.read_bytes()
