@@ -1,6 +1,7 @@
-"""The command line, `fedcli list | show | run | resume | data | quality | plot | table | pages | smoke | bench`; nothing else prints.
+"""The command line; nothing else prints.
 
-PyTorch and the papers are imported inside the commands, so that help comes at once.
+`fedcli list | show | run | resume | data | quality | plot | table | pages | smoke | bench`. PyTorch and
+the papers are imported inside the commands, so that help comes at once.
 """
 
 import inspect
@@ -384,11 +385,17 @@ RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run
 
 
 @app.command()
-def quality(runs: Annotated[list[Path], RUNS]) -> None:
+def quality(
+    runs: Annotated[list[Path], RUNS],
+    client: Annotated[
+        int | None, typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
+    ] = None,
+) -> None:
     """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
 
     NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
     They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
+    With --client, of that client's own model; where the images are of several domains, of each domain apart too.
     """
     from fedcli.quality import add_quality, find_runs
 
@@ -396,7 +403,7 @@ def quality(runs: Annotated[list[Path], RUNS]) -> None:
     rows = []
     for folder in finished:
         with Console(stderr=True).status(escape(str(folder))):
-            found = add_quality(folder)
+            found = add_quality(folder, client)
         rows.append((f"{found['nmi']:.3f}", f"{found['silhouette']:.3f}", found["examples"], folder))
     _print_table(("NMI", "Silhouette", "Images", "Run"), rows)
     if others:
@@ -408,8 +415,11 @@ class Kind(StrEnum):
 
     curves = "curves"
     tsne = "tsne"
+    confusion = "confusion"
     drift = "drift"
     clients = "clients"
+    correlation = "correlation"
+    domains = "domains"
 
 
 @app.command()
@@ -423,8 +433,11 @@ def plot(
     """Draw the learning curves of runs; those that differ only in the seed become one line with a band.
 
     With --kind tsne, a panel for each setting shows the features of its first seed by t-SNE, after 'fedcli quality'.
+    With --kind confusion, what the test images of each class are taken for, after 'fedcli quality' too.
     With --kind drift, how far the clients' models drift apart, of runs with --drift-every.
     With --kind clients, the features of the clients' own models, for which each run does one more round.
+    With --kind correlation, how alike the logits of personal models are on public and on private images.
+    With --kind domains, accuracy of the clients' models on their own and on the other domains.
     """
     from fedcli import plots, tables
 
@@ -433,13 +446,24 @@ def plot(
         from fedcli.embedding import embedding_chart
 
         files = _written(out, lambda: embedding_chart(runs, out))
+    elif kind is Kind.confusion:
+        from fedcli.confusion import confusion_chart
+
+        files = _written(out, lambda: confusion_chart(runs, out))
     elif kind is Kind.clients:
         from fedcli.client_features import clients_chart
 
         with Console(stderr=True).status("one more round of each run"):
             files = _written(out, lambda: clients_chart(runs, out))
+    elif kind is Kind.correlation:
+        from fedcli.correlation import correlation_chart
+
+        with Console(stderr=True).status("logits of the clients' models"):
+            files = _written(out, lambda: correlation_chart(runs, out))
     else:
-        draw = {Kind.curves: plots.learning_curves, Kind.drift: plots.drift_chart}[kind]
+        draw = {
+            Kind.curves: plots.learning_curves, Kind.drift: plots.drift_chart, Kind.domains: plots.domains_chart,
+        }[kind]  # fmt: skip
         records = tables.find_records(runs)
         files = _written(out, lambda: draw(records, out))
     typer.echo(" and ".join(map(str, files)))
