@@ -1,12 +1,14 @@
 """What results/ shows is what its records say."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from fedcli import tables
+from fedcli import pages, tables
 
-RESULTS = Path(__file__).parent.parent / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 
 
@@ -23,3 +25,21 @@ def test_a_committed_page_has_its_figure(study):
 
 def test_there_are_results():
     assert STUDIES
+
+
+def test_the_pages_of_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
+    monkeypatch.chdir(ROOT)
+    made = pages.pages(Path("results"))
+    for name, text in made.items():
+        assert (RESULTS / name).read_text(encoding="utf-8") == text, f"run 'make tables': {name}"
+    assert {path.name for path in (RESULTS / "papers").glob("*.md")} == {path.name for path in made if path.parent.name}
+    assert pages.pages(RESULTS) == made  # wherever it is called from
+
+
+def test_the_links_of_the_pages_lead_somewhere():
+    for file in (*RESULTS.glob("*.md"), *RESULTS.glob("papers/*.md")):
+        for target in re.findall(r"\]\(([^)#:\s]+)\)", file.read_text(encoding="utf-8")):
+            assert (file.parent / target).exists(), (file.name, target)
+    listed = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert [study.name for study in STUDIES if f"({study.name}.md)" not in listed] == []

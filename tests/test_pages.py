@@ -1,0 +1,197 @@
+"""The pages of the papers: what of a card they repeat, which runs count, and the table over all papers."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import Cell, Table, cli, comparison, pages
+from fedcli.errors import UserError
+from fedcli.pages import Standing
+from fedcli.records import write_record
+
+TINY = {
+    "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
+    "partition": "iid", "rounds": 2, "local_epochs": 1, "device": "cpu",
+}  # fmt: skip
+CELLS = (
+    Cell("FedAvg", "FMNIST #C=2", "fedavg", TINY),
+    Cell("FedAvg", "FMNIST alpha=0.1", "fedavg", TINY, "best"),
+    Cell("FedProx", "FMNIST #C=2", "fedprox", TINY),
+)
+TABLE = Table("fedfa:2", "Accuracy under label skew", ("FedFA", "Table 2"), CELLS)
+
+CARD = """NAME: does things.
+
+Somebody, "Title", 2020.
+
+An idea, with an equation
+
+    a = b                                     (1)
+
+and more.
+
+Notation
+    code    paper
+
+Readings and deviations
+    1.  First,
+        in two lines.
+    2.  Second.
+
+Readings of the rest
+   10. Tenth.
+
+Known from code only
+    A constant.
+
+Run it
+    fedcli run name
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A study of finished runs, one with a seed and rounds of testing that are not the table's, and of two others."""
+    folder = tmp_path_factory.mktemp("results")
+    study = folder / "records" / "tiny"
+    fedcli.run("fedavg", out=study / "a", seed=0, **TINY)
+    fedcli.run("fedavg", out=study / "b", seed=7, eval_every=2, **TINY)
+    fedcli.run("fedavg", out=study / "again", seed=0, eval_every=2, **TINY)  # a seed counts once
+    with pytest.raises(Exception, match="not finite"):
+        fedcli.run("fedprox", out=study / "c", seed=0, lr=1e9, **TINY)
+    record = fedcli.run("fedprox", out=study / "d", seed=7, eval_every=2, **TINY).record
+    write_record(study / "d", {**record, "status": "interrupted"})
+    for checkpoint in study.glob("*/checkpoint.pt"):
+        checkpoint.unlink()
+    (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, as 1.5 shows. More.\n")
+    (folder / "README.md").write_text(f"# Results\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
+    return folder
+
+
+def entries(standing):
+    compared = comparison.compare(standing.plan).entries
+    return {(cell.row, cell.column): compared[cell.row, cell.column].ours for cell in standing.table.cells}
+
+
+def test_the_papers_are_the_files_with_tables():
+    names = {path.stem for path in (Path(__file__).parent.parent / "papers").glob("*.py")} - {"__init__"}
+    assert {paper.key for paper in pages.papers()} == names
+    for paper in pages.papers():
+        assert {table.reported[0] for table in paper.tables} == {paper.name}
+        assert {method.file.stem for method in paper.methods} == {paper.key}
+
+
+def test_a_card_falls_into_its_sections():
+    found = pages.sections(CARD)
+    assert list(found) == [
+        "", "Notation", "Readings and deviations", "Readings of the rest", "Known from code only", "Run it",
+    ]  # fmt: skip
+    assert found[""].startswith("NAME: does things.")
+    assert "    a = b" in found[""]
+    assert found[""].endswith("and more.")
+    assert found["Readings and deviations"] == "1.  First,\n    in two lines.\n2.  Second."
+    assert found["Readings of the rest"] == "10. Tenth."
+
+
+def test_a_page_has_every_reading_of_its_card():
+    for paper in pages.papers():
+        page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "")
+        numbers = [int(number) for number in re.findall(r"^ {3,4}(\d+)\. ", paper.module.__doc__, re.M)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert [int(number) for number in re.findall(r"^ ?(\d+)\. ", page, re.M)] == numbers
+        assert page.startswith(f"# {paper.module.__doc__.splitlines()[0].rstrip('.')}\n\n")
+        for table in paper.tables:
+            assert f"| {len(table.cells)} | `fedcli table {table.name}` |" in page
+        assert "What did not work" not in page
+
+
+def test_a_run_with_another_seed_stands_for_one_of_the_tables(results):
+    studies = pages.find_studies(results / "records")
+    standing = pages.standing(TABLE, results / "records", studies)
+    assert standing.finished == 2
+    means = {run.setup.run.seed: 100 * run.record["summary"]["last"] for run in standing.plan.runs if run.record}
+    assert list(means) == [0, 7]
+    found = entries(standing)
+    assert found["FedAvg", "FMNIST #C=2"].startswith(f"{(means[0] + means[7]) / 2:.2f} ± ")
+    assert found["FedAvg", "FMNIST #C=2"].endswith(" (2 of 3)")
+    # The best of rounds that were not tested is not known: only the run that was tested in every round counts.
+    assert found["FedAvg", "FMNIST alpha=0.1"].endswith(" (1 of 3)")
+    assert found["FedProx", "FMNIST #C=2"] == "not run"  # one had another learning rate, one has not ended
+
+
+def test_runs_of_another_setting_do_not_count(results):
+    studies = pages.find_studies(results / "records")
+    other = Table(**{**vars(TABLE), "cells": (Cell("A", "B", "fedavg", {**TINY, "rounds": 3}),)})
+    assert pages.standing(other, results / "records", studies) == Standing(other, None)
+
+
+def test_as_many_runs_as_planned_are_not_filled_up(results):
+    studies = pages.find_studies(results / "records")
+    one_seed = Table(**{**vars(TABLE), "cells": CELLS[:1], "seeds": (0,)})
+    assert entries(pages.standing(one_seed, results / "records", studies))["FedAvg", "FMNIST #C=2"].endswith(" (2)")
+
+
+def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(results):
+    studies = pages.find_studies(results / "records")
+    paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
+    standing = pages.standing(TABLE, results / "records", studies)
+    empty = Standing(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), None)
+    page = pages.paper_page(paper, [standing, empty], studies, "- It | missed.\n")
+    assert "2 tables and figures with 4 cells, of which 2 have a finished run." in page
+    assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
+    assert "- In place of the table's seeds: 7." in page
+    assert "| Table 3 | Ablation | 1 | `fedcli table fedfa:3` |" in page
+    assert "- [A tiny study](../tiny.md): Does it run?\n" in page
+    assert page.endswith("## What did not work\n\n- It | missed.\n")
+    unrelated = [study._replace(records=[]) for study in studies]
+    assert "tiny" not in pages.paper_page(paper, [empty], unrelated, "")
+
+
+def test_the_summary_names_the_largest_difference(results):
+    studies = pages.find_studies(results / "records")
+    paper = pages.papers()[0]
+    standing = pages.standing(TABLE, results / "records", studies)
+    compared = comparison.compare(standing.plan).entries
+    row = pages.summary_row(paper, [standing, Standing(TABLE, None)])
+    assert row[1:4] == ["2", "6", "2"]
+    gaps = {
+        place: abs(entry.values["ours"] - entry.values["paper"])
+        for place, entry in compared.items()
+        if entry.values and entry.values["ours"] is not None
+    }
+    method, column = max(gaps, key=gaps.get)
+    entry = compared[method, column]
+    expected = f"{entry.difference}: {method}, {column} (Table 2), paper {entry.paper}, ours {entry.ours}"
+    assert row[4] == expected
+    assert pages.summary_row(paper, [Standing(TABLE, None)])[1:] == ["1", "3", "0", "–"]
+
+
+def test_the_command_writes_the_pages_and_keeps_the_rest_of_the_readme(results, tmp_path, monkeypatch):
+    folder = shutil.copytree(results, tmp_path / "results")
+    (folder / "papers" / "notes").mkdir(parents=True)
+    (folder / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
+    ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
+    assert ended.exit_code == 0, ended.output
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith(f"# Results\n\n{pages.BEGIN}\n\n| Paper | Tables | Cells |")
+    assert readme.endswith(f"\n\n{pages.END}\n\nEnd.\n")
+    assert "old" not in readme
+    assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
+    assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
+    assert pages.pages(folder) == {name: (folder / name).read_text() for name in pages.pages(folder)}  # written again
+
+
+def test_a_readme_without_a_place_for_the_table_is_refused(tmp_path):
+    for text in (None, "# Results\n", f"{pages.END}\n{pages.BEGIN}\n"):
+        if text is not None:
+            (tmp_path / "README.md").write_text(text)
+        with pytest.raises(UserError, match="no place for the table"):
+            pages.with_summary(text or "", "| a |", tmp_path / "README.md")
+    result = CliRunner().invoke(cli.app, ["pages", str(tmp_path)])
+    assert result.exit_code == 2
+    assert list(tmp_path.glob("papers/*")) == []
