@@ -1,0 +1,167 @@
+"""What docs/ shows works: its commands resolve, its example runs and passes the laws, and is the one in the text."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import cli, runs
+from fedcli.config import RunConfig, resolve
+from fedcli.registry import find_method
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+EXAMPLE = "docs/examples/my_method.py"
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+
+
+def blocks(text, language=""):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+
+
+COMMANDS = [
+    (name, line)
+    for name, text in TEXTS.items()
+    for block in blocks(text)
+    for line in block.splitlines()
+    if line.startswith("fedcli ")
+]
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
+
+
+@pytest.fixture
+def example():
+    return find_method(EXAMPLE).module
+
+
+def resolved(line, monkeypatch):
+    """The set-ups of a `fedcli run` line, one for each seed."""
+    given = {}
+
+    def caught(method, **options):
+        given.update(method=method, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", caught)
+    result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+    assert result.exit_code == 130, result.output  # the command line was understood
+    method, seeds = given.pop("method"), given.pop("seeds")
+    options = {name: v for name, v in given.items() if v is not None and name not in ("out", "progress")}
+    seeded = [options] if seeds is None else [{**options, "seed": seed} for seed in seeds]
+    return [resolve(find_method(method), own, need_data=False) for own in seeded]
+
+
+@pytest.mark.parametrize(("name", "line"), COMMANDS, ids=lambda value: value[:40])
+def test_the_commands_are_understood(name, line, monkeypatch):
+    if line.startswith("fedcli run "):
+        assert resolved(line, monkeypatch)
+    elif line.startswith("fedcli show "):
+        assert CliRunner().invoke(cli.app, shlex.split(line)[1:]).exit_code == 0
+    else:
+        assert line in ("fedcli table runs", "fedcli data download cifar10")
+
+
+def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
+    lines = [line for name, line in COMMANDS if name == "coming-from.md" and " run " in line]
+    assert [shlex.split(line)[2] for line in lines] == ["fedavg", "fedprox"] * 2
+    for number, line in enumerate(lines):
+        set_ups = resolved(line, monkeypatch)
+        assert [setup.run.seed for setup in set_ups] == [0, 1, 2]
+        setup, all_take_part = set_ups[0], number % 2 == 0
+        run = setup.run
+        assert (run.dataset, run.num_clients, run.cohort_size) == ("cifar10", 20, 20 if all_take_part else 2)
+        assert (run.rounds, run.local_epochs, run.batch_size, run.backbone) == (100, 1, 10, "cnn-mcmahan")
+        assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.005, 1, 0, 0)
+        assert all_take_part or setup.options.proximal_weight == 0.01
+        as_in_pfllib = number < 2
+        assert str(setup.partition) == ("dirichlet:0.1:min=40" if as_in_pfllib else "dirichlet:0.1:plain")
+        assert (run.drop_last, run.local_test) == ((True, 0.25) if as_in_pfllib else (False, 0))
+        assert run.validation == (0 if as_in_pfllib else 0.2)
+        expected = ("clients", "best-test") if as_in_pfllib else ("server", "last")
+        assert (setup.protocol.evaluation, setup.selection) == expected
+
+
+def test_the_options_of_the_table_exist():
+    known = {field.name for kind in (RunConfig, find_method("fedprox").config) for field in fields(kind)}
+    known |= {"seeds", "out"}
+    rows = [row.split("|")[3] for row in TEXTS["coming-from.md"].splitlines() if row.startswith("| ")]
+    flags = {flag.replace("-", "_") for row in rows for flag in re.findall(r"`--([a-z-]+)", row)}
+    assert len(flags) > 10
+    assert flags <= known
+    for flag in re.findall(r"`--partition ([^`]+)`", "".join(rows)):
+        assert fedcli.partition.from_flag(flag)
+
+
+def test_the_links_lead_somewhere():
+    for name, text in TEXTS.items():
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+            assert (DOCS / target).exists(), (name, target)
+        for path in re.findall(r"`((?:papers|tests|docs|dataset)/[\w/.]+\.py)`", text):
+            assert path.startswith("dataset/") or path == "tests/test_my_method.py" or (ROOT / path).is_file(), path
+
+
+def test_the_pieces_in_the_text_are_those_of_the_example():
+    source = (ROOT / EXAMPLE).read_text(encoding="utf-8")
+    pieces = [block for block in blocks(TEXTS["add-your-method.md"], "python") if "import pytest" not in block]
+    assert len(pieces) >= 6
+    for piece in pieces:
+        assert piece in source, piece
+
+
+def test_the_test_in_the_text_holds_the_example_to_the_laws():
+    (code,) = [block for block in blocks(TEXTS["add-your-method.md"], "python") if "import pytest" in block]
+    namespace = {}
+    exec(code, namespace)
+    (mark,) = namespace["test_the_laws_hold"].pytestmark
+    assert len(mark.args[1]) == 7
+    for law in mark.args[1]:
+        namespace["test_the_laws_hold"](law)
+
+
+def test_the_example_runs_by_its_path_and_its_costs_are_counted(tmp_path):
+    run = fedcli.run(EXAMPLE, dataset="digits", rounds=3, device="cpu", out=tmp_path / "run")
+    record, state = run.record, run.state
+    assert record["protocol"] == "fedfm:digits"
+    assert record["rounds"][0]["terms"]["pull"] == 0  # nobody has a mean yet
+    assert record["rounds"][2]["terms"]["pull"] > 0
+    assert sorted(state.clients) == list(range(record["config"]["num_clients"]))
+    parameters, (classes, width) = record["model"]["parameters"], state.means.shape
+    assert record["cost"]["floats_down"] == parameters + classes * width
+    sent = sum(int((kept.counts > 0).sum()) for kept in state.clients.values()) * width / len(state.clients)
+    assert record["cost"]["floats_up"] == pytest.approx(parameters + sent, abs=1)
+    assert record["cost"]["memory_floats"] == parameters + 2 * classes * width
+
+
+def test_equation_1_against_a_loop(example):
+    draw = torch.Generator().manual_seed(0)
+    features, own, shared = (torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (5, 3, 3))
+    labels, mask = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([True, True, True, True, False])
+    context = example.Context(own, shared, torch.tensor([True, True, False]))
+    values = [((features[i] - (own[c] + shared[c]) / 2) ** 2).sum() / 4 for i, c in ((0, 0), (1, 1), (3, 0))]
+    torch.testing.assert_close(example.pull(features, labels, context, mask), sum(values) / 3)
+    nothing = context._replace(has_target=torch.zeros(3, dtype=torch.bool))
+    assert example.pull(features, labels, nothing) == 0
+
+
+def test_equations_3_and_4_by_hand(example):
+    old = example.ClientState(torch.tensor([[[2.0], [4.0], [0.0]]]), torch.tensor([[3, 5, 0]]))
+    new = example.remember(old, torch.tensor([[[6.0], [9.0], [7.0]]]), torch.tensor([[2, 0, 1]]), memory=0.25)
+    assert new.means.tolist() == [[[5.0], [4.0], [7.0]]]  # mixed, absent and as it was, new
+    assert new.counts.tolist() == [[2, 5, 1]]
+    sent = example.ClientState(
+        torch.tensor([[[1.0], [2.0], [0.0]], [[4.0], [0.0], [0.0]]]), torch.tensor([[1, 2, 0], [2, 0, 0]])
+    )
+    means, has_class = example.gather(torch.tensor([[0.0], [0.0], [8.0]]), torch.tensor([False, False, True]), sent)
+    assert means.tolist() == [[3.0], [2.0], [8.0]]
+    assert has_class.tolist() == [True, True, True]
+    assert example.gather(means, torch.zeros(3, dtype=torch.bool), sent)[1].tolist() == [True, True, False]
