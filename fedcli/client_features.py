@@ -23,11 +23,10 @@ from fedcli.errors import UserError
 from fedcli.federation import Cohort
 from fedcli.plots import COLOURS as LINES
 from fedcli.plots import STYLE, save
-from fedcli.quality import find_runs, measure
+from fedcli.quality import measure, one_a_setting
 from fedcli.records import CHECKPOINT, read_record
 from fedcli.registry import find_method
 from fedcli.runs import machine_settings, read_checkpoint, restore
-from fedcli.tables import agreed, group
 
 MARKERS = ("o", "s", "^", "v", "<", ">", "D", "P", "X", "*")  # of clients; further ones are not shown
 POINTS = 800  # at most in a panel, so that their markers can be told apart
@@ -72,18 +71,10 @@ def clients_chart(paths: Iterable[Path], out: Path) -> list[Path]:
         UserError: If the runs are of several data sets, or one has no global model, no checkpoint or another method
             file than now.
     """
-    folders, _ = find_runs(paths)
-    records = [read_record(folder) for folder in folders]
-    if len({record["dataset_fingerprint"] for record in records}) > 1:
-        names = sorted({record["dataset"] for record in records})
-        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    firsts = [(member.label, places[id(member.records[0])]) for member in group(records)]
-    panels = [panel(label, one_more_round(folder)) for label, folder in firsts]
-    about = agreed(records)
-    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    runs, title = one_a_setting(paths)
+    panels = [panel(run.label, one_more_round(run.folder)) for run in runs]
     with matplotlib.rc_context(STYLE):
-        return save(clients_figure(panels, records[0]["class_names"], title), out)
+        return save(clients_figure(panels, runs[0].record["class_names"], title), out)
 
 
 def one_more_round(folder: Path) -> Points:

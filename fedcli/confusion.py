@@ -12,9 +12,7 @@ from matplotlib.figure import Figure
 
 from fedcli.errors import UserError
 from fedcli.plots import STYLE, save
-from fedcli.quality import FEATURES, find_runs
-from fedcli.records import read_record
-from fedcli.tables import agreed, group
+from fedcli.quality import FEATURES, one_a_setting
 
 MAP = "Blues"  # one hue from white: the same order in grey print and for colour-blind readers, and little ink
 NUMBERED = 10  # classes; of more, numbers and names would overlap
@@ -46,17 +44,10 @@ def confusion_chart(paths: Iterable[Path], out: Path) -> list[Path]:
     Raises:
         UserError: If the runs are of several data sets, or their outputs have not been kept.
     """
-    folders, _ = find_runs(paths)
-    records = [read_record(folder) for folder in folders]
-    if len(names := sorted({record["dataset"] for record in records})) > 1:
-        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    first = [(member.label, member.records[0]) for member in group(records)]
-    panels = [_panel(label, record, places[id(record)]) for label, record in first]
-    about = agreed(records)
-    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    shown, title = one_a_setting(paths)
+    panels = [_panel(*run) for run in shown]
     with matplotlib.rc_context(STYLE):
-        return save(confusion_figure(panels, records[0]["class_names"], title), out)
+        return save(confusion_figure(panels, shown[0].record["class_names"], title), out)
 
 
 def _panel(label: str, record: dict, folder: Path) -> Panel:

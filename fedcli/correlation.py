@@ -22,11 +22,10 @@ from fedcli.errors import UserError
 from fedcli.evaluation import Model, models
 from fedcli.federation import Federation
 from fedcli.plots import STYLE, save
-from fedcli.quality import final_state, find_runs
+from fedcli.quality import Shown, final_state, one_a_setting
 from fedcli.records import read_record
 from fedcli.registry import find_method
 from fedcli.runs import machine_settings, restore
-from fedcli.tables import agreed, group
 
 EXAMPLES = 500  # public images at most, and of each client's own
 SEED = 0  # of their choice, so that all runs are measured on the same ones
@@ -47,8 +46,8 @@ class Matrices(NamedTuple):
 def correlation_chart(paths: Iterable[Path], out: Path) -> list[Path]:
     """Draws the cross-correlation of the clients' logits with their mean, a row for runs that differ beyond the seed.
 
-    On the left they are of public images: those of the run, or where it has none those of the first run that has. On
-    the right they are of the clients' own training images. Of several seeds the first is drawn.
+    On the left they are of public images: those of the run, or where it has none those of the first one shown that
+    has. On the right they are of the clients' own training images. Of several seeds the first is drawn.
 
     Args:
         paths: Run folders, or folders that hold run folders.
@@ -61,28 +60,22 @@ def correlation_chart(paths: Iterable[Path], out: Path) -> list[Path]:
         UserError: If the runs are of several data sets or none has public images, or one has no personal models, no
             checkpoint or another one's.
     """
-    folders, _ = find_runs(paths)
-    records = [read_record(folder) for folder in folders]
-    _refuse(records, folders)
-    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    lender = next(record for record in records if record["config"].get("public_dataset"))
+    shown, title = one_a_setting(paths)
+    _refuse(shown)
+    lender = next(run.record for run in shown if run.record["config"].get("public_dataset"))
     lent = public_sample(restore(lender, find_method(lender["method_source"]))[1])
-    rows = [Matrices(member.label, *measure(places[id(member.records[0])], lent)) for member in group(records)]
-    about = agreed(records)
-    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    rows = [Matrices(run.label, *measure(run.folder, lent)) for run in shown]
     with matplotlib.rc_context(STYLE):
         return save(correlation_figure(rows, title), out)
 
 
-def _refuse(records: list[dict], folders: list[Path]) -> None:
+def _refuse(shown: Sequence[Shown]) -> None:
     """Refuses runs that no figure can be made of."""
-    if len(names := sorted({record["dataset"] for record in records})) > 1:
-        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    for record, folder in zip(records, folders, strict=True):
+    for _, record, folder in shown:
         if find_method(record["method_source"]).personal is None:
             raise UserError(f"'{record['method']}' has no personal models (got {folder}); leave the run out.")
-    if not any(record["config"].get("public_dataset") for record in records):
-        raise UserError(f"no run has public images (got {len(records)} without); add a run of a method that uses them.")
+    if not any(run.record["config"].get("public_dataset") for run in shown):
+        raise UserError(f"no run has public images (got {len(shown)} without); add a run of a method that uses them.")
 
 
 def measure(folder: Path, lent: Tensor) -> tuple[np.ndarray, np.ndarray]:

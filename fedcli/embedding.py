@@ -17,9 +17,7 @@ from sklearn.manifold import TSNE
 
 from fedcli.errors import UserError
 from fedcli.plots import STYLE, save
-from fedcli.quality import FEATURES, find_runs
-from fedcli.records import read_record
-from fedcli.tables import agreed, group
+from fedcli.quality import FEATURES, one_a_setting
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
 COLOURS = (
@@ -54,19 +52,13 @@ def embedding_chart(paths: Iterable[Path], out: Path) -> list[Path]:
     Raises:
         UserError: If the runs are of several data sets, or their features have not been kept.
     """
-    folders, _ = find_runs(paths)
-    records = [read_record(folder) for folder in folders]
-    if len(names := sorted({record["dataset"] for record in records})) > 1:
-        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    groups = group(records)
-    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    rows = [_row(member.label, member.records[0], places[id(member.records[0])]) for member in groups]
+    shown, title = one_a_setting(paths)
+    rows = [_row(*run) for run in shown]
     columns = max(map(len, rows))
     panels = [panel for row in rows for panel in (*row, *[None] * (columns - len(row)))]
-    about = agreed(records)
-    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    class_names = shown[0].record["class_names"]
     with matplotlib.rc_context(STYLE):
-        return save(embedding_figure(panels, records[0]["class_names"], title, columns if columns > 1 else None), out)
+        return save(embedding_figure(panels, class_names, title, columns if columns > 1 else None), out)
 
 
 def _row(label: str, record: dict, folder: Path) -> list[Panel]:

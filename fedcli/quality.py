@@ -23,6 +23,7 @@ from fedcli.federation import EVALUATION_BATCH, Federation
 from fedcli.records import CHECKPOINT, RECORD, params_hash, read_record, write_atomically, write_record
 from fedcli.registry import Method, find_method
 from fedcli.runs import all_params, machine_settings, read_checkpoint, restore
+from fedcli.tables import agreed, group
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
@@ -54,6 +55,31 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     if not finished:
         raise UserError(f"no run has finished (got {len(runs)} unfinished); 'fedcli resume RUN' takes one up again.")
     return finished, [folder for folder, done in runs if not done]
+
+
+class Shown(NamedTuple):
+    """The run that stands in a figure for all that differ from it only in the seed."""
+
+    label: str
+    record: dict[str, Any]
+    folder: Path
+
+
+def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
+    """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
+
+    Raises:
+        UserError: If there is no finished run, or they are of several data sets.
+    """
+    folders, _ = find_runs(paths)
+    records = [read_record(folder) for folder in folders]
+    if len(names := sorted({record["dataset"] for record in records})) > 1:
+        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
+    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
+    firsts = [(member.label, member.records[0]) for member in group(records)]
+    about = agreed(records)
+    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    return [Shown(label, record, places[id(record)]) for label, record in firsts], title
 
 
 def measure(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:

@@ -157,7 +157,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
     (((local, plus), title),) = figures
     assert title == "digit-domains, domains"
     assert (local.title.split(" ")[0], plus.title.split(" ")[0]) == ("local", "fccl-plus")
-    _, lender = restore(read_record(runs / "b"), find_method("fccl-plus"))  # the first with public images
+    _, lender = restore(read_record(runs / "c"), find_method("fccl-plus"))  # the first shown with public images
     for row, folder in ((local, runs / "a"), (plus, runs / "c")):
         for found, expected in zip(
             row[1:], correlation.measure(folder, correlation.public_sample(lender)), strict=True
