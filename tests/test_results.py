@@ -1,5 +1,6 @@
 """What results/ shows is what its records say."""
 
+import json
 import re
 from pathlib import Path
 
@@ -43,3 +44,16 @@ def test_the_links_of_the_pages_lead_somewhere():
             assert (file.parent / target).exists(), (file.name, target)
     listed = (RESULTS / "README.md").read_text(encoding="utf-8")
     assert [study.name for study in STUDIES if f"({study.name}.md)" not in listed] == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfa"])
+def test_the_numbers_on_the_front_page_are_those_of_the_records(method):
+    (record,) = tables.find_records([RESULTS / "records" / "fedfa-fmnist-c2" / method])
+    (printed,) = [
+        row["mean"]
+        for row in json.loads((ROOT / "papers" / "reported.json").read_text())["FedFA"]["Table 2"]["rows"]
+        if (row["method"].lower(), row["column"]) == (method, "FMNIST #C=2")
+    ]
+    ours = 100 * record["summary"]["last"]
+    (row,) = re.findall(rf"(?im)^\| {method} \| (.+) ± .+ \| (.+) \| (.+) \|$", (ROOT / "README.md").read_text())
+    assert row == (f"{printed:.2f}", f"{ours:.2f}", f"{ours - printed:+.2f}")
