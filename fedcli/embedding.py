@@ -24,6 +24,7 @@ COLOURS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#000000",
 )  # fmt: skip
 PERPLEXITY = 30
+ACROSS = 5  # panels in a row where each is a setting
 PANEL = 1.7  # inches, width and height
 TITLE = 28  # characters that a panel is wide
 
@@ -55,10 +56,12 @@ def embedding_chart(paths: Iterable[Path], out: Path) -> list[Path]:
     shown, title = one_a_setting(paths)
     rows = [_row(*run) for run in shown]
     columns = max(map(len, rows))
+    if columns == 1:  # one panel a setting: as many in a row as a page is wide
+        columns, every = min(len(rows), ACROSS), [panel for row in rows for panel in row]
+        rows = [every[start : start + columns] for start in range(0, len(every), columns)]
     panels = [panel for row in rows for panel in (*row, *[None] * (columns - len(row)))]
-    class_names = shown[0].record["class_names"]
     with matplotlib.rc_context(STYLE):
-        return save(embedding_figure(panels, class_names, title, columns if columns > 1 else None), out)
+        return save(embedding_figure(panels, shown[0].record["class_names"], title, columns), out)
 
 
 def _row(label: str, record: dict, folder: Path) -> list[Panel]:
@@ -102,12 +105,9 @@ def embed(features: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
 
 
-def embedding_figure(
-    panels: Sequence[Panel | None], class_names: Sequence[str], title: str, columns: int | None = None
-) -> Figure:
-    """The figure of `embedding_chart`, to be drawn under `STYLE`; rows of so many `columns`, one row where None."""
+def embedding_figure(panels: Sequence[Panel | None], class_names: Sequence[str], title: str, columns: int) -> Figure:
+    """The figure of `embedding_chart`, to be drawn under `STYLE`, in rows of so many `columns`; None stays empty."""
     present = sorted({int(label) for panel in panels if panel for label in np.unique(panel.labels)})
-    columns = columns or len(panels)
     rows = len(panels) // columns
     figure = Figure(figsize=(PANEL * max(columns, 2), rows * (PANEL + 0.4) + 0.5), layout="constrained")
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
@@ -122,7 +122,7 @@ def embedding_figure(
         axes.spines[:].set_visible(True)
     left_out = len(class_names) - len(COLOURS)
     note = f"; the first {len(COLOURS)} of {len(class_names)} classes" if left_out > 0 else ""
-    figure.suptitle(title + note, fontsize=STYLE["axes.titlesize"])
+    figure.suptitle(title + note, fontsize=STYLE["axes.titlesize"], fontweight="bold")
     handles = [
         Line2D([], [], linestyle="none", marker="o", markeredgewidth=0, color=COLOURS[label], label=class_names[label])
         for label in present

@@ -12,6 +12,7 @@ import fedcli
 from fedcli import cli, embedding, quality
 from fedcli.embedding import COLOURS, Panel
 from fedcli.errors import UserError
+from fedcli.quality import Shown
 from tests.test_quality import TINY
 
 
@@ -38,7 +39,7 @@ def drawn(axes):
 
 def test_every_point_is_drawn_in_the_colour_of_its_class():
     panels = [panel("one"), panel("two", count=20, classes=2, seed=1)]
-    figure = embedding.embedding_figure(panels, ["a", "b", "c"], "digits, iid")
+    figure = embedding.embedding_figure(panels, ["a", "b", "c"], "digits, iid", 2)
     assert len(figure.axes) == 2
     for axes, shown in zip(figure.axes, panels, strict=True):
         expected = sorted(
@@ -53,11 +54,6 @@ def test_every_point_is_drawn_in_the_colour_of_its_class():
     assert figure.get_suptitle() == "digits, iid"
 
 
-def test_panels_stand_in_one_row():
-    figure = embedding.embedding_figure([panel(str(number)) for number in range(8)], ["a", "b", "c"], "")
-    assert {axes.get_subplotspec().get_gridspec().get_geometry() for axes in figure.axes} == {(1, 8)}
-
-
 def test_of_several_columns_a_setting_is_a_row():
     panels = [panel("a → a")._replace(row="one"), panel("a → b"), panel("two"), None]
     figure = embedding.embedding_figure(panels, ["a", "b", "c"], "", 2)
@@ -68,7 +64,7 @@ def test_of_several_columns_a_setting_is_a_row():
 
 
 def test_of_many_classes_the_first_ten_are_said_to_be_drawn():
-    figure = embedding.embedding_figure([panel(classes=10)], [str(label) for label in range(100)], "cifar100")
+    figure = embedding.embedding_figure([panel(classes=10)], [str(label) for label in range(100)], "cifar100", 1)
     assert figure.get_suptitle() == "cifar100; the first 10 of 100 classes"
 
 
@@ -100,7 +96,7 @@ def test_the_chart_has_a_panel_a_setting_with_the_features_of_its_first_seed(run
     assert dict(matplotlib.rcParams) == before
     assert [file.name for file in files] == ["one.png", "one.pdf"]
     ((panels, names, title, columns),) = figures
-    assert columns is None  # all in one row
+    assert columns == 2
     assert len(names) == 10
     assert title == "digits, iid"
     for shown, method in zip(panels, ("fedavg", "fedprox"), strict=True):
@@ -110,6 +106,18 @@ def test_the_chart_has_a_panel_a_setting_with_the_features_of_its_first_seed(run
         with np.load(folder / "features.npz") as features:
             assert (shown.points == features["features"][:, :2]).all()
             assert (shown.labels == features["labels"]).all()
+
+
+def test_settings_of_one_panel_fill_rows(runs, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(embedding, "ACROSS", 2)
+    monkeypatch.setattr(embedding, "embedding_figure", lambda *given: figures.append(given))
+    monkeypatch.setattr(embedding, "save", lambda figure, out: [])
+    monkeypatch.setattr(embedding, "_row", lambda label, record, folder: [label])
+    settings = [Shown(str(number), {"class_names": []}, tmp_path) for number in range(5)]
+    monkeypatch.setattr(embedding, "one_a_setting", lambda paths: (settings, "title"))
+    embedding.embedding_chart([runs], tmp_path / "out")
+    assert figures == [(["0", "1", "2", "3", "4", None], [], "title", 2)]
 
 
 def test_runs_without_features_or_of_two_data_sets_are_refused(runs, tmp_path):
