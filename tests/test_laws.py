@@ -34,8 +34,9 @@ def test_law_3_state_survives(method):
 @pytest.mark.parametrize("method", METHODS, ids=named)
 def test_law_4_chunking_is_invisible(method, optimizer):
     active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
-    rate = {"sgd": 0.05, "adam": 0.003}[optimizer]
-    laws.law_4_chunking_is_invisible(method, overrides=active, optimizer=optimizer, lr=rate)
+    rate, more = {"sgd": (0.05, ("patches:4", "branches:4")), "adam": (0.003, ())}[optimizer]
+    chunks = (1, 2, 4, *more)
+    laws.law_4_chunking_is_invisible(method, overrides=active, chunks=chunks, optimizer=optimizer, lr=rate)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
