@@ -63,15 +63,20 @@ def flat(text):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", plain(text)).split())
 
 
+def there():
+    """The files in the working folder, without what Python keeps of a method's file."""
+    return sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)
+
+
 def refused(*arguments, code=2):
     """The one line on stderr of a command that must be refused, and must write nothing."""
-    before = sorted(Path.cwd().rglob("*"))
+    before = there()
     result = invoke(*arguments)
     assert result.exit_code == code, result.output
     assert isinstance(result.exception, SystemExit)
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
-    assert sorted(Path.cwd().rglob("*")) == before
+    assert there() == before
     return result.stderr.removeprefix("error: ").strip()
 
 
