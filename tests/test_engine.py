@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcli import patches
 from fedcli.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
 from fedcli.federation import NonFiniteLoss
@@ -448,3 +449,12 @@ def test_a_forward_pass_is_cut_too(monkeypatch):
     monkeypatch.setattr(fed.engine, "_of_many", limited)
     laws.assert_agree(fed.forward(clients, cohort, x), expected, "a forward pass")
     assert fed.engine.clients_per_chunk == 2
+
+
+@pytest.mark.parametrize(("chunk", "used"), [("patches:4", True), ("4", False), ("branches:4", False), ("1", False)])
+def test_convolutions_go_by_patches_only_where_they_are_asked_to(chunk, used, monkeypatch):
+    calls, convolve = [], patches.convolve
+    monkeypatch.setattr(patches, "convolve", lambda *given: calls.append(1) or convolve(*given))
+    setup, fed = laws.federation(FEDAVG, backbone="cnn-small", clients_per_chunk=chunk)
+    laws.simulate(setup, fed, 1)
+    assert bool(calls) == used
