@@ -1,6 +1,7 @@
-"""Confusion matrices of the test images that `fedcli.quality` has kept: one panel a setting, all in a row."""
+"""Confusion matrices of the test images that `fedcli.quality` has kept: one panel a setting, in rows of three."""
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from fedcli.quality import FEATURES, one_a_setting
 
 MAP = "Blues"  # one hue from white: the same order in grey print and for colour-blind readers, and little ink
 NUMBERED = 10  # classes; of more, numbers and names would overlap
+ACROSS = 3  # panels in a row
 PANEL = 2.5  # inches, width and height of a matrix
 DARK = 71  # percent, from where on white numbers can be read better than black ones
 NUMBER = 5.5  # points, the size of the numbers
@@ -84,10 +86,15 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np
 
 def confusion_figure(panels: Sequence[Panel], class_names: Sequence[str], title: str) -> Figure:
     """The figure of `confusion_chart`, to be drawn under `STYLE`."""
-    figure = Figure(figsize=(PANEL * len(panels) + 0.9, PANEL + 1.0), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    columns = min(len(panels), ACROSS)
+    rows = ceil(len(panels) / columns)
+    figure = Figure(figsize=(PANEL * columns + 0.9, (PANEL + 1.3) * rows - 0.3), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
     numbered = len(class_names) <= NUMBERED
-    for axes, panel in zip(grid, panels, strict=True):
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        first = axes in grid[:, 0]
         image = axes.imshow(panel.shares, cmap=MAP, vmin=0, vmax=100)
         axes.set(title=panel.title, xlabel="taken for", xticks=[], yticks=[])
         axes.spines[:].set_visible(True)
@@ -95,12 +102,13 @@ def confusion_figure(panels: Sequence[Panel], class_names: Sequence[str], title:
             places = range(len(class_names))
             longest = max(map(len, class_names))
             axes.set_xticks(places, class_names, rotation=90 if longest > 2 else 0)
-            axes.set_yticks(places, class_names if axes is grid[0] else [""] * len(class_names))
+            axes.set_yticks(places, class_names if first else [""] * len(class_names))
             axes.tick_params(length=0)
             _write_numbers(axes, panel.shares)
-    grid[0].set_ylabel("class" if numbered else f"{len(class_names)} classes")
-    figure.colorbar(image, ax=list(grid), label="% of the class", shrink=0.8, pad=0.02)
-    figure.suptitle(title, fontsize=STYLE["axes.titlesize"])
+        if first:
+            axes.set_ylabel("class" if numbered else f"{len(class_names)} classes")
+    figure.colorbar(image, ax=grid, label="% of the class", shrink=0.8 / rows, pad=0.02)
+    figure.suptitle(title, fontsize=STYLE["axes.titlesize"], fontweight="bold")
     return figure
 
 

@@ -119,3 +119,13 @@ def test_the_command_draws_it(runs, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert result.stdout == "confusion.png and confusion.pdf\n"
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_panels_fill_rows(monkeypatch):
+    monkeypatch.setattr(confusion, "ACROSS", 2)
+    panels = [confusion.Panel(str(number), np.eye(2) * 100) for number in range(3)]
+    figure = confusion.confusion_figure(panels, ["a", "b"], "title")
+    shown = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_subplotspec().get_gridspec().get_geometry() for axes in shown] == [(2, 2)] * 3
+    assert [axes.get_ylabel() for axes in shown] == ["class", "", "class"]
+    assert [axes.axison for axes in figure.axes[:4]] == [True, True, True, False]
