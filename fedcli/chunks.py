@@ -44,14 +44,11 @@ def choose(cohort_size: int, trial: Callable[[str, int], Trial | None], room: in
     close = [which for which, found in fit.items() if found.seconds <= CLOSE * fastest]
     way, size = max(close, key=lambda which: which[1])
     found = fit[way, size]
-    return (
-        way,
-        size,
-        (
-            f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
-            f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
-        ),
+    reason = (
+        f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
+        f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
     )
+    return way, size, reason
 
 
 def settle(fed: Federation) -> str | None:

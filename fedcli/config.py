@@ -340,7 +340,7 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
     if text == "auto":
         return WAYS[0], default
     way, colon, number = text.rpartition(":")
-    if not (number.isdecimal() and int(number) > 0 and (way in WAYS[1:] if colon else True)):
+    if not (number.isdecimal() and int(number) > 0 and (not colon or way in WAYS[1:])):
         raise UserError(
             f"--clients-per-chunk must be auto, a whole number from 1, or patches: or branches: and such a number (got "
             f"'{text}'); 1 trains one client after the other."

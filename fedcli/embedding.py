@@ -1,4 +1,4 @@
-"""t-SNE of the features that `fedcli.quality` has kept: one panel a setting, all in a row and in one style.
+"""t-SNE of the features that `fedcli.quality` has kept: one panel a setting, in rows of five.
 
 Where the features are of a client's own model and of test images of several domains, a setting is a row, with a panel
 for each domain, the client's own first.

@@ -319,6 +319,8 @@ def test_the_papers_values():
     assert (setup.setting.mean, setup.setting.std) == ((0.5,) * 3, (0.5,) * 3)
     setup = resolve(FEDSA, {"protocol": "fedsa:cifar100-htfe8", "dataset": "cifar100"}, need_data=False)
     assert (setup.run.num_clients, setup.run.cohort_size, setup.options.contrastive_weight) == (100, 10, 1.0)
+    setup = resolve(FEDSA, {"protocol": "fedsa:cifar100-htfe8-silo", "dataset": "cifar100"}, need_data=False)  # Fig. 3
+    assert (setup.run.num_clients, setup.run.cohort_size, setup.run.backbone.count(",")) == (20, 20, 7)
     assert [len(find_protocol(f"fedsa:cifar100-htfe{x}", FEDSA).datasets["cifar100"].backbone.split(","))
             for x in (2, 3, 5, 8)] == [2, 3, 5, 8]  # fmt: skip
 

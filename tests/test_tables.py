@@ -123,6 +123,13 @@ def test_another_version_of_a_method_is_another_group():
     assert [group.settings for group in tables.group([record("one"), record("two")])] == [{}, {}]
 
 
+def test_options_of_public_images_are_no_setting_of_a_run_without_them():
+    without = record("one", public_dataset=None, public_examples=None)
+    few, many = (record("two", public_dataset="photos", public_examples=count) for count in (50, 90))
+    settings = [group.settings for group in tables.group([without, few, many])]
+    assert settings == [{}, {"public_examples": 50}, {"public_examples": 90}]
+
+
 def test_labels_hold_what_differs_and_no_more():
     labels = [group.label for group in tables.group([record("one"), record("two", mu=1)])]
     assert labels == ["one", "two"]  # an option that only one method has tells nothing
