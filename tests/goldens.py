@@ -1,0 +1,84 @@
+"""Short runs whose curves and parameters stay the same bits, by kind of machine, in goldens.json.
+
+`python -m tests.goldens` writes the file for this kind of machine. A golden that changes is a changed number: raise
+`NUMERICS` of the core, or `numerics` of the one method whose file changed, and say in the commit why.
+"""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedcli
+from fedcli import registry, smoke
+from fedcli.runs import all_params
+
+FILE = Path(__file__).with_name("goldens.json")
+
+# Beside one run of each method: every kind of state, of training together and of what comes after the last round.
+OTHER_RUNS: dict[str, dict[str, Any]] = {
+    "stacked, another step after it": {"method": "fedavg", "clients_per_chunk": "4", "post": "ccvr", "num_clients": 6},
+    "state of clients that sit out": {"method": "scaffold", "num_clients": 10, "cohort_size": 4, "lr": 0.01},
+    "Adam, state of clients": {"method": "moon", "num_clients": 10, "cohort_size": 4, "optimizer": "adam", "lr": 1e-3},
+    "normalisation layers, branches": {
+        "method": "fedfm", "backbone": "resnet10-3x3", "clients_per_chunk": "branches:2", "num_clients": 4,
+        "drift_every": 2, "start_round": 1, "train_examples": 80,
+    },
+    "different networks": {"method": "fedproto", "protocol": "fedsa:digits-mixed", "num_clients": 4, "cohort_size": 4},
+    "public images": {
+        "method": "fccl-plus", "protocol": "fccl:digit-domains", "public_examples": 60, "public_batch_size": 20,
+        "train_examples": 160,
+    },
+    "training in the server": {"method": "fedgen", "num_clients": 6, "cohort_size": 3},
+    "patches, domains": {
+        "method": "fedfa", "protocol": "fedfa:digit-domains", "clients_per_chunk": "patches:2", "train_examples": 200,
+    },
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """The goldens: a method's, by its name, and the other runs'."""
+    return [*registry.methods(), *OTHER_RUNS]
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of a golden's run, the method among them."""
+    if name in OTHER_RUNS:
+        return {"rounds": 3, "train_examples": 240, "local_epochs": 1, "seed": 1, **OTHER_RUNS[name]}
+    protocol, dataset = smoke.built_in(registry.find_method(name))
+    sizes = {"rounds": smoke.ROUNDS, "train_examples": smoke.EXAMPLES, "local_epochs": 2}
+    return {"method": name, "protocol": protocol, "dataset": dataset, **sizes}
+
+
+def golden(name: str) -> dict[str, Any]:
+    """Curve, hash and norm of the parameters of a golden's run, made now."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedcli.run(**options(name), device="cpu", out=Path(folder) / "run")
+    curve = [entry["test_accuracy"] for entry in run.record["rounds"]]
+    params = all_params(registry.find_method(run.record["method"]), run.state)
+    norm = sum(float(value.double().square().sum()) for value in params.values()) ** 0.5
+    found = {"params_sha256": run.record["summary"]["params_sha256"], "norm": norm, "curve": curve}
+    if "post" in run.record:
+        found["post"] = run.record["post"]["test_accuracy"]
+    return found
+
+
+def kind_of_machine() -> str:
+    """What the bits of float32 arithmetic depend on: the processor, the instructions that torch uses, and torch."""
+    about = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
+    processor = f"{about['model name']} (family {about['cpu family']}, model {about['model']})"
+    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
+
+
+def write() -> None:
+    """Writes the goldens of this kind of machine."""
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    known[kind_of_machine()] = {name: golden(name) for name in names()}
+    FILE.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()
