@@ -24,6 +24,6 @@ __all__ = [
 
 def run(method: str, **options):
     """Runs a method; see `fedcli.runs.run`, which this is."""
-    from fedcli.runs import run as run_  # late: a method file imports this module before the engine exists
+    from fedcli.runs.run import run as run_  # late: a method file imports this module before the engine exists
 
     return run_(method, **options)

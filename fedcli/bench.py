@@ -41,11 +41,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli import chunks, datasets, evaluation, registry, runs
-from fedcli.config import DEFAULT_DATASET, RunConfig, Setup, resolve
+from fedcli import registry
+from fedcli.core import autotune as chunks
+from fedcli.core import evaluation
+from fedcli.core.autotune import peak_memory
+from fedcli.core.federation import Federation
+from fedcli.data import datasets
 from fedcli.errors import UserError, unknown
-from fedcli.federation import Federation
-from fedcli.records import environment, peak_memory
+from fedcli.runs import run as runs
+from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
+from fedcli.runs.records import environment
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
@@ -156,7 +161,7 @@ class EngineRounds:
         run, public = setup.run, None
         if run.public_dataset is not None:
             public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
-        self.fed = Federation(setup, dataset, parts, public=public)
+        self.fed = runs.federation(setup, dataset, parts, public)
         self.state = setup.method.init(self.fed, setup.options)
 
     def round(self, number: int) -> None:
@@ -190,7 +195,7 @@ def plain_network(workload: Workload) -> nn.Module:
     """The network of a workload without anything of the project's."""
     if workload.backbone == "cnn-mcmahan":
         return PlainCnn(workload.channels, workload.image_size)
-    from fedcli.vision import torchvision  # here, because it is slow to import
+    from fedcli.core.vision import torchvision  # here, because it is slow to import
 
     return getattr(torchvision.models, workload.backbone)(num_classes=10)
 

@@ -143,7 +143,7 @@ class Protocol:
         settings: Run options by field name of `RunConfig`; each is overridden by the command line.
         datasets: What goes with which data set; another data set needs `--backbone`.
         selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
-        evaluation: "server", "clients" or "domains", see fedcli/evaluation.py.
+        evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
         public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
         method_options: Options of single methods under this protocol, by method.
         notes: Where each value that the paper does not give comes from.
@@ -170,7 +170,7 @@ class Cell:
         column: The column, as `column` there.
         method: Name of the method that is run.
         settings: Run and method options by field name, protocol and data set among them.
-        metric: What is read from the run's record; see fedcli/metrics.py.
+        metric: What is read from the run's record; see fedcli/results/metrics.py.
     """
 
     row: str
@@ -328,10 +328,10 @@ class Post(_Declared):
 
 @cache
 def _modules() -> tuple[ModuleType, ...]:
-    """The modules of `papers`, papers before baselines, each in order of name."""
-    papers = importlib.import_module("papers")
+    """The modules of `fedcli.papers`, papers before baselines, each in order of name."""
+    papers = importlib.import_module("fedcli.papers")
     found = []
-    for package in (papers, importlib.import_module("papers.baselines")):
+    for package in (papers, importlib.import_module("fedcli.papers.baselines")):
         for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
             if not info.ispkg:
                 found.append(importlib.import_module(f"{package.__name__}.{info.name}"))

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcli import config, datasets, registry, runs
+from fedcli import registry
+from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.runs import config
+from fedcli.runs import run as runs
 
 ROUNDS, EXAMPLES = 2, 240
 

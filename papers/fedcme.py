@@ -73,10 +73,20 @@ import torch
 from torch import Tensor
 
 from fedcli import DataSetting, Method, Protocol, Table, grid, option
-from fedcli.aggregate import class_means, class_sums, cross_entropy, weighted_mean
-from fedcli.batches import generator
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params, Step
-from fedcli.trees import select
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    class_means,
+    class_sums,
+    cross_entropy,
+    generator,
+    select,
+    weighted_mean,
+)
 
 EVALUATION_SHARE = 0.2  # of a client's training examples, Appendix
 

@@ -74,10 +74,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Cell, DataSetting, Method, Protocol, Table, grid, option
-from fedcli.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
-from fedcli.batches import Batch, generator
-from fedcli.clients import Aux, LocalLoss, Network, Params, Step
-from fedcli.trees import tree_map
+from fedcli.core import (
+    Aux,
+    Batch,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    class_means,
+    cross_entropy,
+    generator,
+    masked_mean,
+    tree_map,
+    weighted_mean,
+)
 
 HEAD = ("head.weight", "head.bias")  # phi
 

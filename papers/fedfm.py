@@ -78,13 +78,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from fedcli.papers.baselines import fedavg, fednova, fedprox, moon
 from torch import Tensor
 
 from fedcli import Cell, DataSetting, Method, Protocol, Table, grid, option
-from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
-from fedcli.batches import Batch
-from fedcli.clients import Client, LocalLoss, Network, Params
-from papers.baselines import fedavg, fednova, fedprox, moon
+from fedcli.core import Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 FAR = -1e9  # logit of a class without an anchor: finite, so that no gradient is NaN

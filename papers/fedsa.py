@@ -77,13 +77,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.fedtgp import distance
 from torch import Tensor
 
 from fedcli import DataSetting, Method, Protocol, Table, grid, option
-from fedcli.aggregate import class_means, class_sums, cross_entropy, masked_mean
-from fedcli.batches import generator
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params, Step
-from papers.baselines.fedtgp import distance
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    class_means,
+    class_sums,
+    cross_entropy,
+    generator,
+    masked_mean,
+)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli import datasets
+from fedcli.data import datasets
+from fedcli.data.catalog import KNOWN
 from fedcli.errors import UserError
-from fedcli.known import KNOWN
 
 PARTS = ("train", "test")
 FIELDS = tuple(f"{kind}_{part}" for part in PARTS for kind in ("x", "y", "domain", "writer"))

@@ -8,12 +8,13 @@ import dataclasses
 import numpy as np
 import torch
 
-from fedcli.config import resolve
-from fedcli.datasets import Dataset
-from fedcli.federation import Federation, NonFiniteLoss
+from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.trees import leaves, tree_map
+from fedcli.data.datasets import Dataset
 from fedcli.registry import Method, find_method
-from fedcli.runs import one_round
-from fedcli.trees import leaves, tree_map
+from fedcli.runs import run as runs
+from fedcli.runs.config import resolve
+from fedcli.runs.run import one_round
 from tests.reference import ReferenceFederation
 
 RELATIVE = 1e-8  # of the norm, in float64
@@ -58,7 +59,7 @@ def federation(method, overrides=None, *, data=None, parts=None, reference=False
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     setup = resolve(method, {**TOY, **defaults, **overrides, **run})  # defaults named, so that no protocol tunes them
     kind = ReferenceFederation if reference else Federation
-    return setup, kind(setup, data, toy_parts() if parts is None else parts, public=public)
+    return setup, runs.federation(setup, data, toy_parts() if parts is None else parts, public, kind=kind)
 
 
 def simulate(setup, fed, rounds, cohorts=None):

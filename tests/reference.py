@@ -1,6 +1,6 @@
 """Local training the plain way: one `nn.Module`, `torch.optim`, one client after the other, true batch sizes.
 
-Of `fedcli.clients` only the tuple `Client` is used. `ReferenceFederation` puts this in the engine's place under any
+Of the core's clients only the tuple `Client` is used. `ReferenceFederation` puts this in the engine's place under any
 method.
 """
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedcli import backbones
-from fedcli.batches import Batch
-from fedcli.clients import Client
-from fedcli.federation import Federation
-from fedcli.trees import stack, tree_map
+from fedcli.core import backbones
+from fedcli.core.batches import Batch
+from fedcli.core.clients import Client
+from fedcli.core.federation import Federation
+from fedcli.core.trees import stack, tree_map
 
 
 class Output(NamedTuple):
@@ -71,7 +71,7 @@ def with_key(client: Client, key: int) -> Client:
 
 
 class PlainUpdate:
-    """One update of one client by torch.optim, in the place of `fedcli.clients.sgd_step` and `adam_step`."""
+    """One update of one client by torch.optim, in the place of `fedcli.core.clients.sgd_step` and `adam_step`."""
 
     def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key):
         self.networks, self.loss, self.names, self.key = networks, loss, names, key
@@ -119,9 +119,9 @@ def slice_context(context, axes, k):
 class ReferenceFederation(Federation):
     """A federation whose clients train by a plain loop."""
 
-    def __init__(self, setup, dataset, parts, public=None):
-        super().__init__(setup, dataset, parts, public=public)
-        shape = dataset.channels, dataset.image_size, dataset.num_classes, setup.run.seed
+    def __init__(self, run, dataset, *others, **options):
+        super().__init__(run, dataset, *others, **options)
+        shape = dataset.channels, dataset.image_size, dataset.num_classes, run.seed
         self.networks = [PlainNetwork(backbones.build(name, *shape).to(self.dtype)) for name in self.backbones]
 
     def optimizer_step(

@@ -10,11 +10,11 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedcli import backbones
-from fedcli.backbones import build
+from fedcli.core import backbones
+from fedcli.core.backbones import build
+from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.core.vision import torchvision
 from fedcli.errors import UserError
-from fedcli.layers import KeyedDropout, MaskedBatchNorm2d
-from fedcli.vision import torchvision
 
 ROOT = Path(__file__).parent.parent
 
@@ -521,7 +521,7 @@ library = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
     library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-USE = "from fedcli import vision; print(hasattr(vision, '_schemas'), vision.torchvision.loaded)"
+USE = "from fedcli.core import vision; print(hasattr(vision, '_schemas'), vision.torchvision.loaded)"
 
 
 def python(code, path=None):
@@ -532,7 +532,7 @@ def python(code, path=None):
 
 def test_installed_torchvision_imports():
     result = python(
-        "from fedcli.vision import torchvision as t; print(t.models.resnet18(num_classes=3).fc.out_features)"
+        "from fedcli.core.vision import torchvision as t; print(t.models.resnet18(num_classes=3).fc.out_features)"
     )
     assert (result.stdout, result.returncode) == ("3\n", 0), result.stderr
 
@@ -558,6 +558,6 @@ def test_other_errors_of_torchvision_are_not_hidden(tmp_path):
 
 def test_backbones_do_not_wait_for_torchvision():
     result = python(
-        "import fedcli.backbones as b; b.build('cnn-small', 1, 8, 10, 0); print('torchvision' in sys.modules)"
+        "import fedcli.core.backbones as b; b.build('cnn-small', 1, 8, 10, 0); print('torchvision' in sys.modules)"
     )
     assert result.stdout == "False\n", result.stderr

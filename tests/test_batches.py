@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.batches import Transform, draw_cohort, generator, plan_batches
-from fedcli.images import crop_flip
+from fedcli.core.augment import crop_flip
+from fedcli.core.batches import Transform, draw_cohort, generator, plan_batches
 
 PARTS = [np.arange(0, 10), np.arange(10, 13), np.arange(13, 13)]
 

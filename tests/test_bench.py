@@ -16,9 +16,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedcli import backbones, bench, cli, datasets, plots, registry
+from fedcli import bench, registry
+from fedcli.cli import app as cli
+from fedcli.core import backbones
+from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.federation import Federation
+from fedcli.figures import plots
 
 TINY = bench.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
 TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
@@ -159,7 +162,7 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
 @pytest.mark.parametrize("chunk", ["1", "2"])
 def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes, plain_sizes, steps, seen = [], [], [], []
-    monkeypatch.setattr(bench, "Federation", partial(Federation, on_samples=engine_sizes.append))
+    monkeypatch.setattr(bench.runs, "federation", partial(bench.runs.federation, on_samples=engine_sizes.append))
     engine, plain = sides(TINY, clients_per_chunk=chunk)
     step = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda *arguments: (steps.append(1), step(*arguments))[1])

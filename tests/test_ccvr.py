@@ -5,18 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedcli.papers import fedfa
+from fedcli.papers.baselines import ccvr
 
 import fedcli
-from fedcli import registry, runs, tables
-from fedcli.comparison import printed
-from fedcli.config import option_panels, resolve
+from fedcli import registry
+from fedcli.core.evaluation import evaluate
 from fedcli.errors import UserError
-from fedcli.evaluation import evaluate
-from fedcli.metrics import find_metric
-from fedcli.records import params_hash
-from fedcli.reproduce import _is_of, plan
-from papers import fedfa
-from papers.baselines import ccvr
+from fedcli.results import tables
+from fedcli.results.comparison import printed
+from fedcli.results.metrics import find_metric
+from fedcli.results.reproduce import _is_of, plan
+from fedcli.runs import run as runs
+from fedcli.runs.config import option_panels, resolve
+from fedcli.runs.records import params_hash
 from tests import laws
 
 C, D = 4, 3

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fedcli import chunks, config
-from fedcli.chunks import Trial
+from fedcli.core import autotune as chunks
+from fedcli.core import engine
+from fedcli.core.autotune import Trial
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from tests import laws
@@ -111,7 +112,7 @@ def test_auto_is_settled_on_cuda_and_nothing_else_is():
     ],
 )
 def test_the_option_says_how_many_and_how(text, expected):
-    assert config.parse_chunk(text, 7) == expected
+    assert engine.parse_chunk(text, 7) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,4 +120,4 @@ def test_the_option_says_how_many_and_how(text, expected):
 )
 def test_other_values_of_the_option_are_refused(text):
     with pytest.raises(UserError, match="--clients-per-chunk must be auto, a whole number from 1"):
-        config.parse_chunk(text, 1)
+        engine.parse_chunk(text, 1)

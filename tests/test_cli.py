@@ -12,13 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fedcli.papers.baselines import fedavg
 from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import cli, config, describe, display, registry, runs
+from fedcli import registry
+from fedcli.cli import app as cli
+from fedcli.cli import describe, display
 from fedcli.errors import UserError
-from papers.baselines import fedavg
+from fedcli.runs import config
+from fedcli.runs import run as runs
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
 OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
@@ -88,7 +92,7 @@ def read(path):
 
 
 def test_help_comes_without_torch_from_a_new_process(tmp_path):
-    program = "import sys; from fedcli.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    program = "import sys; from fedcli.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program, "--help"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -546,7 +550,7 @@ def test_a_table_is_drawn_on_a_terminal_and_written_as_markdown_elsewhere(monkey
 
 
 def test_data_download_shows_progress_and_refuses_what_has_no_site(monkeypatch):
-    from fedcli import datasets
+    from fedcli.data import datasets
 
     def download(name, progress):
         progress("a.gz", 10, 100)

@@ -7,9 +7,11 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import cli, confusion, quality
-from fedcli.confusion import Panel
+from fedcli.cli import app as cli
 from fedcli.errors import UserError
+from fedcli.figures import matrices as confusion
+from fedcli.figures import quality
+from fedcli.figures.matrices import Panel
 from tests.test_quality import TINY
 
 SHARES = np.array([[75.0, 25.0, 0.0], [0.3, 99.7, 0.0], [np.nan, np.nan, np.nan]])
@@ -99,7 +101,7 @@ def test_the_chart_has_a_panel_a_setting_with_the_outputs_of_its_first_seed(runs
 
 def test_a_panel_of_a_client_says_which(runs):
     folder = runs / "fedavg-0"
-    record = {**fedcli.records.read_record(folder), "quality": {"client": 3}}
+    record = {**fedcli.runs.records.read_record(folder), "quality": {"client": 3}}
     assert confusion._panel("local", record, folder).title.startswith("local, client 3\n")
 
 

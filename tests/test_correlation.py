@@ -6,17 +6,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from fedcli.papers import fccl_plus
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import cli, correlation
-from fedcli.correlation import Matrices
+from fedcli.cli import app as cli
+from fedcli.core.evaluation import models
 from fedcli.errors import UserError
-from fedcli.evaluation import models
-from fedcli.records import read_record, write_record
+from fedcli.figures import correlation
+from fedcli.figures.correlation import Matrices
 from fedcli.registry import find_method
-from fedcli.runs import restore
-from papers import fccl_plus
+from fedcli.runs.records import read_record, write_record
+from fedcli.runs.run import restore
 from tests import laws
 
 TINY = {

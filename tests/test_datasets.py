@@ -17,7 +17,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedcli import builtin, datasets, known, official
+from fedcli.data import archives as official
+from fedcli.data import builtin, datasets
+from fedcli.data import catalog as known
 from tests.files import FIELDS, PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
 
 
@@ -478,7 +480,7 @@ def test_class_folders_of_other_names_are_refused_for_known_names(tmp_path):
 
 
 def test_known_class_names_are_those_of_torchvision():
-    from fedcli.vision import torchvision
+    from fedcli.core.vision import torchvision
 
     sources = torchvision.datasets
     for name, source in (("fmnist", sources.FashionMNIST.classes), *(
@@ -591,7 +593,7 @@ WRITERS = {
 @pytest.fixture
 def official_files(tmp_path, monkeypatch):
     """Writes tiny files in the official format, which torchvision then takes for the true ones."""
-    from fedcli.vision import torchvision
+    from fedcli.core.vision import torchvision
 
     def write(name, arrays):
         folder = tmp_path / "official"

@@ -10,9 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import cli, runs
-from fedcli.config import RunConfig, resolve
+from fedcli.cli import app as cli
 from fedcli.registry import find_method
+from fedcli.runs import run as runs
+from fedcli.runs.config import RunConfig, resolve
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -99,7 +100,7 @@ def test_the_options_of_the_table_exist():
     assert len(flags) > 10
     assert flags <= known
     for flag in re.findall(r"`--partition ([^`]+)`", "".join(rows)):
-        assert fedcli.partition.from_flag(flag)
+        assert fedcli.core.partition.from_flag(flag)
 
 
 def test_the_links_lead_somewhere():

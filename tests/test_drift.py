@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import client_features, drift, plots
-from fedcli.config import resolve
+from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.quality import measure
-from fedcli.records import read_record, write_record
+from fedcli.figures import client_features, plots
+from fedcli.figures.quality import measure
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from fedcli.trees import select
+from fedcli.runs import drift
+from fedcli.runs.config import resolve
+from fedcli.runs.records import read_record, write_record
+from fedcli.runs.run import federation, one_round
 from tests import laws
 from tests.test_plots import curve, drawn
 
@@ -58,7 +59,7 @@ def test_weights_that_have_not_moved_have_no_direction():
 
 def watched(**run):
     setup, _ = laws.federation("fedavg", drift_every=1, **run)
-    return setup, drift.Recording(setup, laws.toy_dataset(), laws.toy_parts())
+    return setup, federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
 
 
 def slow_measure(fed, cohort):
@@ -283,7 +284,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
-    again = fedcli.runs.prepare(setup)[2]
+    again = fedcli.runs.run.prepare(setup)[2]
     state = run.state
     again.start_round()
     after, _ = setup.method.run_round(state, again.cohort(3), again, setup.options)

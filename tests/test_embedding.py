@@ -9,10 +9,12 @@ from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import cli, embedding, quality
-from fedcli.embedding import COLOURS, Panel
+from fedcli.cli import app as cli
 from fedcli.errors import UserError
-from fedcli.quality import Shown
+from fedcli.figures import features as embedding
+from fedcli.figures import quality
+from fedcli.figures.features import COLOURS, Panel
+from fedcli.figures.quality import Shown
 from tests.test_quality import TINY
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli import patches
-from fedcli.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
-from fedcli.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
-from fedcli.federation import NonFiniteLoss
+from fedcli.core import patches
+from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
+from fedcli.core.federation import NonFiniteLoss
+from fedcli.core.stacked import Stack
+from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
-from fedcli.stacks import Stack
-from fedcli.trees import leaves, select, tree_map
 from tests import laws
 from tests.toys import use_tiny_network
 
@@ -345,7 +345,7 @@ def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeyp
     fed.engine.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip", fed.dtype)
     fed.transform = fed.engine.transform
     expected = laws.simulate(setup, fed, 1)
-    monkeypatch.setattr("fedcli.engine.PREPARED_BYTES", prepared)
+    monkeypatch.setattr("fedcli.core.engine.PREPARED_BYTES", prepared)
     assert laws.distance(laws.simulate(setup, fed, 1), expected) == 0
 
 

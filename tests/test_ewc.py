@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from fedcli.papers.baselines import ewc
+from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 
-from fedcli.clients import Output
+from fedcli.core.clients import Output
 from fedcli.registry import find_method
-from papers.baselines import ewc
-from papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 from tests import laws
 
 

@@ -5,16 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-
-from fedcli import backbones
-from fedcli.clients import Aux, Client, Output
-from fedcli.config import resolve
-from fedcli.errors import UserError
-from fedcli.registry import find_method, find_protocol
-from fedcli.trees import select, stack
-from papers import fccl_plus
-from papers.baselines import ewc
-from papers.fccl_plus import (
+from fedcli.papers import fccl_plus
+from fedcli.papers.baselines import ewc
+from fedcli.papers.fccl_plus import (
     ClientState,
     Exchanged,
     ServerState,
@@ -29,6 +22,13 @@ from papers.fccl_plus import (
     learning_rate,
     similarity,
 )
+
+from fedcli.core import backbones
+from fedcli.core.clients import Aux, Client, Output
+from fedcli.core.trees import select, stack
+from fedcli.errors import UserError
+from fedcli.registry import find_method, find_protocol
+from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import load
 

@@ -5,8 +5,8 @@ import copy
 import numpy as np
 import torch
 
-from fedcli.aggregate import weighted_mean
-from fedcli.evaluation import evaluate
+from fedcli.core.aggregate import weighted_mean
+from fedcli.core.evaluation import evaluate
 from tests import laws
 from tests.reference import load, optimizer_of
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fedcli.papers.baselines import fedavgm
 
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines import fedavgm
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDAVGM = find_method("fedavgm")

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-from fedcli.batches import generator
-from fedcli.clients import Client
-from fedcli.config import resolve
-from fedcli.registry import find_method, find_table, protocols
-from fedcli.runs import one_round
-from papers.fedcme import (
+from fedcli.papers.fedcme import (
     Recorded,
     aggregate_features,
     alignment_loss,
@@ -29,6 +23,12 @@ from papers.fedcme import (
     match_many_to_one,
     mean_features,
 )
+
+from fedcli.core.batches import generator
+from fedcli.core.clients import Client
+from fedcli.registry import find_method, find_table, protocols
+from fedcli.runs.config import resolve
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDCME = find_method("fedcme")
@@ -408,7 +408,7 @@ def test_costs_of_the_other_exchanges():
 
 
 def test_the_papers_values(monkeypatch):
-    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
     setup = resolve(FEDCME, {"dataset": "fmnist"})
     assert setup.protocol.name == "fedcme:fmnist-a0.1-k50-m10"
     assert setup.options == FEDCME.config(0.01, "head", "pairs")
@@ -422,7 +422,7 @@ def test_the_papers_values(monkeypatch):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon", "fedrs", "fedcme"])
 def test_every_method_of_the_tables_runs_under_every_protocol(monkeypatch, name):
-    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
     own = {key: value for key, value in protocols().items() if key.startswith("fedcme:")}
     assert len(own) == 17
     for protocol in own.values():
@@ -432,7 +432,7 @@ def test_every_method_of_the_tables_runs_under_every_protocol(monkeypatch, name)
 
 @pytest.mark.parametrize("table", ["II", "III", "IV"])
 def test_tables_have_every_number_of_the_paper(monkeypatch, table):
-    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
     reported = json.loads((Path(FEDCME.file).parent / "reported.json").read_text())["FedCME"][f"Table {table}"]
     wanted = {(row["method"], row["column"]) for row in reported["rows"] if "minus" not in row["method"]}
     cells = find_table(f"fedcme:{table}").cells

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import feddf
+from fedcli.papers.baselines.fedavg import make_local_loss
 
-from fedcli.clients import Client
+from fedcli.core.clients import Client
+from fedcli.core.trees import select
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.trees import select
-from papers.baselines import feddf
-from papers.baselines.fedavg import make_local_loss
 from tests import laws
 
 FEDDF, CLIENT_FORM = find_method("feddf"), find_method("feddf-client")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.feddistill import distillation
 
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines.feddistill import distillation
+from fedcli.runs.run import one_round
 from tests import laws
 from tests.reference import load, optimizer_of
 

@@ -2,12 +2,18 @@
 
 import pytest
 import torch
+from fedcli.papers.baselines.fedavg import make_local_loss
+from fedcli.papers.baselines.feddyn import (
+    client_alphas,
+    dynamic_regularizer,
+    linear_regularizer,
+    update_dual,
+    update_server,
+)
 
+from fedcli.core.trees import leaves, select
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from fedcli.trees import leaves, select
-from papers.baselines.fedavg import make_local_loss
-from papers.baselines.feddyn import client_alphas, dynamic_regularizer, linear_regularizer, update_dual, update_server
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDDYN = find_method("feddyn")

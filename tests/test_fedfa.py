@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedcli.papers import fedfa
 
-from fedcli import backbones
-from fedcli.batches import generator
-from fedcli.comparison import printed
-from fedcli.config import resolve
+from fedcli.core import backbones
+from fedcli.core.batches import generator
 from fedcli.registry import find_method, find_protocol, method_options
-from fedcli.reproduce import plan
-from fedcli.runs import one_round
-from papers import fedfa
+from fedcli.results.comparison import printed
+from fedcli.results.reproduce import plan
+from fedcli.runs.config import resolve
+from fedcli.runs.run import one_round
 from tests import laws
 from tests.reference import load
 

@@ -7,19 +7,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from fedcli.papers import fedfm
+from fedcli.papers.baselines import fedavg
+from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding
 
-from fedcli import partition
-from fedcli.aggregate import weighted_mean
-from fedcli.clients import Client
-from fedcli.comparison import reported
-from fedcli.config import resolve
-from fedcli.metrics import find_metric
+from fedcli.core import partition
+from fedcli.core.aggregate import weighted_mean
+from fedcli.core.clients import Client
+from fedcli.core.trees import select, stack
 from fedcli.registry import find_method, find_protocol, find_table, help_text
-from fedcli.runs import one_round
-from fedcli.trees import select, stack
-from papers import fedfm
-from papers.baselines import fedavg
-from papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding
+from fedcli.results.comparison import reported
+from fedcli.results.metrics import find_metric
+from fedcli.runs.config import resolve
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDFM = find_method("fedfm")
@@ -197,7 +197,7 @@ def test_partitions_of_the_protocols_have_the_papers_sizes(protocol, dataset, cl
 
 
 def test_the_papers_values_are_the_defaults(monkeypatch):
-    monkeypatch.setattr("fedcli.datasets.available", lambda name: None)
+    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
     setup = resolve(FEDFM, {"dataset": "cifar10"})
     assert setup.protocol.name == "fedfm:niid-1"
     assert setup.options == FEDFM.config(50.0, 0.1, 20, "contrastive", "weighted")

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fedgen
+from fedcli.papers.baselines.fedgen import HIDDEN, NOISE, Context, Samples, draw_samples, generate, initial_generator
 from torch import nn
 
-from fedcli.batches import Batch, generator
-from fedcli.clients import Client, Step
+from fedcli.core.batches import Batch, generator
+from fedcli.core.clients import Client, Step
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from papers.baselines import fedgen
-from papers.baselines.fedgen import HIDDEN, NOISE, Context, Samples, draw_samples, generate, initial_generator
 from tests import laws
 
 FEDGEN = find_method("fedgen")

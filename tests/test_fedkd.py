@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fedkd, fml
+from fedcli.papers.baselines.fedkd import Factors, compress, energy_share, restore, truncate
+from fedcli.papers.baselines.fml import joined, part
 
-from fedcli.batches import Batch
+from fedcli.core.batches import Batch
+from fedcli.core.trees import count_floats
 from fedcli.registry import find_method
-from fedcli.trees import count_floats
-from papers.baselines import fedkd, fml
-from papers.baselines.fedkd import Factors, compress, energy_share, restore, truncate
-from papers.baselines.fml import joined, part
 from tests import laws
 
 FEDKD = find_method("fedkd")

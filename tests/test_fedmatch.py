@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fedmatch
+from fedcli.papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
 
-from fedcli.clients import Client
+from fedcli.core.clients import Client
+from fedcli.core.trees import select
 from fedcli.registry import find_method
-from fedcli.trees import select
-from papers.baselines import fedmatch
-from papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
 from tests import laws
 
 FEDMATCH = find_method("fedmatch")

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fedcli.papers.baselines.fedmd import ClientState, ServerState, averaged, digest, digest_loss, find_consensus
 
-from fedcli import backbones
+from fedcli.core import backbones
+from fedcli.core.trees import select
 from fedcli.registry import find_method
-from fedcli.trees import select
-from papers.baselines.fedmd import ClientState, ServerState, averaged, digest, digest_loss, find_consensus
 from tests import laws
 from tests.reference import load
 

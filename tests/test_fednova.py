@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fedcli.papers.baselines import fednova
 
-from fedcli.clients import Aux
+from fedcli.core.clients import Aux
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines import fednova
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDNOVA = find_method("fednova")

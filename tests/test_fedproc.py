@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fedavg, fedproc
+from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
 
-from fedcli.batches import Batch
+from fedcli.core.batches import Batch
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines import fedavg, fedproc
-from papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDPROC = find_method("fedproc")

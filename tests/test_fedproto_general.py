@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
 
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
+from fedcli.runs.run import one_round
 from tests import laws
 from tests.reference import load, optimizer_of
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from fedcli.papers.baselines import fedavg, fedprox
 
-from fedcli.batches import Batch
-from fedcli.clients import Aux, Client, sgd_step
+from fedcli.core.batches import Batch
+from fedcli.core.clients import Aux, Client, sgd_step
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines import fedavg, fedprox
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDPROX = find_method("fedprox")

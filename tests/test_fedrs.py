@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDRS = find_method("fedrs")

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers import fedsa
 from torch import nn
 
-from fedcli import backbones, networks
-from fedcli.batches import generator
-from fedcli.comparison import printed
-from fedcli.config import resolve
+from fedcli.core import backbones, networks
+from fedcli.core.batches import generator
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, find_table, methods
-from fedcli.runs import one_round
-from papers import fedsa
+from fedcli.results.comparison import printed
+from fedcli.runs.config import resolve
+from fedcli.runs.run import one_round
 from tests import laws
 from tests.reference import load
 

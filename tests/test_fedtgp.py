@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fedtgp
 from torch import nn
 
-from fedcli.batches import generator
+from fedcli.core.batches import generator
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines import fedtgp
+from fedcli.runs.run import one_round
 from tests import laws
 
 FEDTGP = find_method("fedtgp")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fml
+from fedcli.papers.baselines.fml import divergence, joined, part
 
-from fedcli.batches import Batch
+from fedcli.core.batches import Batch
+from fedcli.core.trees import select
 from fedcli.registry import find_method
-from fedcli.trees import select
-from papers.baselines import fml
-from papers.baselines.fml import divergence, joined, part
 from tests import laws
 
 FML = find_method("fml")

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcli import engine as engines
-from fedcli.graphs import CudaGraphs, Unrepeatable, identity, layout
+from fedcli.core import engine as engines
+from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity, layout
 from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network

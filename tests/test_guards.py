@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from fedcli.papers import fedfm
 
 from fedcli.registry import find_method
-from papers import fedfm
 from tests import laws, toys
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")

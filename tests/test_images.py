@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli import images
-from fedcli.batches import Transform, generator
-from fedcli.federation import Federation
-from fedcli.images import NUM_DRAWS, TRIES, augment, colour_jitter, crop_box, crop_flip, resized_crop
+from fedcli.core import augment as images
+from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_box, crop_flip, resized_crop
+from fedcli.core.batches import Transform, generator
+from fedcli.core.vision import torchvision
 from fedcli.registry import PublicSetting
-from fedcli.vision import torchvision
+from fedcli.runs.run import federation
 from tests import laws
 
 F = torchvision.transforms.functional
@@ -163,7 +163,7 @@ def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     run = replace(setup.run, public_dataset="toy", public_batch_size=25)
     setup = replace(setup, protocol=replace(setup.protocol, public=public), setting=setting, run=run)
     data = laws.toy_dataset()
-    fed = Federation(setup, data, laws.toy_parts(), public=data)
+    fed = federation(setup, data, laws.toy_parts(), data)
     assert fed.plan(fed.cohort(0)).draws.shape[-1] == NUM_DRAWS["resized-crop-colour"]
     order = generator(run.seed, 2, "public order", 0).permutation(60)
     uniform = generator(run.seed, 2, "public augment", 0).random((60, NUM_DRAWS["resized-crop"])).astype(np.float32)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedcli.layers import KeyedDropout, MaskedBatchNorm2d, _random_words
+from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, _random_words
 
 
 def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):

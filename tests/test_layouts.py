@@ -13,7 +13,8 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from fedcli import datasets, folders, official
+from fedcli.data import archives as official
+from fedcli.data import datasets, folders
 from tests.files import PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
 
 

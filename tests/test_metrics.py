@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcli import metrics
+from fedcli.results import metrics
 
 
 def entry(number, test, validation=None, **more):

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedcli.papers.baselines import fedavg, moon
+from fedcli.papers.baselines.moon import cosine, model_contrastive
 
-from fedcli.batches import Batch
+from fedcli.core.batches import Batch
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from papers.baselines import fedavg, moon
-from papers.baselines.moon import cosine, model_contrastive
+from fedcli.runs.run import one_round
 from tests import laws
 
 MOON = find_method("moon")

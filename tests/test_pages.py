@@ -8,10 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import Cell, Table, cli, comparison, pages
+from fedcli import Cell, Table
+from fedcli.cli import app as cli
 from fedcli.errors import UserError
-from fedcli.pages import Standing
-from fedcli.records import write_record
+from fedcli.results import comparison, pages
+from fedcli.results.pages import Standing
+from fedcli.runs.records import write_record
 
 TINY = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli import partition
+from fedcli.core import partition
+from fedcli.core.partition import Partition, describe, fingerprint, from_flag
 from fedcli.errors import UserError
-from fedcli.partition import Partition, describe, fingerprint, from_flag
 
 
 def shuffled(sizes, seed=0):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
 
-from fedcli import patches
+from fedcli.core import patches
 
 CASES = [
     {"stride": 2, "padding": 1},

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import EllipseCollection, PolyCollection
 
-from fedcli import plots
 from fedcli.errors import UserError
+from fedcli.figures import plots
 from tests.test_tables import record
 
 

@@ -10,12 +10,13 @@ import torch
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import cli, quality
+from fedcli.cli import app as cli
 from fedcli.errors import UserError
-from fedcli.metrics import find_metric
-from fedcli.records import read_record, write_record
+from fedcli.figures import quality
 from fedcli.registry import find_method
-from fedcli.runs import Run, restore
+from fedcli.results.metrics import find_metric
+from fedcli.runs.records import read_record, write_record
+from fedcli.runs.run import Run, restore
 from tests import laws
 
 TINY = {

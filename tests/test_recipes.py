@@ -7,9 +7,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import fedcli
-from fedcli import builtin, datasets, known, recipes
-from fedcli.images import resize
-from fedcli.recipes import Share
+from fedcli.core.augment import resize
+from fedcli.data import builtin, datasets, recipes
+from fedcli.data import catalog as known
+from fedcli.data.recipes import Share
 from tests.files import PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
 
 

@@ -12,8 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import Cell, Table, cli, comparison, display, grid, jobs, metrics, registry, reproduce
+from fedcli import Cell, Table, grid, registry
+from fedcli.cli import app as cli
+from fedcli.cli import display
 from fedcli.errors import UserError
+from fedcli.results import comparison, jobs, metrics, reproduce
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcli import pages, tables
+from fedcli.results import pages, tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

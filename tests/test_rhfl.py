@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import rhfl
+from fedcli.papers.baselines.rhfl import Config, Others, alignment, confidence_weights, symmetric_cross_entropy
 
-from fedcli.clients import Client
+from fedcli.core.clients import Client
+from fedcli.core.trees import select
 from fedcli.registry import find_method
-from fedcli.trees import select
-from papers.baselines import rhfl
-from papers.baselines.rhfl import Config, Others, alignment, confidence_weights, symmetric_cross_entropy
 from tests import laws
 
 RHFL = find_method("rhfl")

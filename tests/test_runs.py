@@ -11,11 +11,14 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import records, runs, smoke
+from fedcli import smoke
+from fedcli.core.stacked import Stack
+from fedcli.core.trees import leaves
+from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
-from fedcli.stacks import Stack
-from fedcli.trees import leaves
+from fedcli.runs import records
+from fedcli.runs import run as runs
 from tests import laws
 
 TINY = {
@@ -77,10 +80,10 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path)
 
 KILLER = """
 import os, signal
-import fedcli.records, fedcli.runs
+import fedcli.runs.records, fedcli.runs.run
 from dataclasses import replace
 from fedcli.registry import find_method
-from papers.baselines import fedavg
+from fedcli.papers.baselines import fedavg
 
 def run_round(state, cohort, fed, config):
     if cohort.round == 2 and not os.path.exists("killed-in-round"):
@@ -88,22 +91,22 @@ def run_round(state, cohort, fed, config):
         os.kill(os.getpid(), signal.SIGKILL)
     return fedavg.run_round(state, cohort, fed, config)
 
-save = fedcli.runs.torch.save
+save = fedcli.runs.run.torch.save
 def half_a_save(saved, path):
     save(saved, path)
     if len(saved["record"]["rounds"]) == 2 and not os.path.exists("killed-in-save"):
         open("killed-in-save", "w").close()
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
-fedcli.runs.torch.save = half_a_save
+fedcli.runs.run.torch.save = half_a_save
 
-write = fedcli.runs.write_record
+write = fedcli.runs.run.write_record
 def no_write(folder, record):
     if len(record["rounds"]) == 4 and record["status"] == "running" and not os.path.exists("killed-before-record"):
         open("killed-before-record", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     write(folder, record)
-fedcli.runs.write_record = no_write
+fedcli.runs.run.write_record = no_write
 
 METHOD = replace(find_method("fedavg"), name="killer", run_round=run_round)
 """
@@ -112,7 +115,7 @@ METHOD = replace(find_method("fedavg"), name="killer", run_round=run_round)
 def test_kill_9_in_a_round_in_a_checkpoint_and_before_a_record(tmp_path):
     (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
     start = f"import fedcli; fedcli.run('killer.py', out='run', **{TINY!r})"
-    again = "from fedcli import runs; runs.resume('run')"
+    again = "from fedcli.runs import run; run.resume('run')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # as in this process
     codes = []
     for program in (start, again, again, again):
@@ -226,7 +229,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
         raise Stop
 
     with pytest.raises(Stop):
-        records.write_atomically(file, fail)
+        files.write_atomically(file, fail)
     assert file.read_text() == "old"
 
 
@@ -309,7 +312,7 @@ def test_a_rewritten_file_is_another_file(tmp_path):
     file = tmp_path / "file"
     file.write_text("old")
     with file.open() as reader:  # whoever reads the old one is not disturbed
-        records.write_atomically(file, lambda path: path.write_text("new"))
+        files.write_atomically(file, lambda path: path.write_text("new"))
         assert reader.read() == "old"
     assert file.read_text() == "new"
     assert list(tmp_path.iterdir()) == [file]

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fedcli.papers.baselines.scaffold import correction, step_length, update_control, update_mean_control, update_model
 
+from fedcli.core.trees import select, tree_map
 from fedcli.registry import find_method
-from fedcli.runs import one_round
-from fedcli.trees import select, tree_map
-from papers.baselines.scaffold import correction, step_length, update_control, update_mean_control, update_model
+from fedcli.runs.run import one_round
 from tests import laws
 
 SCAFFOLD = find_method("scaffold")

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from fedcli import cli, config, datasets, registry, smoke
+from fedcli import registry, smoke
+from fedcli.cli import app as cli
+from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.runs import config
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from fedcli import tables
 from fedcli.errors import UserError
+from fedcli.results import tables
 
 PLANNED = 4
 

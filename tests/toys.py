@@ -4,14 +4,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from fedcli.papers.baselines import fedavg
 from torch import Tensor, nn
 
-from fedcli import backbones, option
-from fedcli.aggregate import weighted_mean
-from fedcli.clients import Aux, Params
-from fedcli.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli import option
+from fedcli.core import backbones
+from fedcli.core.aggregate import weighted_mean
+from fedcli.core.clients import Aux, Params
+from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.registry import find_method
-from papers.baselines import fedavg
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
-from fedcli.clients import Aux, LocalLoss, Network, Params
+from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 
 @dataclass(frozen=True)

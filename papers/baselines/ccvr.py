@@ -44,9 +44,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Post, option
-from fedcli.aggregate import cross_entropy
-from fedcli.batches import Batch, generator
-from fedcli.clients import Aux, Client, Params
+from fedcli.core import Aux, Batch, Client, Params, cross_entropy, generator
 
 HEAD = ("head.weight", "head.bias")  # phi
 _SOURCE = "from others' code"

@@ -27,12 +27,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines import fedavg
 from torch import Tensor
 
-from fedcli.batches import generator
-from fedcli.clients import Client, LocalLoss, Network, Params
-from fedcli.trees import select, stack
-from papers.baselines import fedavg
+from fedcli.core import Client, LocalLoss, Network, Params, generator, select, stack
 
 
 class Anchor(NamedTuple):

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcli import Method
-from fedcli.aggregate import cross_entropy, weighted_mean
-from fedcli.clients import Aux, LocalLoss, Network, Params
+from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, weighted_mean
 
 
 @dataclass(frozen=True)

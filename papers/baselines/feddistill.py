@@ -42,12 +42,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import class_sums, cross_entropy, masked_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params, Step
-from papers.baselines.fedproto_general import aggregate_prototypes
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, weighted_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
-from fedcli.trees import tree_map
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
 
 
 @dataclass(frozen=True)

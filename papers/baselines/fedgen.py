@@ -44,14 +44,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, without_head
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, weighted_mean
-from fedcli.batches import generator
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params, Step
-from fedcli.trees import tree_map
-from papers.baselines.lg_fedavg import HEAD, ClientState, without_head
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, generator, tree_map, weighted_mean
 
 NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
 

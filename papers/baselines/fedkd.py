@@ -47,14 +47,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from fedcli.papers.baselines.fml import PRIVATE, SHARED, divergence, joined, part
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
-from fedcli.batches import generator
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
-from fedcli.trees import tree_map
-from papers.baselines.fml import PRIVATE, SHARED, divergence, joined, part
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    cross_entropy,
+    generator,
+    masked_mean,
+    tree_map,
+    weighted_mean,
+)
 
 LEAST = 0.01  # the divisor's least value
 

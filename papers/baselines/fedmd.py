@@ -34,14 +34,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from fedcli.papers.baselines.fedavg import make_local_loss
 from torch import Tensor
 
-from fedcli import Method, option
-from fedcli.aggregate import weighted_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
-from fedcli.errors import UserError
-from fedcli.trees import tree_map
-from papers.baselines.fedavg import make_local_loss
+from fedcli import Method, UserError, option
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, tree_map, weighted_mean
 
 
 @dataclass(frozen=True)

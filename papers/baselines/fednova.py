@@ -47,13 +47,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from fedcli.papers.baselines import fedavg
 from torch import Tensor
 
 from fedcli import Method
-from fedcli.aggregate import weighted_mean
-from fedcli.clients import Client, LocalLoss, Network, Params
-from fedcli.trees import tree_map
-from papers.baselines import fedavg
+from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
 
 
 @dataclass(frozen=True)

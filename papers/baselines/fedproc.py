@@ -55,9 +55,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import class_sums, cross_entropy, weighted_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
-from fedcli.trees import select, stack
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 FAR = -1e9  # logit of a class without a prototype: finite, so that no gradient is NaN

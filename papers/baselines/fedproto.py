@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.clients import Client, Params
-from papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
+from fedcli.core import Client, Params
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import class_sums, cross_entropy, masked_mean, weighted_mean
-from fedcli.clients import Aux, LocalLoss, Network, Params, Step
+from fedcli.core import Aux, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean, weighted_mean
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,11 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedcli.papers.baselines import fedavg
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import weighted_mean
-from fedcli.clients import Client, LocalLoss, Network, Params
-from papers.baselines import fedavg
+from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.batches import generator
-from fedcli.clients import Client, Params
-from papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
+from fedcli.core import Client, Params, generator
 
 
 @dataclass(frozen=True)

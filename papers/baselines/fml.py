@@ -41,8 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
 

@@ -22,11 +22,11 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedcli.papers.baselines.fedavg import make_local_loss
 from torch import Tensor
 
 from fedcli import Method
-from fedcli.clients import Client, Params
-from papers.baselines.fedavg import make_local_loss
+from fedcli.core import Client, Params
 
 
 @dataclass(frozen=True)

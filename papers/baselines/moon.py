@@ -45,8 +45,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, masked_mean, weighted_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 

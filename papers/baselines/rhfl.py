@@ -43,13 +43,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fedcli.papers.baselines.feddf import all_logits
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.aggregate import cross_entropy, masked_mean
-from fedcli.clients import Aux, Client, LocalLoss, Network, Params
-from fedcli.trees import select, tree_map
-from papers.baselines.feddf import all_logits
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select, tree_map
 
 LEAST_PROBABILITY, LOG_ZERO = 1e-7, math.log(1e-4)
 

@@ -1,0 +1,97 @@
+"""Methods, options and protocols as text for the terminal: nothing is printed here."""
+
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any
+
+from fedcli import registry
+from fedcli.registry import Method, Post, Protocol
+from fedcli.runs import config
+
+
+def reflow(card: str, width: int) -> list[str]:
+    """A method's card in lines of at most `width`: paragraphs and items are filled, tables and commands are kept.
+
+    Args:
+        card: A numbered item or a paragraph continues in lines of the same indent.
+        width: Characters a line; a card that fits stays as it is.
+    """
+    lines = card.splitlines()
+    if max(map(len, lines), default=0) <= width:
+        return lines
+    blocks: list[tuple[str, int]] = []  # text, and the indent of what continues it
+    for line in lines:
+        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. ", line)
+        begins = not text or item or "  " in text or text.startswith("fedcli ")
+        if blocks and not begins and indent == blocks[-1][1]:
+            blocks[-1] = (f"{blocks[-1][0]} {text}", indent)
+        else:
+            # Where an item's text begins, or the last column of a table, or a paragraph.
+            start = item or re.match(r"(.*\s{2,})?", line)
+            blocks.append((line, start.end() if text else -1))
+    filled = []
+    for block, hang in blocks:
+        whole = {"break_long_words": False, "break_on_hyphens": False}
+        filled += textwrap.wrap(block, width, subsequent_indent=" " * hang, **whole) or [""]
+    return filled
+
+
+def protocols_of(method: Method | Post) -> list[Protocol]:
+    """The protocols of the method's file; where it has none, those of the paper of its default protocol.
+
+    A step after the last round has none.
+    """
+    if own := getattr(method.module, "PROTOCOLS", ()):
+        return list(own)
+    paper = getattr(method, "default_protocol", "").split(":")[0]
+    return [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
+
+
+def protocol_names(method: Method) -> str:
+    """The method's default protocol, and in brackets the one for built-in data where it is another."""
+    if not protocols_of(method):
+        return ""
+    names = [registry.default_protocol(method, dataset).name for dataset in (None, config.DEFAULT_DATASET)]
+    return names[0] if names[0] == names[1] else f"{names[0]} ({names[1]} for built-in data)"
+
+
+def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
+    """What a protocol fixes, as pairs of title and text."""
+    rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
+    for name, setting in protocol.datasets.items():
+        options = f"; {_settings(setting.settings)}" if setting.settings else ""
+        networks = setting.backbone.replace(",", ", ")
+        rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
+    rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
+    rows += [("headline", protocol.selection), ("evaluation", protocol.evaluation)]
+    return [*rows, *(("note", note) for note in protocol.notes)]
+
+
+def option_help(method: Method | Post, field: Field) -> str:
+    """The help of an option of a method, or of a step after the last round, with what it is where it is not given."""
+    default = _default(method, field)
+    return registry.help_text(field.metadata) + (f" [default: {default}]" if default else "")
+
+
+def _default(method: Method | Post, field: Field) -> str:
+    """The default as far as it can be told without a data set; empty where the help says it in words."""
+    if field.name == "protocol":
+        return protocol_names(method)
+    known = [*registry.protocols().values(), *protocols_of(method)]
+    if field.name == "backbone" or any(field.name in protocol.settings for protocol in known):
+        return "from the protocol"
+    tuned = any(field.name in protocol.method_options.get(method.name, {}) for protocol in known)
+    default = "" if field.default is None else _word(field.default)
+    return f"{default}, unless the protocol says otherwise" if tuned else default
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_word(value)}" for name, value in settings.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

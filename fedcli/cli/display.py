@@ -1,0 +1,339 @@
+"""What a run shows while it goes on: a header, its progress, its headline; and the figures it leaves in its folder.
+
+The same for a paper's table: what it costs, the progress of its runs, and the table in a terminal's width.
+"""
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import progress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedcli.figures import plots
+from fedcli.results.comparison import Comparison, heading
+from fedcli.results.jobs import Watch
+from fedcli.results.reproduce import Plan, PlannedRun, estimate
+from fedcli.runs.records import RECORD
+from fedcli.runs.run import Progress
+
+SELECTIONS = {
+    "best-validation": "best on validation: round {round}",
+    "best-test": "best on the test set: round {round}",
+    "last": "the last round",
+    "mean-last-3": "mean of the last three rounds",
+}
+HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "branches": "as branches"}
+
+
+def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """The lines that say what is run, as pairs of title and text."""
+    config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
+    reduced = ", reduced: part of the training images" if record["reduced"] else ""
+    together, threads = engine["clients_per_chunk"], record["hardware"]["threads"]
+    engine_mode = "one client after the other" if together == 1 else f"{together} clients {HOW[engine['way']]}"
+    if engine["device"] == "cpu" and threads > 1:
+        engine_mode = f"{threads} threads, in each {engine_mode}"
+    chosen = f" ({engine['chosen']})" if engine.get("chosen") else ""
+    return [
+        ("method", f"{record['method']}, protocol {record['protocol']}"),
+        ("data set", f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients{reduced}"),
+        ("partition", f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client"),
+        ("network", f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters"),
+        ("clients", f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds"),
+        ("machine", f"{engine['device']}, {engine['precision']}, {engine_mode}{chosen}"),
+        ("seed", str(record["seed"])),
+        ("folder", str(folder)),
+    ]
+
+
+def metrics(entry: dict[str, Any]) -> list[str]:
+    """What is shown of a round: accuracies where it was evaluated, and the terms of the objective."""
+    accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
+    shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
+    return [*shown, *(f"{name} {value:.4g}" for name, value in entry["terms"].items())]
+
+
+def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """The lines at the end of a run, as pairs of title and text."""
+    summary = record["summary"]
+    rule = SELECTIONS[summary["selection"]].format(round=f"{summary['selected_round'] + 1}/{summary['rounds']}")
+    post = record.get("post")
+    return [
+        ("selected", f"{100 * summary['selected']:.2f} % ({rule})"),
+        ("last round", f"{100 * summary['last']:.2f} %"),
+        *([(f"after {post['name']}", f"{100 * post['test_accuracy']:.2f} %")] if post else []),
+        ("time", _clock(record["seconds_total"])),
+        ("record", str(folder / RECORD)),
+        ("figures", "curve and partition beside it, .png and .pdf"),
+    ]
+
+
+def draw(record: dict[str, Any], folder: Path) -> None:
+    """Draws a run's learning curve and its partition into its folder, as PNG and PDF."""
+    partition = record["partition"]
+    title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
+    plots.learning_curves([record], folder / "curve")
+    plots.partition_chart(np.array(partition["class_counts"]), record["class_names"], folder / "partition", title)
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+class Display(Progress):
+    """Shows a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
+
+    Attributes:
+        folder: Folder of the run that goes on; None where none does.
+        record: Its record.
+    """
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.folder: Path | None = None
+        self.record: dict[str, Any] = {}
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """Prints the header and starts the clock."""
+        self.record, self.folder = record, folder
+        self._expected, self._first = max(samples_per_round, 1), first_round
+        self._samples = self._in_round = 0
+        self._begun = time.perf_counter()
+        self._print(header(record, folder))
+        if first_round:
+            self._print([("resumed", f"after {first_round}/{record['config']['rounds']} rounds")])
+        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4)
+        if self.console.is_terminal:
+            self._live.start()
+
+    def samples(self, count: int) -> None:
+        """Moves the bar on inside of a round."""
+        self._samples += count
+        self._in_round += count
+
+    def note(self, text: str) -> None:
+        """Shows what the engine has to say."""
+        self._print([("engine", text)])
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """Shows what a round came to."""
+        self._in_round = 0
+        if not self.console.is_terminal:
+            numbers = ", ".join([*metrics(entry), self._rate(), f"{self._left()} left"])
+            place = f"round {entry['round'] + 1}/{self.record['config']['rounds']}"
+            self.console.print(f"{place}: {numbers}", soft_wrap=True, markup=False, highlight=False)
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Stops the bar; for a run that has gone through, draws its figures and prints its headline."""
+        self._live.stop()
+        if record["status"] == "finished":
+            draw(record, self.folder)
+            self._print(headline(record, self.folder))
+            self.console.print()
+            self.folder = None
+
+    def _print(self, pairs: list[tuple[str, str]]) -> None:
+        for title, text in pairs:
+            line = Text.assemble((f"{title:<12}", "bold"), text)
+            self.console.print(line, soft_wrap=True, highlight=False)
+
+    def _done(self) -> float:
+        """Rounds done, the one that goes on by its samples."""
+        return min(len(self.record["rounds"]) + self._in_round / self._expected, self.record["config"]["rounds"])
+
+    def _left(self) -> str:
+        done = self._done()
+        if done <= self._first:
+            return "-:--:--"
+        elapsed = time.perf_counter() - self._begun
+        return _clock(elapsed / (done - self._first) * (self.record["config"]["rounds"] - done))
+
+    def _rate(self) -> str:
+        """Samples trained on a second since the start, evaluation and aggregation included in the time."""
+        elapsed = max(time.perf_counter() - self._begun, 1e-9)
+        return f"{self._samples / elapsed:,.0f} samples/s"
+
+    def _render(self) -> Group:
+        rounds, entries = self.record["config"]["rounds"], self.record["rounds"]
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        place = f"round {min(len(entries) + 1, rounds)}/{rounds}"
+        pace = f"{self._rate()}, {self._left()} left"
+        grid.add_row(place, ProgressBar(total=rounds, completed=self._done()), pace)
+        return Group(grid, Text("   ".join(metrics(entries[-1]) if entries else [])))
+
+
+# A paper's table
+
+
+def cost(plan: Plan) -> list[tuple[str, str]]:
+    """The lines that say what running a table takes, as pairs of title and text."""
+    todo, states = plan.to_run, [run.state for run in plan.runs]
+    begun = sum(run.record is not None for run in todo)
+    counts = {
+        "finished": states.count("finished"),
+        "diverged": states.count("diverged"),
+        "to go on with": begun,
+        "to start": len(todo) - begun,
+        "left out": sum(run.to_do for run in plan.runs) - len(todo),
+    }
+    shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    lines = [("table", plan.title)]
+    if plan.limits:
+        lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
+    lines.append(("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}"))
+    if todo:
+        lines.append(("time", _time(*estimate(plan), len(todo))))
+        lines.append(("data sets", ", ".join(sorted({name for run in todo for name in run.data}))))
+    lines += [("left out", lack) for lack in plan.missing_data.values()]
+    shared = "" if plan.search == plan.folder else f"; finished runs in {plan.search} count too"
+    return [*lines, ("folder", f"{plan.folder}{shared}")]
+
+
+def _time(seconds: float, known: int, runs: int) -> str:
+    """What is known of the time that so many runs take."""
+    if not known:
+        return "not known before the first rounds; no run like these was timed on this machine"
+    hours, minutes = seconds / 3600, max(1, round(seconds / 60))
+    text = f"{hours:,.1f} hours" if hours >= 1.5 else f"{minutes} minute{'s' * (minutes > 1)}"
+    rest = "" if known == runs else f", and {runs - known} runs of unknown length"
+    return f"about {text}, one run after the other{rest}"
+
+
+def say(console: Console, pairs: list[tuple[str, str]]) -> None:
+    """Prints pairs of title and text, the text wrapped beside the title."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=11, style="bold")
+    grid.add_column(overflow="fold")
+    for title, text in pairs:
+        grid.add_row(title, Text(text))
+    console.print(grid)
+
+
+class TableDisplay(Watch):
+    """Shows the runs of a table: a bar for all of them and one for each that goes on; lines only where no terminal is.
+
+    Attributes:
+        ended: Number of runs that have ended.
+        total: Number of runs to do.
+    """
+
+    def __init__(self, console: Console, plan: Plan):
+        self.console, self.ended, self.total = console, 0, len(plan.to_run)
+        self._left = {run.folder: run.setup.run.rounds - run.rounds_done for run in plan.to_run}
+        self._work = {run.folder: run.round_work * self._left[run.folder] for run in plan.to_run}
+        self._done: dict[Path, float] = {}  # work, by folder
+        self._begun: dict[Path, float] = {}
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.fields[place]}", markup=False),
+        )
+        self._bars = progress.Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._all = self._bars.add_task("all runs", total=sum(self._work.values()), place="")
+        self._tasks: dict[Path, progress.TaskID] = {}
+
+    def __enter__(self) -> "TableDisplay":
+        self._start = time.perf_counter()
+        self._bars.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bars.stop()
+
+    def begin(self, run: PlannedRun) -> None:
+        """Adds the run's bar."""
+        self._begun[run.folder] = time.perf_counter()
+        self._tasks[run.folder] = self._bars.add_task(_label(run), total=run.setup.run.rounds, place="")
+        self.advance(run, run.rounds_done)
+        if not self.console.is_terminal:
+            text = "starts" if run.record is None else f"goes on after {run.rounds_done} rounds"
+            self.console.print(f"{_label(run)}: {text}", soft_wrap=True, markup=False)
+
+    def advance(self, run: PlannedRun, rounds: float) -> None:
+        """Moves the run's bar and that of all runs."""
+        share = (rounds - run.rounds_done) / max(self._left[run.folder], 1)
+        self._done[run.folder] = self._work[run.folder] * min(max(share, 0), 1)
+        place = f"{int(rounds)}/{run.setup.run.rounds} rounds"
+        self._bars.update(self._tasks[run.folder], completed=rounds, place=place)
+        self._bars.update(self._all, completed=sum(self._done.values()), place=self._place())
+
+    def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
+        """Removes the run's bar and says what has become of it."""
+        self.ended += 1
+        self._bars.remove_task(self._tasks.pop(run.folder))
+        self._done[run.folder] = self._work[run.folder]
+        self._bars.update(self._all, completed=sum(self._done.values()), place=self._place())
+        seconds = time.perf_counter() - self._begun[run.folder]
+        if error:
+            self._line(run, f"failed: {error}", "red")
+        else:
+            self._line(run, f"{100 * record['summary']['selected']:.2f} % in {_clock(seconds)}")
+
+    def _line(self, run: PlannedRun, text: str, style: str = "") -> None:
+        number = f"[{self.ended}/{self.total}] "
+        self.console.print(Text(f"{number}{_label(run)}: {text}", style), soft_wrap=True, highlight=False)
+
+    def _place(self) -> str:
+        done, total = sum(self._done.values()), sum(self._work.values())
+        elapsed = time.perf_counter() - self._start
+        left = _clock(elapsed / done * (total - done)) if done else "-:--:--"
+        return f"{self.ended}/{self.total} runs, {left} left"
+
+
+def _label(run: PlannedRun) -> str:
+    return f"{run.label}, seed {run.setup.run.seed}"
+
+
+STYLES = {"best": "bold", "second": "underline", "": ""}
+WIDEST, GAP = 26, 2  # of a column of a table, in characters; between two
+
+
+def drawn(comparison: Comparison, width: int) -> Group:
+    """A comparison for a terminal: blocks of as many columns as fit, best of ours bold, second best underlined."""
+    parts: list[Any] = [Text(comparison.title, "bold")]
+    if comparison.reduced:
+        parts.append(Text(f"Reduced: {comparison.reduced}. Not the paper's setting.", "bold yellow"))
+    for columns in _blocks(comparison, width):
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+        table.add_column("Method", max_width=WIDEST)
+        table.add_column("", no_wrap=True)
+        for column in columns:
+            table.add_column(Text(heading(column)), justify="right", max_width=WIDEST)
+        for row in comparison.rows:
+            for number, line in enumerate(lines := comparison.lines(row, columns)):
+                cells = [Text(text, STYLES[mark]) for text, mark in line]
+                table.add_row(*cells, style="" if line[1][0].startswith("ours") else "dim" if number else "")
+            if lines:
+                table.add_row()
+        parts += [Text(), table]
+    notes = Table.grid(padding=(0, 1))
+    for note in comparison.notes:
+        notes.add_row("-", Text(note))
+    return Group(*parts, notes)
+
+
+def _blocks(comparison: Comparison, width: int) -> Iterator[list[str]]:
+    """The columns in portions that fit."""
+    first = min(max(map(len, comparison.rows)), WIDEST) + len("ours, reduced") + 2 * GAP
+    block: list[str] = []
+    room = width - first
+    for column in comparison.columns:
+        texts = [line[2][0] for row in comparison.rows for line in comparison.lines(row, [column])]
+        needed = min(max(map(len, [*texts, *heading(column).split()])), WIDEST) + GAP
+        if block and needed > room:
+            yield block
+            block, room = [], width - first
+        block.append(column)
+        room -= needed
+    yield block

@@ -1,0 +1,28 @@
+"""What the papers share, and all that a newcomer must read. A method file imports from here and from `fedcli`."""
+
+from fedcli.core.aggregate import class_means, class_sums, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.batches import Batch, generator
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Params, Step
+from fedcli.core.federation import Cohort, Federation
+from fedcli.core.trees import select, stack, tree_map
+
+__all__ = [
+    "Aux",
+    "Batch",
+    "Client",
+    "Cohort",
+    "Federation",
+    "LocalLoss",
+    "Network",
+    "Params",
+    "Step",
+    "class_means",
+    "class_sums",
+    "cross_entropy",
+    "generator",
+    "masked_mean",
+    "select",
+    "stack",
+    "tree_map",
+    "weighted_mean",
+]

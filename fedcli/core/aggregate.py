@@ -1,0 +1,88 @@
+"""Means over clients, classes and samples; pure functions of tensors."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcli.core.trees import Tree, tree_map
+
+
+def weighted_mean(tree: Tree, weights: Tensor) -> Tree:
+    """Mean over the client axis, sum_k weights_k x_k / sum_k weights_k.
+
+    Args:
+        tree: Leaves `[K, ...]`. Integer leaves are averaged in float64 and rounded.
+        weights: `[K]`, not negative, with a positive sum; they need not be normalised.
+
+    Returns:
+        The tree with leaves `[...]`, each in its own precision.
+    """
+    shares = weights.double() / weights.double().sum()
+
+    def mean(leaf: Tensor) -> Tensor:
+        if leaf.is_floating_point():
+            return torch.tensordot(shares.to(leaf), leaf, dims=1)
+        return torch.tensordot(shares.to(leaf.device), leaf.double(), dims=1).round().to(leaf.dtype)
+
+    return tree_map(mean, tree)
+
+
+def class_sums(features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Sum of the features of each class, and how many examples it has.
+
+    Args:
+        features: `[B, D]`.
+        labels: `[B]`, integers in `[0, num_classes)`.
+        num_classes: C.
+        mask: `[B]`, False for padding, which counts nowhere.
+
+    Returns:
+        Sums `[C, D]` and counts `[C]` (int64).
+    """
+    member = labels[:, None] == torch.arange(num_classes, device=labels.device)  # [B, C]
+    if mask is not None:
+        member = member & mask.bool()[:, None]
+        features = torch.where(mask.bool()[:, None], features, 0.0)  # a NaN in the padding must not pass
+    return member.to(features.dtype).T @ features, member.sum(0)
+
+
+def class_means(
+    features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean of the features of each class, zero for a class without examples.
+
+    Args:
+        features: `[B, D]`.
+        labels: `[B]`, integers in `[0, num_classes)`.
+        num_classes: C.
+        mask: `[B]`, False for padding, which counts nowhere.
+
+    Returns:
+        Means `[C, D]` and counts `[C]` (int64).
+    """
+    sums, counts = class_sums(features, labels, num_classes, mask)
+    return sums / counts.clamp(min=1)[:, None], counts
+
+
+def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the real samples of a batch; 0 if there are none.
+
+    Args:
+        values: `[B]`, one value per sample.
+        mask: `[B]`, False for samples that do not count.
+    """
+    if mask is None:
+        return values.mean()
+    mask = mask.bool()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy over the real samples of a batch.
+
+    Args:
+        logits: `[B, C]`.
+        labels: `[B]`.
+        mask: `[B]`, False for padding.
+    """
+    return masked_mean(F.cross_entropy(logits, labels, reduction="none"), mask)

@@ -1,0 +1,115 @@
+"""How many clients train together where `--clients-per-chunk` is left to `auto`."""
+
+import dataclasses
+import platform
+import resource
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from fedcli.core.aggregate import cross_entropy
+from fedcli.core.clients import Aux, LocalLoss, Network
+from fedcli.core.engine import WAYS
+from fedcli.core.federation import Federation, count_parameters
+
+STEPS = 16  # of a trial, enough for a capture
+SHARE = 0.6  # of the memory that a trial may take: a method's step needs more than the plain one of a trial
+CLOSE = 1.05  # a trial this much slower than the fastest is as good; the one with the larger chunk is taken
+
+
+class Trial(NamedTuple):
+    """What training some clients together was like."""
+
+    seconds: float  # for one step of one client
+    peak_bytes: int
+
+
+def choose(cohort_size: int, trial: Callable[[str, int], Trial | None], room: int) -> tuple[str, int, str]:
+    """In which of `WAYS` and how many clients train together, by trying some, and the reason in words.
+
+    Args:
+        cohort_size: Clients in a round, K.
+        trial: Trains so many clients together in that way; None where the memory is too small.
+        room: Bytes that the device has for this run.
+    """
+    sizes = [max(cohort_size >> halvings, 1) for halvings in range(3)]  # K, K/2, K/4
+    several = [(way, size) for way in WAYS for size in dict.fromkeys(sizes) if size > 1]
+    tried = {which: trial(*which) for which in [*several, (WAYS[0], 1)]}
+    fit = {which: found for which, found in tried.items() if found and found.peak_bytes <= SHARE * room}
+    gigabytes = f"{room / 2**30:.1f} GiB"
+    if not fit:
+        return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {gigabytes}"
+    fastest = min(found.seconds for found in fit.values())
+    close = [which for which, found in fit.items() if found.seconds <= CLOSE * fastest]
+    way, size = max(close, key=lambda which: which[1])
+    found = fit[way, size]
+    reason = (
+        f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
+        f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
+    )
+    return way, size, reason
+
+
+def settle(fed: Federation) -> str | None:
+    """Makes the choice for a federation whose run left it to `auto` on CUDA; returns the reason, None if none is made.
+
+    On a CPU `auto` is a fixed rule: one client at a time, in each thread.
+    """
+    if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    room = torch.cuda.mem_get_info(fed.device)[0] + torch.cuda.memory_allocated(fed.device)
+    way, size, reason = choose(fed.config.cohort_size, lambda *which: _try_out(fed, *which), room)
+    fed.engine.way, fed.engine.clients_per_chunk = way, size
+    torch.cuda.empty_cache()
+    fed.start_round()
+    return reason
+
+
+def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
+    """Some steps of `size` clients by cross-entropy, twice: the second time is timed."""
+    engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
+    network = max(fed.networks, key=count_parameters)
+    cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
+    plan = fed.plan(cohort, range(1))
+    first = {name: rows[:STEPS] for name, rows in vars(plan).items() if name != "num_batches" and rows is not None}
+    plan = dataclasses.replace(plan, **first)
+    clients = fed.broadcast(*fed.initial_model(network), cohort)
+    step = fed.optimizer_step(_plain_loss(network))
+    _peak(fed.device)
+    for _ in range(2):
+        start = time.perf_counter()
+        engine.train(step, clients, plan, fed.lr(0), None, None)
+        peak = _peak(fed.device)  # waits for the device
+        seconds = time.perf_counter() - start
+    if engine.clients_per_chunk < size:  # halved
+        return None
+    return Trial(seconds / max(int(plan.steps.sum()), 1), peak)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Largest memory used so far, in bytes: on the CUDA device, or by the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def _peak(device: torch.device) -> int:
+    """The largest memory used since the last call, in bytes, when the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    peak = peak_memory(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
+def _plain_loss(network: Network) -> LocalLoss:
+    def local_loss(params, buffers, batch, context):
+        _, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        return loss, Aux(buffers, {"loss": loss})
+
+    return local_loss

@@ -1,0 +1,139 @@
+"""What a round draws at random, as tensors: cohorts, batch orders and what augmentation needs.
+
+Every draw is keyed by `(seed, round, client, purpose)`, so it depends neither on the method, nor on how many clients
+are trained together, nor on their order.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli.core.augment import augment
+
+
+class Batch(NamedTuple):
+    """One minibatch of one client (stacked: every field but `lr` has the client axis first)."""
+
+    x: Tensor  # [B, channels, H, W], normalised
+    y: Tensor  # [B]
+    mask: Tensor | None  # [B], False for padding; None when every sample is real
+    epoch_end: Tensor  # scalar bool, the last batch of an epoch
+    num_batches: Tensor  # scalar, batches in an epoch of this client
+    lr: Tensor  # scalar, learning rate of this round
+    key: Tensor | None = None  # scalar int64, from which dropout draws its masks; None leaves those it has
+
+
+def generator(seed: int, *key: int | str) -> np.random.Generator:
+    """The random generator of one purpose, for example `generator(seed, round, client, "order", epoch)`."""
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else int(part) for part in key]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
+
+
+def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np.ndarray:
+    """The ids of a round's clients, ascending, drawn without replacement."""
+    drawn = generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False)
+    return np.sort(drawn)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
+
+    index: np.ndarray  # [T, K, B] positions in the training set; 0 where padded
+    size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
+    epoch_end: np.ndarray  # [T, K] bool
+    num_batches: np.ndarray  # [K]
+    draws: np.ndarray | None  # [T, K, B, draws of an image] in [0, 1), for augmentation
+    keys: np.ndarray  # [T, K], from which dropout draws its masks
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Local steps of each client, [K]."""
+        return (self.size > 0).sum(0)
+
+
+def plan_batches(
+    parts: Sequence[np.ndarray],
+    client_ids: Sequence[int],
+    seed: int,
+    round: int,
+    epochs: range,
+    batch_size: int,
+    drop_last: bool,
+    num_draws: int,
+) -> Plan:
+    """Draws the batches of a cohort.
+
+    Args:
+        parts: Training examples of each client, positions in the training set.
+        client_ids: Their ids, which key the draws.
+        seed: Seed of the run.
+        round: The round, from 0.
+        epochs: Which local epochs of the round; each has its own draws, so `range(0, 3)` and `range(3, 6)` together
+            are `range(0, 6)`.
+        batch_size: B.
+        drop_last: Leave out an epoch's last batch where it is not full.
+        num_draws: Draws that the augmentation of an image needs; 0 without one.
+
+    Returns:
+        The plan; T is the largest number of steps of any client and may be 0.
+    """
+    counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]
+    steps, num_clients = max(counts, default=0) * len(epochs), len(parts)
+    index = np.zeros((steps, num_clients, batch_size), np.int64)
+    size = np.zeros((steps, num_clients), np.int64)
+    epoch_end = np.zeros((steps, num_clients), bool)
+    draws = np.zeros((steps, num_clients, batch_size, num_draws), np.float32) if num_draws else None
+    keys = np.zeros((steps, num_clients), np.int64)
+    for k, (part, client, count) in enumerate(zip(parts, client_ids, counts, strict=True)):
+        used = min(len(part), count * batch_size)
+        for e, epoch in enumerate(epochs):
+            rows = slice(e * count, (e + 1) * count)
+            order = generator(seed, round, client, "order", epoch).permutation(len(part))[:used]
+            padded = np.zeros(count * batch_size, np.int64)
+            padded[:used] = part[order]
+            index[rows, k] = padded.reshape(count, batch_size)
+            size[rows, k] = np.clip(used - batch_size * np.arange(count), 0, batch_size)
+            epoch_end[rows.stop - 1 : rows.stop, k] = count > 0
+            keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
+            if draws is not None:
+                uniform = generator(seed, round, client, "augment", epoch).random((count, batch_size, num_draws))
+                draws[rows, k] = uniform.astype(np.float32)
+    return Plan(index, size, epoch_end, np.array(counts), draws, keys)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From uint8 images to what a network is given."""
+
+    mean: tuple[float, ...]  # per channel, of images in [0, 1]
+    std: tuple[float, ...]
+    augmentation: str  # a key of `fedcli.core.augment.NUM_DRAWS`
+    dtype: torch.dtype
+
+    def __call__(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Normalised images.
+
+        Args:
+            images: uint8 `[..., channels, H, W]`.
+            draws: `[..., NUM_DRAWS[augmentation]]`, uniform in [0, 1); None leaves the images as they are.
+
+        Returns:
+            `[..., channels, H, W]` in the precision of the run.
+        """
+        x = images.to(self.dtype) / 255
+        if draws is not None:
+            x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)
+        return (x - _per_channel(self.mean, x.dtype, x.device)) / _per_channel(self.std, x.dtype, x.device)
+
+
+@cache
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values as a tensor `[channels, 1, 1]`, kept: making one from numbers would wait for a CUDA device."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

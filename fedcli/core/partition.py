@@ -1,0 +1,521 @@
+"""Pure partitioners: labels (and domains) to the training examples of each client.
+
+A partition is a list of int64 arrays of positions in `labels`, one a client, each in random order, because the end of
+a client's list becomes its validation part. No example is used twice. Everything random comes from `seed` alone.
+
+As a flag (`from_flag`), options in brackets:
+    iid                                   equal sizes
+    dirichlet:ALPHA[:plain][:min=COUNT]   every class cut by Dirichlet proportions, with or without a capacity cap
+    classes:COUNT                         shards of sorted labels, so many a client
+    dominant:COUNT[:share=FRACTION]       a share of each client's examples comes from its dominant classes
+    missing:COUNT                         each client lacks so many classes
+    domains[+LABEL_SKEW]                  every client from one domain, optionally with a label skew inside each
+    writers                               whole writers, dealt to the clients
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcli.core.batches import generator
+from fedcli.errors import UserError, unknown
+
+Labels = np.ndarray | torch.Tensor
+Parts = list[np.ndarray]
+MIN_EXAMPLES = 10
+SHARE = Fraction(2, 5)
+MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """One parameter of a partition: how it is read from a flag and which values it may take."""
+
+    keyword: str  # of the partitioner
+    meaning: str  # in an error message
+    example: str  # a flag that is right
+    read: Callable[[str], Any] = int
+    low: float = 1
+    high: float = math.inf
+    default: Any = None
+
+    def parse(self, text: str) -> Any:
+        try:
+            value = self.read(text)
+        except (ValueError, ZeroDivisionError):  # the latter for a share of 4/0
+            raise self._error(text) from None
+        self.check(value)
+        return value
+
+    def check(self, value: Any) -> None:
+        if not self.low <= value <= self.high:
+            raise self._error(value)
+
+    def _error(self, value: Any) -> UserError:
+        kind = "a whole number" if self.read is int else "a number"
+        bounds = f"from {self.low:g}" + (f" to {self.high:g}" if self.high < math.inf else "")
+        name = self.example.partition(":")[0]
+        return UserError(
+            f"partition '{name}' has a wrong {self.meaning} (got '{value}'); it must be {kind} {bounds}; "
+            f"write for example {self.example}."
+        )
+
+
+_ALPHA = _Parameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
+_PLAIN = _Parameter("capped", "cap", "dirichlet:0.5:plain", lambda _: False, 0, default=True)
+_MIN = _Parameter("min_examples", "minimum", "dirichlet:0.5:min=1", default=MIN_EXAMPLES)
+_CLASSES = _Parameter("classes_per_client", "number of classes", "classes:2")
+_DOMINANT = _Parameter("dominant_classes", "number of dominant classes", "dominant:1")
+_SHARE = _Parameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
+_MISSING = _Parameter("missing_classes", "number of missing classes", "missing:3", low=0)
+
+
+def _array(values: Labels) -> np.ndarray:
+    return (values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)).astype(np.int64)
+
+
+def _prepared(labels: Labels, num_clients: int) -> np.ndarray:
+    """The labels as an int64 array, once there is at least one example for each client."""
+    array = _array(labels)
+    if not 1 <= num_clients <= len(array):
+        raise UserError(
+            f"the data cannot be shared out among {num_clients} clients (got {len(array)} training examples); "
+            f"use 1 to {len(array)} clients."
+        )
+    return array
+
+
+def _deal(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Gives each client its number of random examples of each class: `counts` is `[K, C]`."""
+    pieces = []  # [C][K]
+    for c, bounds in enumerate(counts.cumsum(0).T):
+        pool = rng.permutation(np.flatnonzero(labels == c))
+        pieces.append(np.split(pool, bounds)[:-1])  # the last piece is what nobody holds
+    return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
+
+
+def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
+    """A uniformly random partition into sizes that differ by at most one.
+
+    Args:
+        labels: Class of each example, `[N]`.
+        num_clients: K, from 1 to N.
+        seed: Of everything random.
+
+    Returns:
+        K arrays of positions that cover all examples.
+
+    Raises:
+        UserError: There are fewer examples than clients.
+    """
+    order = generator(seed, "partition").permutation(len(_prepared(labels, num_clients)))
+    return np.array_split(order.astype(np.int64), num_clients)
+
+
+def dirichlet(
+    labels: Labels,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    capped: bool = True,
+    min_examples: int = MIN_EXAMPLES,
+) -> Parts:
+    """Every class cut among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
+
+    Capped, a client that already holds N/K examples or more gets none of the classes still to come: its entry of p is
+    set to zero and p renormalised (classes come in order).
+
+    Args:
+        labels: Class of each example, `[N]`.
+        num_clients: K, from 1 to N.
+        alpha: Concentration, 1e-6 to 1e6; the smaller, the more skewed.
+        seed: Of everything random.
+        capped: Whether the cap of N/K acts.
+        min_examples: Fewest examples of a client, from 1.
+
+    Returns:
+        K arrays of positions that cover all examples.
+
+    Raises:
+        UserError: A value out of range, too few examples, or no draw in `MAX_DRAWS` that gave every client enough.
+    """
+    labels = _prepared(labels, num_clients)
+    _ALPHA.check(alpha)
+    _MIN.check(min_examples)
+    if num_clients * min_examples > len(labels):
+        raise UserError(
+            f"partition 'dirichlet' cannot give {num_clients} clients {min_examples} examples each (got {len(labels)} "
+            f"training examples); use fewer clients or a lower min=."
+        )
+    rng, sizes, best = generator(seed, "partition"), np.bincount(labels), 0
+    for _ in range(MAX_DRAWS):
+        counts = _draw_counts(sizes, num_clients, alpha, capped, rng)
+        smallest = int(counts.sum(1).min())
+        if smallest >= min_examples:
+            return _deal(counts, labels, rng)
+        best = max(best, smallest)
+    raise UserError(
+        f"partition 'dirichlet' with concentration {alpha:g} found no draw in {MAX_DRAWS} in which each of the "
+        f"{num_clients} clients has min={min_examples} examples (got {best} for the smallest at best); use a larger "
+        f"concentration{' or' if min_examples == 1 else ', a lower min= or'} fewer clients."
+    )
+
+
+def _draw_counts(
+    sizes: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """One draw of how many examples of each class each client holds, `[K, C]`, for class sizes `[C]`."""
+    counts = np.zeros((num_clients, len(sizes)), np.int64)
+    for c, size in enumerate(sizes):
+        # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha). In logarithms, so that not all
+        # proportions underflow when alpha is tiny and the largest ones are struck out by the cap.
+        log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
+        if capped:  # some client is below the mean, as there are examples left to give out
+            log_p[counts.sum(1) * num_clients >= sizes.sum()] = -np.inf
+        cumulative = np.exp(log_p - log_p.max()).cumsum()
+        bounds = (cumulative / cumulative[-1] * size).astype(np.int64)  # the last one is `size` exactly
+        counts[:, c] = np.diff(bounds, prepend=0)
+    return counts
+
+
+def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
+    """Shards of the label-sorted examples, `classes_per_client` of them at random to each client.
+
+    There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. Two shards of a
+    client may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
+
+    Args:
+        labels: Class of each example, `[N]`.
+        num_clients: K, from 1 to N.
+        classes_per_client: Shards of each client, from 1.
+        seed: Of everything random.
+
+    Returns:
+        K arrays of positions, of equal sizes.
+
+    Raises:
+        UserError: A value out of range, or fewer examples than shards.
+    """
+    labels = _prepared(labels, num_clients)
+    _CLASSES.check(classes_per_client)
+    num_shards = num_clients * classes_per_client
+    if num_shards > len(labels):
+        raise UserError(
+            f"partition 'classes' cannot cut {num_shards} shards, {classes_per_client} for each of {num_clients} "
+            f"clients (got {len(labels)} training examples); use fewer clients or fewer classes."
+        )
+    rng, size = generator(seed, "partition"), len(labels) // num_shards
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")].astype(np.int64)  # sorted by label, random inside
+    shards = order[: num_shards * size].reshape(num_shards, size)
+    dealt = shards[rng.permutation(num_shards)].reshape(num_clients, -1)
+    return [rng.permutation(own) for own in dealt]
+
+
+def dominant(
+    labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
+) -> Parts:
+    """Equal sizes, a share of each from the client's d dominant classes and the rest from all C classes alike.
+
+    With m the size of the rarest class and n = floor(C m / K), a client gets floor(n (1 - share) / C) examples of
+    every class and floor(n share / d) more of each dominant one; those of client i are (i d + j) mod C, j < d.
+
+    Args:
+        labels: Class of each example, `[N]`; C is the largest one plus 1.
+        num_clients: K, from 1 to N.
+        dominant_classes: d, from 1 to C.
+        seed: Of everything random.
+        share: 1e-6 to 1; taken as the nearest fraction with a denominator up to a million.
+
+    Returns:
+        K arrays of positions, of equal sizes.
+
+    Raises:
+        UserError: A value out of range, or a class with too few examples.
+    """
+    labels = _prepared(labels, num_clients)
+    sizes = np.bincount(labels)
+    _DOMINANT.check(dominant_classes)
+    _SHARE.check(share)
+    if dominant_classes > len(sizes):
+        raise _too_many("dominant", dominant_classes, len(sizes), len(sizes))
+    exact = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
+    budget = len(sizes) * int(sizes.min()) // num_clients
+    base, extra = int(budget * (1 - exact) / len(sizes)), int(budget * exact / dominant_classes)
+    if extra == 0 or (base == 0 and exact < 1):
+        raise _too_few("dominant", num_clients, sizes, int(sizes.argmin()))
+    counts = np.full((num_clients, len(sizes)), base)
+    first = dominant_classes * np.arange(num_clients)[:, None]
+    held = (first + np.arange(dominant_classes)) % len(sizes)  # [K, d]
+    counts[np.arange(num_clients)[:, None], held] += extra
+    short = np.flatnonzero(counts.sum(0) > sizes)
+    if len(short):
+        raise UserError(
+            f"partition 'dominant' with {num_clients} clients needs {counts[:, short[0]].sum()} examples of class "
+            f"{short[0]} (got {sizes[short[0]]}); all classes must be dominant equally often; make the number of "
+            f"clients times dominant classes a multiple of {len(sizes)}, or use a smaller share."
+        )
+    return _deal(counts, labels, generator(seed, "partition"))
+
+
+def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
+    """Each client holds C - x classes that follow each other, from floor(i C / K) on (mod C), all in equal number.
+
+    That number is the largest one that every class suffices for: with K = C and classes of m examples,
+    floor(m / (C - x)).
+
+    Args:
+        labels: Class of each example, `[N]`; C is the largest one plus 1.
+        num_clients: K, from 1 to N.
+        missing_classes: x, from 0 to C - 1.
+        seed: Of everything random.
+
+    Returns:
+        K arrays of positions, of equal sizes.
+
+    Raises:
+        UserError: A value out of range, or a class with too few examples.
+    """
+    labels = _prepared(labels, num_clients)
+    sizes = np.bincount(labels)
+    _MISSING.check(missing_classes)
+    if missing_classes >= len(sizes):
+        raise _too_many("missing", missing_classes, len(sizes), len(sizes) - 1)
+    first = np.arange(num_clients)[:, None] * len(sizes) // num_clients
+    held = np.zeros((num_clients, len(sizes)), np.int64)
+    held[np.arange(num_clients)[:, None], (first + np.arange(len(sizes) - missing_classes)) % len(sizes)] = 1
+    holders = held.sum(0)  # may be 0 where there are fewer clients than classes
+    quotas = np.where(holders > 0, sizes // np.maximum(holders, 1), len(labels))
+    if quotas.min() == 0:
+        raise _too_few("missing", num_clients, sizes, int(quotas.argmin()))
+    return _deal(held * quotas.min(), labels, generator(seed, "partition"))
+
+
+def _too_many(name: str, count: int, num_classes: int, most: int) -> UserError:
+    return UserError(
+        f"partition '{name}:{count}' does not fit the data (got {num_classes} classes); use {name}:{most} or less."
+    )
+
+
+def _too_few(name: str, num_clients: int, sizes: np.ndarray, rarest: int) -> UserError:
+    return UserError(
+        f"partition '{name}' has too few examples of a class for {num_clients} clients (got {sizes[rarest]} of class "
+        f"{rarest}); use fewer clients or another partition, such as dirichlet:0.5."
+    )
+
+
+def domains(
+    labels: Labels,
+    num_clients: int,
+    domain: Labels,
+    seed: int,
+    within: Callable[[np.ndarray, int, int], Parts] | None = None,
+) -> Parts:
+    """Every client from one domain: the first K/D clients share the first domain, the next ones the second.
+
+    Args:
+        labels: Class of each example, `[N]`.
+        num_clients: K, a multiple of the number D of domains.
+        domain: Domain of each example, `[N]`.
+        seed: Of everything random.
+        within: Shares out a domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
+
+    Returns:
+        K arrays of positions; all examples are covered where `within` covers all.
+
+    Raises:
+        UserError: K is no multiple of D, or a domain cannot be shared out.
+    """
+    labels, domain = _prepared(labels, num_clients), _array(domain)
+    names = np.unique(domain)
+    if num_clients % len(names):
+        raise UserError(
+            f"--num-clients {num_clients} cannot be shared out among the domains equally (got {len(names)} domains); "
+            f"use a multiple of {len(names)}."
+        )
+    parts = []
+    for name in names.tolist():
+        own = np.flatnonzero(domain == name).astype(np.int64)
+        own_seed = int(generator(seed, "domain", name).integers(2**63))  # two domains must not be cut alike
+        try:
+            shares = (within or iid)(labels[own], num_clients // len(names), own_seed)
+        except UserError as mistake:
+            raise UserError(f"in domain {name}, {mistake}") from None
+        parts += [own[share] for share in shares]
+    return parts
+
+
+def writers(labels: Labels, num_clients: int, writer: Labels, seed: int) -> Parts:
+    """Whole writers dealt to the clients at random, in numbers that differ by at most one.
+
+    Args:
+        labels: Class of each example, `[N]`.
+        num_clients: K, from 1 to the number of writers; with as many clients, each is one writer.
+        writer: Who wrote or drew each example, `[N]`.
+        seed: Of everything random.
+
+    Returns:
+        K arrays of positions that cover all examples.
+
+    Raises:
+        UserError: There are fewer writers than clients.
+    """
+    names, writer = np.unique(_array(writer), return_inverse=True)
+    if not 1 <= num_clients <= len(names):
+        raise UserError(
+            f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); "
+            f"use 1 to {len(names)} clients."
+        )
+    rng, client_of = generator(seed, "partition"), np.empty(len(names), np.int64)
+    for client, dealt in enumerate(np.array_split(rng.permutation(len(names)), num_clients)):
+        client_of[dealt] = client
+    order = rng.permutation(len(writer))
+    order = order[np.argsort(client_of[writer[order]], kind="stable")].astype(np.int64)  # by client, random inside
+    return np.split(order, np.bincount(client_of[writer]).cumsum()[:-1])
+
+
+# Partitioner and parameters by their prefix in the flag; "" is the required one, which comes first.
+_FORMS: dict[str, tuple[Callable[..., Parts], dict[str, _Parameter]]] = {
+    "iid": (iid, {}),
+    "dirichlet": (dirichlet, {"": _ALPHA, "plain": _PLAIN, "min=": _MIN}),
+    "classes": (classes, {"": _CLASSES}),
+    "dominant": (dominant, {"": _DOMINANT, "share=": _SHARE}),
+    "missing": (missing, {"": _MISSING}),
+    "domains": (domains, {}),
+    "writers": (writers, {}),
+}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition that is chosen but not yet drawn; `str` of it is its flag in the one canonical spelling."""
+
+    name: str
+    parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
+
+    def __call__(
+        self,
+        labels: Labels,
+        num_clients: int,
+        seed: int,
+        domain: Labels | None = None,
+        writer: Labels | None = None,
+    ) -> Parts:
+        """The partition of these labels.
+
+        Args:
+            labels: Class of each example, `[N]`.
+            num_clients: K.
+            seed: Of everything random.
+            domain: Domain of each example, `[N]`, where the data set has domains.
+            writer: Writer of each example, `[N]`, where the data set knows them.
+
+        Returns:
+            K arrays of positions in `labels`.
+
+        Raises:
+            UserError: The data do not allow this partition.
+        """
+        keywords = dict(self.parameters)
+        needed = {"domains": ("domain", domain), "writers": ("writer", writer)}
+        if self.name in needed:
+            keyword, values = needed[self.name]
+            if values is None:
+                raise UserError(
+                    f"partition '{self}' needs a data set with {self.name} (got one without); choose such a data set "
+                    "or another partition, such as iid."
+                )
+            keywords[keyword] = values
+        return _FORMS[self.name][0](labels, num_clients, seed=seed, **keywords)
+
+    def scaled(self, share: float) -> "Partition":
+        """The partition for a part of the data: the default least size of a client is that share of itself, from 1."""
+        values = dict(self.parameters)
+        if "within" in values:
+            return Partition(self.name, (("within", values["within"].scaled(share)),))
+        if self.name == "dirichlet" and share < 1 and "min_examples" not in values:
+            values["min_examples"] = max(1, round(share * MIN_EXAMPLES))
+        return Partition(self.name, tuple(values.items()))
+
+    def __str__(self) -> str:
+        values = dict(self.parameters)
+        if "within" in values:
+            return f"{self.name}+{values['within']}"
+        texts = [self.name]
+        for prefix, parameter in _FORMS[self.name][1].items():
+            if parameter.keyword in values:
+                value = values[parameter.keyword]
+                texts.append(prefix if value is False else prefix + str(value).removesuffix(".0"))
+        return ":".join(texts)
+
+
+def from_flag(flag: str) -> Partition:
+    """The partition that a flag stands for, checked as far as it can be without data.
+
+    Args:
+        flag: As listed at the top of this module, for example `dirichlet:0.5:plain` or `domains+classes:2`.
+
+    Returns:
+        The partition, to be called with labels.
+
+    Raises:
+        UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
+    """
+    if flag.startswith("domains+"):
+        within = from_flag(flag.removeprefix("domains+"))
+        if within.name in ("domains", "writers"):
+            raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
+        return Partition("domains", (("within", within),) if within.name != "iid" else ())
+    name, *texts = flag.split(":")
+    if name not in _FORMS:
+        raise unknown("partition", name, _FORMS, f"the partitions are {', '.join(_FORMS)}.")
+    allowed, values = _FORMS[name][1], {}
+    if "" in allowed and not "".join(texts[:1]):
+        required = allowed[""]
+        raise UserError(f"partition '{name}' needs its {required.meaning} (got '{flag}'); write {required.example}.")
+    for place, text in enumerate(texts):
+        key, equals, value = text.partition("=")
+        prefix, value = ("", text) if place == 0 and "" in allowed else (key + equals, value)
+        if prefix not in allowed or allowed[prefix].keyword in values:
+            right = " or ".join(parameter.example for parameter in allowed.values()) or name
+            raise UserError(f"partition '{name}' does not take '{text}' (got '{flag}'); write {right}.")
+        values[allowed[prefix].keyword] = allowed[prefix].parse(value)
+    kept = [(p.keyword, values[p.keyword]) for p in allowed.values() if values.get(p.keyword, p.default) != p.default]
+    return Partition(name, tuple(kept))
+
+
+def fingerprint(parts: Sequence[np.ndarray]) -> str:
+    """The first 16 hexadecimal digits of a SHA-256 over the sizes and the positions, in their order.
+
+    Args:
+        parts: The positions of each client.
+
+    Returns:
+        The same text on every platform for the same partition.
+    """
+    sizes = np.array([len(part) for part in parts], "<i8")
+    digest = hashlib.sha256(sizes.tobytes())
+    for part in parts:
+        digest.update(np.asarray(part, "<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def describe(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
+    """How many examples of each class each client holds.
+
+    Args:
+        parts: The positions of each of K clients.
+        labels: Class of each example, `[N]`, below `num_classes`.
+        num_classes: C.
+
+    Returns:
+        int64 `[K, C]`.
+    """
+    array = _array(labels)
+    return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])

@@ -1,0 +1,1 @@
+"""Data sets: named images as uint8 tensors."""

@@ -1,0 +1,145 @@
+"""Data sets that need no network: scikit-learn's digits, as they are and rendered, and pieces of its photographs.
+
+Everything random comes from fixed seeds. Both sets of digits divide them into training and test part alike.
+"""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from fedcli.data.files import Arrays
+
+DOMAINS = ("plain", "inverted", "photo", "font")
+SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
+NUM_PHOTOS = (2000, 200)  # pieces to train and to test
+ONE_CLASS = np.array(["photo"])
+TYPEFACES = (
+    "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
+    "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
+)  # fmt: skip
+CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
+
+
+def digits() -> Arrays:
+    """The 1,797 digits, 8 x 8, grey, in the form of `fedcli.data.files`."""
+    images, labels = _handwritten()
+    return _divided(images[..., None], labels)
+
+
+def digit_domains() -> Arrays:
+    """The same digits, 16 x 16, in colour, under the renderings `DOMAINS`, in the form of `fedcli.data.files`.
+
+    Plain; inverted; as a difference from photographs; and, for each digit, one of its class drawn from a typeface.
+    A digit is in the training part of all domains or in the test part of all.
+    """
+    small, labels = _handwritten()
+    plain = np.stack(
+        [np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
+    )
+    plain = np.repeat(plain[..., None], 3, axis=3)
+    photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
+    font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
+    arrays = [_divided(images, labels) for images in (plain, 255 - plain, photo, font)]
+    result = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0] if key != "class_names"}
+    for part in ("train", "test"):
+        result[f"domain_{part}"] = np.repeat(np.arange(len(DOMAINS)), len(arrays[0][f"y_{part}"]))
+    return result | {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
+
+
+def photos() -> Arrays:
+    """Unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
+
+    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm. All have the one class `photo`.
+    """
+    rng, pieces = np.random.default_rng(3), []
+    sources = [Image.fromarray(photo) for photo in _photographs()]
+    for _ in range(sum(NUM_PHOTOS)):
+        photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
+        left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
+        box = (left, top, left + side, top + side)
+        pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
+    x_train, x_test = np.split(np.stack(pieces), NUM_PHOTOS[:1])
+    y_train, y_test = (np.zeros(count, np.int64) for count in NUM_PHOTOS)
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test, "class_names": ONE_CLASS}
+
+
+BUILDERS = {"digits": digits, "digit-domains": digit_domains, "photos": photos}
+
+
+def blended(images: np.ndarray, seed: int) -> np.ndarray:
+    """Grey images as the difference from random pieces of scikit-learn's photographs: |piece - image|.
+
+    Args:
+        images: uint8 `[N, size, size]`.
+        seed: Of the pieces.
+
+    Returns:
+        uint8 `[N, size, size, 3]`.
+    """
+    sources, size, rng = _photographs(), images.shape[1], np.random.default_rng(seed)
+    number = rng.integers(len(sources), size=len(images))
+    top, left = (rng.integers(length - size + 1, size=len(images)) for length in sources.shape[1:3])
+    rows, columns = (start[:, None] + np.arange(size) for start in (top, left))
+    pieces = sources[number[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return np.where(pieces > images[..., None], pieces - images[..., None], images[..., None] - pieces)
+
+
+def _handwritten() -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 `[1797, 8, 8]`, bright on dark, and labels `[1797]`."""
+    from sklearn.datasets import load_digits  # late: it takes a second
+
+    data = load_digits()
+    return ((data.images * 255 + 8) // 16).astype(np.uint8), data.target.astype(np.int64)  # from 0..16, rounded
+
+
+def _photographs() -> np.ndarray:
+    """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
+    from sklearn.datasets import load_sample_images  # late: it takes a second
+
+    return np.stack(load_sample_images().images)
+
+
+def _divided(images: np.ndarray, labels: np.ndarray) -> Arrays:
+    """The images as training and test part, a random fifth of each class being the latter."""
+    rng = np.random.default_rng(0)
+    test = np.zeros(len(labels), bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        test[members[: round(len(members) / 5)]] = True
+    parts = {"x_train": images[~test], "y_train": labels[~test], "x_test": images[test], "y_test": labels[test]}
+    return parts | {"class_names": np.array([str(label) for label in range(10)])}
+
+
+def _photo_crops(count: int) -> np.ndarray:
+    """Random crops `[count, 16, 16, 3]` of scikit-learn's photographs at a third of their size."""
+    rng, photos = np.random.default_rng(1), []
+    for photo in _photographs():
+        height, width = photo.shape[0] // 3, photo.shape[1] // 3
+        photos.append(np.asarray(Image.fromarray(photo).resize((width, height), Image.Resampling.BOX)))
+    crops = []
+    for _ in range(count):
+        photo = photos[rng.integers(len(photos))]
+        top, left = rng.integers(photo.shape[0] - SIZE + 1), rng.integers(photo.shape[1] - SIZE + 1)
+        crops.append(photo[top : top + SIZE, left : left + SIZE])
+    return np.stack(crops)
+
+
+def _drawn(labels: np.ndarray) -> np.ndarray:
+    """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    fonts = [
+        ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC)
+        for name in TYPEFACES
+        for size in (52, 60, 68)
+    ]
+    rng, images = np.random.default_rng(2), []
+    for label in labels:
+        canvas = Image.new("L", (CANVAS, CANVAS))
+        place = CANVAS / 2 + rng.uniform(-4, 4, 2)
+        font = fonts[rng.integers(len(fonts))]
+        ImageDraw.Draw(canvas).text(tuple(place), str(label), fill=255, font=font, anchor="mm")
+        turned = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
+        images.append(np.asarray(turned.resize((SIZE, SIZE), Image.Resampling.BOX)))
+    return np.stack(images)

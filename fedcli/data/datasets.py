@@ -1,0 +1,375 @@
+"""Named data sets as uint8 tensors: built in, made of others, or downloaded or imported and kept in a cache file each.
+
+A set is in canonical order, by label and then by a hash of the pixels, so that a seed gives the same partition
+whichever file the images came from. The cache files are in the `.npz` form of `fedcli.data.files`.
+"""
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli.core.augment import resize
+from fedcli.core.batches import generator
+from fedcli.data import archives as official
+from fedcli.data import files as readers
+from fedcli.data import folders
+from fedcli.data.catalog import KNOWN, known_form
+from fedcli.data.recipes import RECIPES
+from fedcli.errors import UserError, unknown
+
+# Training images, test images, classes, (channels, H, W).
+BUILT_IN = {
+    "digits": (1438, 359, 10, (1, 8, 8)),
+    "digit-domains": (5752, 1436, 10, (3, 16, 16)),
+    "photos": (2000, 200, 1, (3, 16, 16)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory, in canonical order."""
+
+    name: str
+    x_train: Tensor  # uint8 [N, channels, H, W]
+    y_train: Tensor  # int64 [N]
+    x_test: Tensor
+    y_test: Tensor
+    class_names: tuple[str, ...]
+    domain_train: Tensor | None = None  # int64 [N], where there are several domains
+    domain_test: Tensor | None = None
+    domain_names: tuple[str, ...] = ()
+    writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
+    writer_test: Tensor | None = None
+    share: float = 1.0  # of the training images that are kept
+
+    @property
+    def reduced(self) -> bool:
+        """Whether training images were left out."""
+        return self.share < 1
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.x_train.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Height and width in pixels."""
+        return self.x_train.shape[2]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The first 16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
+        digest = hashlib.sha256()
+        parts = (
+            (self.x_train, self.y_train, self.domain_train, self.writer_train),
+            (self.x_test, self.y_test, self.domain_test, self.writer_test),
+        )
+        for tensor in (tensor for part in parts for tensor in part if tensor is not None):
+            array = tensor.numpy().reshape(-1)
+            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
+        return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where the data sets are kept: `$FEDCLI_DATA`, or `~/.cache/fedcli`."""
+    return Path(os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli").expanduser()
+
+
+def names() -> list[str]:
+    """All names: built in, known, and imported under a name of their own."""
+    imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _is_name(path.stem))
+    return list(dict.fromkeys([*BUILT_IN, *KNOWN, *imported]))
+
+
+def available(name: str) -> None:
+    """Refuses what `load` would refuse, without reading the images.
+
+    Raises:
+        UserError: The name is unknown, or the images are not on this machine.
+    """
+    if name not in names():
+        remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
+        raise unknown("data set", name, names(), remedy)
+    if _present(name):
+        return
+    raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
+
+
+def load(name: str) -> Dataset:
+    """The named data set, built in, from the cache or made of others; never from a network.
+
+    Raises:
+        UserError: The name is unknown, or the images are not on this machine or damaged.
+    """
+    available(name)
+    return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
+
+
+def download(name: str, progress: official.Progress | None = None) -> Path:
+    """The cache file of a data set, which is downloaded unless it is there.
+
+    Args:
+        name: One of those that can be downloaded.
+        progress: Called with file name, bytes so far and bytes in all (None where the site does not say).
+
+    Raises:
+        UserError: The name is not one of those, or the download fails.
+    """
+    if name in BUILT_IN:
+        raise UserError(f"the data set '{name}' is built in (got a download of it); use it as it is.")
+    if name in KNOWN and name not in official.DOWNLOADS:
+        raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
+    if name not in official.DOWNLOADS:
+        remedy = f"these can be downloaded: {', '.join(official.DOWNLOADS)}."
+        raise unknown("data set to download", name, official.DOWNLOADS, remedy)
+    return _cache_file(name) if _cache_file(name).is_file() else _keep(name, official.download(name, progress))
+
+
+def import_path(name: str, path: Path) -> Path:
+    """The cache file into which a data set was taken from files of the user's; one of that name is replaced.
+
+    Args:
+        name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
+        path: `.npz` file; folder `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`, or
+            `<domain>/<class>/*`; or the archive or folder of files that the set's site gives.
+
+    Raises:
+        UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
+    """
+    path = Path(path)
+    if name in BUILT_IN or not _is_name(name):
+        what = "is built in" if name in BUILT_IN else "is not possible"
+        raise UserError(f"the name '{name}' {what}; an imported set is called by a-z, 0-9 and -; choose another name.")
+    if name in RECIPES and not KNOWN[name].files:
+        raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
+    if not path.exists():
+        raise UserError(f"there is nothing at '{path}'; give an .npz file, an image folder or the official archive.")
+    return _keep(name, _read(name, path))
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What is known of a data set without loading it.
+
+    Returns:
+        `name`; `kind`, which is built-in, download, import, made or imported; `present`; `train`, `test` and `classes`
+        (numbers, None where they depend on files that are not there) and `shape` (channels, H, W); and `note`, which
+        says of what and how it is made.
+
+    Raises:
+        UserError: The name is unknown, or its cache file is damaged.
+    """
+    if name not in KNOWN:
+        available(name)
+    kept, known = _cache_file(name).is_file(), KNOWN.get(name)
+    made = name in RECIPES and not kept
+    if name in BUILT_IN:
+        kind, sizes = "built-in", BUILT_IN[name]
+    else:
+        kind = "made" if made else "download" if name in official.DOWNLOADS else "import" if known else "imported"
+        sizes = readers.npz_sizes(_cache_file(name)) if kept else known.sizes
+    about = {"name": name, "kind": kind, "present": _present(name), "note": RECIPES[name].about if made else ""}
+    return about | dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
+
+
+def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
+    """A part of the training images, stratified by class and then by domain; the test images stay.
+
+    Every class keeps its share of the images and at least one; inside a class the domains keep their shares. With the
+    same seed, a smaller part is contained in a larger one.
+
+    Args:
+        dataset: Of N training images and C classes.
+        num_train: How many to keep, from C to N.
+        seed: Of the choice.
+
+    Returns:
+        The part, in canonical order; its `share` says how small it is.
+
+    Raises:
+        UserError: There are fewer images, or more classes.
+    """
+    labels, count = dataset.y_train.numpy(), len(dataset.y_train)
+    if not dataset.num_classes <= num_train <= count:
+        raise UserError(
+            f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} training images of "
+            f"{dataset.num_classes} classes); use {dataset.num_classes} to {count}."
+        )
+    order = generator(seed, "take").permutation(count)
+    if dataset.domain_train is not None:
+        order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
+    kept = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
+    fields = ("x_train", "y_train", "domain_train", "writer_train")
+    present = {field: getattr(dataset, field) for field in fields if getattr(dataset, field) is not None}
+    share = dataset.share * num_train / count
+    return replace(dataset, **{field: values[kept] for field, values in present.items()}, share=share)
+
+
+def merge(dataset: Dataset) -> Dataset:
+    """The set with its test images among the training images, in canonical order of each part, training part first."""
+    pairs = {kind: (getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")) for kind in readers.KINDS}
+    joined = {f"{kind}_train": torch.cat(pair) for kind, pair in pairs.items() if pair[0] is not None}
+    return replace(dataset, **joined)
+
+
+def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
+    """The training images of a set as public ones, in the shape of the private images.
+
+    They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
+    grey is repeated. Nothing reads their labels.
+
+    Args:
+        name: A data set that is present.
+        private: Whose shape they get.
+        count: How many are drawn, without replacement; all where None.
+        seed: Of the draw.
+
+    Raises:
+        UserError: If there are fewer than `count`, or they are colour and the private ones grey.
+    """
+    found = load(name)
+    images = found.x_train
+    if count is not None and count > len(images):
+        raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
+    if count is not None:
+        images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
+    if images.shape[1] > private.channels:
+        raise UserError(f"the public images '{name}' are colour and '{private.name}' is grey; choose a grey set.")
+    images = resize(images, private.image_size)
+    return replace(found, x_train=images.expand(-1, private.channels, -1, -1), y_train=found.y_train[: len(images)])
+
+
+def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of the training images in [0, 1].
+
+    The deviation of a channel of one value is given as 1, since images are divided by it.
+    """
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean, std = [], []
+    for channel in range(dataset.channels):
+        counts = torch.bincount(dataset.x_train[:, channel].flatten(), minlength=256)
+        share = counts / counts.sum().double()
+        mean.append((share * values).sum().item())
+        std.append((share * (values - mean[-1]) ** 2).sum().sqrt().item() or 1.0)
+    return tuple(mean), tuple(std)
+
+
+def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """`order` rearranged so that every beginning of it holds each group in proportion, the first of each at once.
+
+    Args:
+        order: Positions `[N]`.
+        groups: Group of each position, `[N]`; inside a group the order stays.
+    """
+    mine = groups[order]
+    sizes = np.bincount(mine)
+    by_group = np.argsort(mine, kind="stable")
+    rank = np.empty(len(order))
+    rank[by_group] = np.arange(len(order)) - (sizes.cumsum() - sizes)[mine[by_group]]
+    return order[np.argsort(rank / sizes[mine], kind="stable")]
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch("[a-z0-9][a-z0-9-]*", name) is not None
+
+
+def _cache_file(name: str) -> Path:
+    return cache_folder() / f"{name}.npz"
+
+
+def _present(name: str) -> bool:
+    """Whether a known or imported set can be loaded, without a look into its file."""
+    kept = name in BUILT_IN or _cache_file(name).is_file()
+    return kept or (name in RECIPES and all(map(_present, RECIPES[name].needs)))
+
+
+def _ways(name: str) -> str:
+    """How a known data set that is not there can be had."""
+    ways = []
+    if name in official.DOWNLOADS:
+        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
+    if name in RECIPES:
+        needs = RECIPES[name].needs
+        missing = [need for need in needs if not _present(need)]
+        ways.append(f"it is made from {', '.join(needs)}: bring {', '.join(missing or needs)}")
+    if name in KNOWN and KNOWN[name].files:
+        ways.append(f"bring {KNOWN[name].files} and run 'fedcli data import {name} PATH'")
+    return ", or ".join(ways)
+
+
+def _arrays(name: str) -> readers.Arrays:
+    """The arrays of a set that is present, in canonical order."""
+    if name in BUILT_IN:
+        from fedcli.data import builtin  # late: it needs scikit-learn and matplotlib
+
+        return readers.canonical(builtin.BUILDERS[name]())
+    if _cache_file(name).is_file():
+        return readers.read_npz(_cache_file(name))
+    return readers.canonical(RECIPES[name].make(_arrays))
+
+
+def _read(name: str, path: Path) -> readers.Arrays:
+    """The arrays of whatever is at a path; with a known name in their official form."""
+    known = KNOWN.get(name)
+    if path.suffix == ".npz":
+        arrays = readers.read_npz(path)
+    elif known and official.holds(name, path):
+        arrays = official.read(name, path)
+    elif path.is_dir():
+        arrays = folders.read_folder(path, known.image_size if known and known.resized else None)
+    else:
+        raise UserError(
+            f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
+            f"the names with an archive are {', '.join(official.WITH_FILES)}."
+        )
+    return known_form(name, arrays, path) if known else arrays
+
+
+def _keep(name: str, arrays: readers.Arrays) -> Path:
+    """Writes the arrays to the cache in canonical order and returns the file."""
+    path = _cache_file(name)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # numpy would append .npz to a path
+            np.savez(file, **readers.canonical(arrays))
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        readers.write_atomically(path, write)
+    except OSError as error:
+        raise UserError(
+            f"the data set '{name}' cannot be kept in '{path.parent}' ({error.strerror}); that folder must be writable "
+            "and have room; set FEDCLI_DATA to another one."
+        ) from error
+    return path
+
+
+@lru_cache(maxsize=len(BUILT_IN))
+def _built(name: str) -> Dataset:
+    return _dataset(name, _arrays(name))
+
+
+def _dataset(name: str, arrays: readers.Arrays) -> Dataset:
+    """The data set of arrays that are in canonical order."""
+    tensors = {}
+    for key, values in arrays.items():
+        if key.startswith("x_"):
+            tensors[key] = torch.from_numpy(np.ascontiguousarray(np.moveaxis(values, 3, 1)))
+        elif key.endswith("names"):
+            tensors[key] = tuple(values.tolist())
+        else:
+            tensors[key] = torch.from_numpy(values)
+    return Dataset(name, **tensors)

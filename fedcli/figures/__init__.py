@@ -1,0 +1,1 @@
+"""From records and checkpoints to pictures."""

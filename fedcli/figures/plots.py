@@ -1,0 +1,434 @@
+"""Figures from run records, partitions and measured speeds, each as PNG and PDF; the same input gives the same bytes.
+
+Figures are made without pyplot, so no global state is touched and no window system is needed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
+from pathlib import Path
+from statistics import fmean, mode
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import EllipseCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from fedcli.errors import UserError
+from fedcli.results.tables import Group, agreed, group
+
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # fonts as text that can be edited and searched
+}
+# Okabe and Ito's colours, which colour-blind readers tell apart; their yellow is too pale for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+CURVES = (4.8, 3.0)  # inches, width and height of the figure of curves without its legend
+DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
+DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
+LONG_LABEL = 32  # characters, beyond which two columns of labels are wider than the figure
+CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
+CELL = 0.3  # inches, the largest side of one of its cells
+BUBBLE = 0.1  # inches, the least diameter of its largest bubble; in narrow columns bubbles may overlap
+LABEL_HEIGHT = 0.13  # inches that a line of labels takes
+LABEL_WIDTH = 0.24  # inches that a label of up to three characters takes; longer ones stand upright
+
+
+def learning_curves(records: list[dict], out: Path) -> list[Path]:
+    """Draws test accuracy over rounds, one line for the runs that agree in everything but the seed.
+
+    The band is the mean ± the sample standard deviation over seeds. Only finished runs are drawn where a group
+    has any; the legend tells what was left out. A ring marks the best round of a single run, where the rule takes it.
+
+    Args:
+        records: The runs.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If no run has an evaluated round.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(curves_figure(records), out)
+
+
+def drift_chart(records: list[dict], out: Path) -> list[Path]:
+    """Draws over rounds how far the clients' models have drifted apart: their features, and their classifiers' updates.
+
+    Lines, bands and the legend are those of `learning_curves`.
+
+    Args:
+        records: The runs, of which those that did not measure it are left out.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If no run has measured it.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(drift_figure(records), out)
+
+
+def domains_chart(records: list[dict], out: Path) -> list[Path]:
+    """Draws over rounds the accuracy of the clients' models on their own domains, and on the others.
+
+    Each is the mean over the domains. Lines, bands and the legend are those of `learning_curves`.
+
+    Args:
+        records: The runs, of which those that were not tested by domain are left out.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If no run was tested by domain.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(domains_figure(records), out)
+
+
+def partition_chart(class_counts: np.ndarray, class_names: Sequence[str], out: Path, title: str) -> list[Path]:
+    """Draws how many examples of each class each client holds; the area of a bubble is the number of examples.
+
+    Args:
+        class_counts: `[K, C]` examples per client and class.
+        class_names: C names.
+        out: Where to write, without suffix.
+        title: Title of the chart.
+
+    Returns:
+        The two files, PNG and PDF.
+
+    Raises:
+        UserError: If there is no example.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(partition_figure(class_counts, class_names, title), out)
+
+
+def scaling_chart(rows: Sequence[dict], out: Path) -> list[Path]:
+    """Draws seconds a round of the engine and of the plain loop, over clients per round and over batch sizes.
+
+    A line is the median, its band from least to largest.
+
+    Args:
+        rows: Results of `fedcli.bench.measure` that differ in the clients per round or in the batch size.
+        out: Where to write, without suffix.
+
+    Returns:
+        The two files, PNG and PDF.
+    """
+    with matplotlib.rc_context(STYLE):
+        return save(scaling_figure(rows), out)
+
+
+def curves_figure(records: Iterable[dict]) -> Figure:
+    """The figure of `learning_curves`, to be drawn under `STYLE`."""
+    groups = group(records)
+    curves = _curves(groups, _accuracy)
+    if not curves:
+        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+    figure = Figure(layout="constrained")
+    axes = figure.add_subplot()
+    for index, (member, drawn, rounds, accuracy) in enumerate(curves):
+        _draw_curve(axes, index, len(curves), _legend_label(member, drawn), rounds, accuracy)
+        if len(drawn) == 1:
+            _mark_selected(axes, drawn[0], rounds, accuracy[0], COLOURS[index % len(COLOURS)])
+    axes.set_xlabel("Round")
+    axes.set_ylabel("Test accuracy (%)")
+    axes.set_title(_title(groups))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.02)
+    axes.grid(axis="y")
+    _legend(figure, axes)
+    return figure
+
+
+def drift_figure(records: Iterable[dict]) -> Figure:
+    """The figure of `drift_chart`, to be drawn under `STYLE`."""
+    measured = [
+        record for record in records if any(set(row.get("drift", {}).values()) - {None} for row in record["rounds"])
+    ]
+    if not measured:
+        raise UserError("no run has measured the drift of its clients (got none to draw); run with --drift-every.")
+    return _curves_side_by_side(measured, DRIFT, lambda row, key: row.get("drift", {}).get(key))
+
+
+def domains_figure(records: Iterable[dict]) -> Figure:
+    """The figure of `domains_chart`, to be drawn under `STYLE`."""
+    records = list(records)
+    measured = [record for record in records if any(row.get("intra") for row in record["rounds"])]
+    if not measured:
+        protocols = ", ".join(sorted({record["protocol"] for record in records})) or "no run"
+        raise UserError(
+            f"no run was tested on its clients' own and other domains (got {protocols}); only protocols with "
+            f"evaluation by domain do so; draw runs of these."
+        )
+    return _curves_side_by_side(measured, DOMAINS, _mean_accuracy)
+
+
+def _curves_side_by_side(
+    records: list[dict], labels: dict[str, str], read: Callable[[dict, str], float | None]
+) -> Figure:
+    """Curves over rounds, two panels.
+
+    Args:
+        records: The runs.
+        labels: Of each panel: the key of its value, and the label of its axis.
+        read: From what a record says of a round, and the key, to the value; None where there is none.
+    """
+    groups = group(records)
+    figure = Figure(layout="constrained")
+    for axes, (key, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
+        curves = _curves(groups, lambda row, key=key: read(row, key))
+        for index, (member, drawn, rounds, values) in enumerate(curves):
+            _draw_curve(axes, index, len(curves), _legend_label(member, drawn), rounds, values)
+        axes.set(xlabel="Round", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(x=0.02)
+        axes.grid(axis="y")
+    figure.suptitle(_title(groups), fontsize=STYLE["axes.titlesize"])
+    _legend(figure, figure.axes[0], (CHART_WIDTH, 2.6))
+    return figure
+
+
+def _mean_accuracy(row: dict, key: str) -> float | None:
+    """Mean over the domains of a round's accuracies, in percent; None where it was not evaluated."""
+    accuracies = row.get(key)
+    return 100 * fmean(accuracies.values()) if accuracies else None
+
+
+def _accuracy(row: dict) -> float | None:
+    """Test accuracy of a round in percent; None where it was not evaluated."""
+    accuracy = row.get("test_accuracy")
+    return None if accuracy is None else 100 * accuracy
+
+
+def _curves(
+    groups: list[Group], read: Callable[[dict], float | None]
+) -> list[tuple[Group, list[dict], np.ndarray, np.ndarray]]:
+    """Of each group with a value: the runs to draw [n], the rounds of which all have one [R], the values [n, R].
+
+    Args:
+        groups: The groups.
+        read: From what a record says of a round to the value; None where there is none.
+    """
+    found = []
+    for member in groups:
+        drawn = member.finished or member.records
+        curves = [
+            {row["round"]: value for row in record["rounds"] if (value := read(row)) is not None} for record in drawn
+        ]
+        rounds = sorted(set.intersection(*map(set, curves)))
+        if rounds:
+            values = np.array([[curve[number] for number in rounds] for curve in curves])
+            found.append((member, drawn, np.array(rounds), values))
+    return found
+
+
+def _draw_curve(axes: Axes, index: int, of: int, label: str, rounds: np.ndarray, accuracy: np.ndarray) -> None:
+    """Draws mean and band of one group; the markers of different groups stand at different rounds."""
+    colour = COLOURS[index % len(COLOURS)]
+    mean = accuracy.mean(0)
+    if len(accuracy) > 1:
+        spread = accuracy.std(0, ddof=1)
+        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+    every = max(1, len(rounds) // 8)
+    axes.plot(
+        rounds, mean, label=label, color=colour, linestyle=DASHES[index % len(DASHES)],
+        marker=MARKERS[index % len(MARKERS)], markevery=(index * every // of, every),
+        markeredgecolor="white", markeredgewidth=0.4,
+    )  # fmt: skip
+
+
+def _mark_selected(axes: Axes, record: dict, rounds: np.ndarray, accuracy: np.ndarray, colour: str) -> None:
+    """A ring around the selected round, where the rule looks for the best one."""
+    summary = record.get("summary") or {}
+    selected = summary.get("selected_round")
+    if (summary.get("selection") or "").startswith("best") and selected in rounds.tolist():
+        height = accuracy[rounds.tolist().index(selected)]
+        axes.plot(selected, height, marker="o", markersize=8, fillstyle="none", color=colour, gid="selected")
+
+
+def _legend_label(member: Group, drawn: list[dict]) -> str:
+    """Label, number of runs, and what is unfinished."""
+    left_out = len(member.records) - len(drawn)
+    notes = [f"n = {len(drawn)}"]
+    if left_out:
+        notes.append(f"{left_out} unfinished not shown")
+    if drawn[0]["status"] != "finished":
+        notes.append("unfinished")
+    return f"{member.label} ({', '.join(notes)})"
+
+
+def _title(groups: list[Group]) -> str:
+    """What all runs have in common."""
+    same = agreed(record for member in groups for record in member.records)
+    methods = {member.method for member in groups}
+    parts = [*methods] if len(methods) == 1 else []
+    return ", ".join([*parts, *(str(same[key]) for key in ("dataset", "partition") if key in same)])
+
+
+def _legend(figure: Figure, axes: Axes, size: tuple[float, float] = CURVES) -> None:
+    """The legend below the axes, where it can hide no curve; the figure of that size grows by its height."""
+    handles, labels = axes.get_legend_handles_labels()
+    if any(line.get_gid() == "selected" for line in axes.lines):
+        handles.append(Line2D([], [], linestyle="none", marker="o", markersize=8, fillstyle="none", color="#555555"))
+        labels.append("selected round")
+    columns = 1 if max(map(len, labels)) > LONG_LABEL else 2
+    figure.set_size_inches(size[0], size[1] + 0.16 * ceil(len(labels) / columns))  # a line of text is 0.16 inches
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.4)
+
+
+def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
+    """The figure of `partition_chart`, to be drawn under `STYLE`; the longer of clients and classes runs across."""
+    counts = np.asarray(class_counts)
+    if counts.size == 0 or counts.max() <= 0:
+        raise UserError(f"the partition holds no example (got counts {list(counts.shape)}); give each client some.")
+    clients = [str(client) for client in range(counts.shape[0])]
+    sides = [("Client", clients), ("Class", list(class_names))]
+    if counts.shape[1] > counts.shape[0]:
+        sides.reverse()
+        counts = counts.T
+    return _bubbles(counts, sides, title)
+
+
+def scaling_figure(rows: Sequence[dict]) -> Figure:
+    """The figure of `scaling_chart`, to be drawn under `STYLE`."""
+    figure = Figure(figsize=(CHART_WIDTH, 2.8), layout="constrained")
+    panels = (("cohort_size", "Clients per round", "batch_size"), ("batch_size", "Batch size", "cohort_size"))
+    for axes, (varied, label, other) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        usual = mode(row[other] for row in rows)  # the value it has where it is not varied itself
+        shown = sorted((row for row in rows if row[other] == usual), key=lambda row: row[varied])
+        values = [row[varied] for row in shown]
+        _draw_seconds(axes, 0, "engine", values, shown, "seconds_per_round", "seconds_spread")
+        _draw_seconds(axes, 1, "plain loop", values, shown, "plain_seconds_per_round", "plain_spread")
+        axes.set(xscale="log", yscale="log", xlabel=label, title=f"{other.replace('_', ' ')} {usual}")
+        axes.set_xticks(values, map(str, values))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(axis="y")
+    figure.axes[0].set_ylabel("Seconds a round")
+    same = rows[0]
+    figure.suptitle(f"{same['method']}, {same['device']}, {same['precision']}, local epochs: {same['local_epochs']}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3.4)
+    return figure
+
+
+def _draw_seconds(
+    axes: Axes, index: int, label: str, values: list[int], rows: list[dict], seconds: str, spread: str
+) -> None:
+    """A line through `row[seconds]` and a band over `row[spread]`."""
+    colour = COLOURS[index]
+    low, high = np.array([row[spread] for row in rows]).T
+    axes.fill_between(values, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(
+        values, [row[seconds] for row in rows], label=label, color=colour, linestyle=DASHES[index],
+        marker=MARKERS[index], markeredgecolor="white", markeredgewidth=0.4,
+    )  # fmt: skip
+
+
+def _bubbles(counts: np.ndarray, sides: list[tuple[str, list[str]]], title: str) -> Figure:
+    """A grid of bubbles.
+
+    Args:
+        counts: `[X, Y]` numbers of examples, X across.
+        sides: Of X and of Y: what it is, and the labels.
+        title: Title of the chart.
+    """
+    columns, rows = counts.shape
+    width = min(CHART_WIDTH / columns, CELL)
+    height = max(width, min(LABEL_HEIGHT, CHART_WIDTH / rows))  # inches, room for a line of labels where it goes
+    figure = Figure(figsize=(columns * width, rows * height))
+    axes = figure.add_axes((0, 0, 1, 1))  # labels stand outside; the file is cut to what is drawn
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5), title=title)
+    axes.spines[:].set_visible(True)
+    (across, x_labels), (up, y_labels) = sides
+    upright = max(map(len, x_labels)) > 3
+    step = _label_step(LABEL_HEIGHT if upright else LABEL_WIDTH, width)
+    axes.set_xticks(range(0, columns, step), x_labels[::step], rotation=90 if upright else 0)
+    step = _label_step(LABEL_HEIGHT, height)
+    axes.set_yticks(range(0, rows, step), y_labels[::step])
+    axes.set(xlabel=across, ylabel=up)
+    axes.grid(True)
+    filled = np.argwhere(counts > 0)
+    largest = min(max(0.94 * width, BUBBLE), 0.94 * height) / width  # in columns
+    areas = counts / counts.max() * largest**2
+    _circles(axes, filled, areas[tuple(filled.T)])
+    sizes = _key_sizes(counts.max())
+    _size_key(axes, sizes, np.array(sizes) / counts.max() * largest**2, width, height)
+    return figure
+
+
+def _circles(axes: Axes, centres: np.ndarray, areas: np.ndarray) -> None:
+    """Circles at `centres` [n, 2] with squared diameters `areas` [n] in columns; the small lie on the large."""
+    order = np.argsort(-areas, kind="stable")
+    diameters = np.sqrt(areas[order])
+    circles = EllipseCollection(
+        diameters, diameters, np.zeros(len(areas)), units="x", offsets=centres[order],
+        offset_transform=axes.transData, color=COLOURS[0], linewidth=0, alpha=0.85,
+        clip_on=False, zorder=3,
+    )  # fmt: skip
+    axes.add_collection(circles)
+
+
+def _size_key(axes: Axes, sizes: list[int], areas: np.ndarray, width: float, height: float) -> None:
+    """Bubbles with their numbers of examples to the right of the grid, whose cells are `width` x `height` inches."""
+    left, top = axes.get_xlim()[1] + 0.1 / width, axes.get_ylim()[1]
+    line = 1.1 * max(np.sqrt(areas.max()) * width, LABEL_HEIGHT) / height  # in rows
+    centres = np.array([(left + np.sqrt(areas.max()) / 2, top - (0.5 + place) * line) for place in (1, 2, 3)])
+    centres = centres[: len(sizes)]
+    _circles(axes, centres, areas)
+    axes.text(left, top - 0.5 * line, "Examples", va="center")
+    for (across, up), size in zip(centres, sizes, strict=True):
+        axes.text(across + np.sqrt(areas.max()) / 2 + 0.06 / width, up, f"{size:,}", va="center_baseline")
+
+
+def _key_sizes(largest: int) -> list[int]:
+    """Up to three round numbers of examples, the first the largest of the form 1, 2 or 5 times a power of ten."""
+    steps = [factor * 10**power for power in range(12) for factor in (1, 2, 5)]
+    below = [step for step in steps if step <= largest]
+    return below[::-2][:3]
+
+
+def _label_step(needed: float, cell: float) -> int:
+    """Every how many cells a label stands so that each has `needed` inches: 1, 2, 5, 10, ..."""
+    return next(
+        step for power in range(12) for step in (10**power, 2 * 10**power, 5 * 10**power) if step * cell >= needed
+    )
+
+
+def save(figure: Figure, out: Path) -> list[Path]:
+    """Writes PNG and PDF without dates, so that equal figures are equal files."""
+    stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+    files = [stem.with_name(stem.name + suffix) for suffix in undated]
+    for file in files:
+        figure.savefig(file, metadata=undated[file.suffix], bbox_inches="tight", pad_inches=0.04)
+    return files

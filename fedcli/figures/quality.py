@@ -1,0 +1,208 @@
+"""How well the features of a finished run keep the classes apart, written into its record.
+
+The features are those of test images by the global model of the last round, or by one client's own model, which is
+measured on each domain's images apart too. Normalized mutual information compares K-means clusters of the features, as
+many as there are classes, with the classes; the silhouette compares an image's distance to its own class with that to
+the nearest other one.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+
+from fedcli.core.batches import generator
+from fedcli.core.clients import Network, Params
+from fedcli.core.evaluation import models
+from fedcli.core.federation import EVALUATION_BATCH, Federation
+from fedcli.data.files import write_atomically
+from fedcli.errors import UserError
+from fedcli.registry import Method, find_method
+from fedcli.results.tables import agreed, group
+from fedcli.runs.records import CHECKPOINT, RECORD, params_hash, read_record, write_record
+from fedcli.runs.run import all_params, machine_settings, read_checkpoint, restore
+
+EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
+SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
+FEATURES = "features.npz"
+
+
+class Outputs(NamedTuple):
+    """What a model gives for some test images."""
+
+    features: np.ndarray  # [n, D]
+    labels: np.ndarray  # [n]
+    predicted: np.ndarray  # [n], the classifier's choice
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """The folders of the runs under `paths`: those that have finished, and the others.
+
+    Raises:
+        UserError: If one of the paths holds no run, or no run has finished.
+    """
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        found = sorted(file.parent for file in path.rglob(RECORD)) if path.is_dir() else []
+        if not found:
+            raise UserError(f"there is no run in '{path}' (got no {RECORD}); give run folders, or folders of these.")
+        folders |= {folder.resolve(): folder for folder in found}
+    runs = [(folder, read_record(folder)["status"] == "finished") for folder in folders.values()]
+    finished = [folder for folder, done in runs if done]
+    if not finished:
+        raise UserError(f"no run has finished (got {len(runs)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished, [folder for folder, done in runs if not done]
+
+
+class Shown(NamedTuple):
+    """The run that stands in a figure for all that differ from it only in the seed."""
+
+    label: str
+    record: dict[str, Any]
+    folder: Path
+
+
+def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
+    """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
+
+    Raises:
+        UserError: If there is no finished run, or they are of several data sets.
+    """
+    folders, _ = find_runs(paths)
+    records = [read_record(folder) for folder in folders]
+    if len(names := sorted({record["dataset"] for record in records})) > 1:
+        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
+    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
+    firsts = [(member.label, member.records[0]) for member in group(records)]
+    about = agreed(records)
+    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
+    return [Shown(label, record, places[id(record)]) for label, record in firsts], title
+
+
+def measure(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
+    """Normalized mutual information after K-means, 0 to 1, and silhouette of the classes, -1 to 1.
+
+    Args:
+        features: `[n, D]`.
+        labels: `[n]`, of at least two classes and less than n.
+        seed: Of K-means, the best of ten starts.
+
+    Raises:
+        UserError: If there are too few classes or images.
+    """
+    classes = len(np.unique(labels))
+    if not 2 <= classes < len(labels):
+        raise UserError(
+            f"the classes cannot be compared (got {classes} classes in {len(labels)} test images); "
+            f"at least two classes and more images than classes are needed."
+        )
+    clusters = KMeans(classes, n_init=10, random_state=seed).fit_predict(features)
+    nmi = normalized_mutual_info_score(labels, clusters)
+    return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}
+
+
+@torch.no_grad()
+def outputs(
+    fed: Federation, params: Params, buffers: Params, index: np.ndarray, network: Network | None = None
+) -> Outputs:
+    """What one model in evaluation mode gives for the test images `index` `[n]`; of the only network where None."""
+    network, found = network or fed.network, []
+    for positions in torch.as_tensor(index, device=fed.device).split(EVALUATION_BATCH):
+        features, logits, _ = network(params, buffers, fed.transform(fed.test_images[positions]), train=False)
+        found.append((features.double(), fed.test_labels[positions], logits.argmax(1)))
+    return Outputs(*(torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True)))
+
+
+def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
+    """Measures a finished run, keeps the features beside its record, and writes the numbers into the record.
+
+    Args:
+        folder: Of the run, with its last checkpoint.
+        client: Whose own model is measured; None for the global model.
+
+    Returns:
+        `nmi`, `silhouette`, and the number of `examples` and the `seed` they are of. Of a client's own model also the
+        `client`, and where there are domains its own `domain` and the two numbers of each of the `domains`.
+
+    Raises:
+        UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
+    """
+    record = read_record(folder)
+    method = find_method(record["method_source"])
+    _refuse_other_models(record, method, client, folder)
+    setup, fed = restore(record, method)
+    if len(fed.test_labels) == 0:
+        raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
+    domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
+    index = sample(len(fed.test_labels), domains)
+    with machine_settings(fed):
+        state = final_state(folder, record, method, setup, fed)
+        network, *model = next(model for own, model in models(fed, method, state) if own == (client or 0))
+        found = outputs(fed, *model, index, network)
+    quality = {**measure(found.features, found.labels), "examples": len(index), "seed": SEED}
+    quality |= {} if client is None else {"client": client}
+    kept = found._asdict()
+    if domains is not None:
+        quality |= {"domain": fed.domain_names[fed.domain_of[client]], "domains": {}}
+        kept["domains"] = domains[index]
+        for number, name in enumerate(fed.domain_names):
+            shown = kept["domains"] == number
+            quality["domains"][name] = measure(found.features[shown], found.labels[shown])
+    write_atomically(folder / FEATURES, lambda path: _save(path, kept))
+    write_record(folder, {**record, "quality": quality})
+    return quality
+
+
+def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
+    """The test images that are looked at, positions in the test set, ascending.
+
+    Args:
+        count: How many there are.
+        domains: `[count]`; then equally many of each domain, as far as there are.
+    """
+    places = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
+    chosen = [own[generator(SEED, "quality").permutation(len(own))[: EXAMPLES // len(places)]] for own in places]
+    return np.sort(np.concatenate(chosen))
+
+
+def _refuse_other_models(record: dict[str, Any], method: Method, client: int | None, folder: Path) -> None:
+    """Refuses a client's model where there is a global one, and the other way round."""
+    last = record["config"]["num_clients"] - 1
+    if method.personal is None and client is not None:
+        raise UserError(f"'{method.name}' has one global model (got --client {client} for {folder}); leave it out.")
+    if method.personal is not None and client is None:
+        raise UserError(
+            f"'{method.name}' keeps a model for each client (got {folder}); choose one with --client, 0 to {last}."
+        )
+    if client is not None and not 0 <= client <= last:
+        raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
+
+
+def final_state(folder: Path, record: dict[str, Any], method: Method, setup: Any, fed: Federation) -> Any:
+    """The state after the last round, the one whose parameters the record has the hash of.
+
+    Raises:
+        UserError: If the checkpoint is missing or holds another one.
+    """
+    wanted, found = record["summary"].get("params_sha256"), ""
+    if (folder / CHECKPOINT).is_file():
+        try:
+            state = read_checkpoint(folder, setup, fed)[0]
+            found = params_hash(all_params(method, state))
+        except (KeyError, TypeError):  # a state of other parts, from before the method's file was changed
+            pass
+    if found != wanted:
+        raise UserError(
+            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got none with hash "
+            f"{str(wanted)[:12]}); run the experiment again."
+        )
+    return state
+
+
+def _save(path: Path, kept: dict[str, np.ndarray]) -> None:
+    with path.open("wb") as file:  # given a name, NumPy would add a suffix to it
+        np.savez_compressed(file, **kept)

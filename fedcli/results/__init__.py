@@ -1,0 +1,1 @@
+"""From records to numbers, tables and pages."""

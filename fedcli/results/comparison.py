@@ -1,0 +1,316 @@
+"""A paper's table beside ours: the paper's number, ours and the difference of each cell, in Markdown, CSV and LaTeX."""
+
+import csv as csv_
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedcli.registry import Table
+from fedcli.results.metrics import Metric
+from fedcli.results.reproduce import IN_TEXT, STATES, Plan, PlannedCell, PlannedRun
+from fedcli.results.tables import github, tex
+
+NOT_REPORTED = "not reported"
+LINES = ("paper", "ours", "difference")
+DECIMALS = {"percent": 2, "": 3, "floats": 0}
+SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell as text; a line is empty where there is nothing to say.
+
+    Attributes:
+        paper: "66.69 ± 0.69", or why there is no number.
+        ours: "66.10 ± 0.52 (3)", or why there is no number.
+        difference: Ours less the paper's, with its sign.
+        mark: "best" or "second" among ours in the column.
+        values: The same as numbers, a row of the CSV.
+    """
+
+    paper: str = ""
+    ours: str = ""
+    difference: str = ""
+    mark: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def line(self, name: str) -> tuple[str, str]:
+        """Text and mark of one of `LINES`."""
+        return getattr(self, name), self.mark if name == "ours" else ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of a paper and ours.
+
+    Attributes:
+        title: One line.
+        reduced: What makes our runs smaller than the paper's; empty where nothing does.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        entries: By row and column; none where neither the paper nor we have one.
+        notes: What a reader must know of the numbers.
+    """
+
+    title: str
+    reduced: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    entries: dict[tuple[str, str], Entry]
+    notes: tuple[str, ...]
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper prints any of the numbers."""
+        return any(entry.paper not in ("", NOT_REPORTED) for entry in self.entries.values())
+
+    def lines(self, row: str, columns: Iterable[str]) -> list[list[tuple[str, str]]]:
+        """The lines of a row, each a list of texts and marks; the first two are the row's name and the line's."""
+        entries = [self.entries.get((row, column), Entry()) for column in columns]
+        if not any(entry.paper or entry.ours for entry in entries):
+            return []
+        cells = {name: [entry.line(name) for entry in entries] for name in LINES}
+        if not self.has_paper:
+            del cells["paper"]
+        if not any(text for text, _ in cells["difference"]):
+            del cells["difference"]
+        titles = {name: f"{name}, reduced" if self.reduced and name == "ours" else name for name in cells}
+        first = next(iter(cells))
+        return [[(row if name == first else "", ""), (titles[name], ""), *cells[name]] for name in cells]
+
+
+@cache
+def reported() -> dict[str, dict[str, Any]]:
+    """The papers' own numbers, `papers/reported.json`, by paper and table."""
+    return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
+
+
+def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
+    """The paper's entries of a table by row and column; none for curves of a paper that prints no number of them."""
+    paper, name = table.reported
+    if name == IN_TEXT and name not in reported()[paper]:
+        return {}
+    return {(entry["method"], entry["column"]): entry for entry in reported()[paper][name]["rows"]}
+
+
+def compare(plan: Plan, errors: dict[Path, str] | None = None) -> Comparison:
+    """The table as it stands, beside the paper's.
+
+    Args:
+        plan: The table, with the records that there are.
+        errors: Errors by folder of runs that have just failed, also of those that left no record.
+    """
+    errors, paper, cells = errors or {}, printed(plan.table), {}
+    for planned in plan.cells:
+        cells[planned.cell.row, planned.cell.column] = planned
+    order = list(dict.fromkeys([*paper, *cells]))
+    rows = tuple(dict.fromkeys(row for row, _ in order if any(row == own for own, _ in cells)))
+    columns = tuple(dict.fromkeys(column for _, column in order if any(column == own for _, own in cells)))
+    entries = {}
+    for place in order:
+        if place in cells:
+            entries[place] = _entry(cells[place], paper.get(place, {}), errors)
+        elif place[0] in rows and place[1] in columns and not _is_planned(plan.table, place):
+            entries[place] = Entry(_paper_text(paper[place], _like(cells, place[1])), "not planned")
+    marked = _marked(entries, cells)
+    notes = tuple(_notes(plan, errors, bool(marked)))
+    return Comparison(plan.title, plan.reduction, rows, columns, {**entries, **marked}, notes)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table in GitHub's Markdown: best of ours in a column bold, second best in italics."""
+    marks = {"best": "**{}**", "second": "*{}*", "": "{}"}
+    titles = ["Method", "", *map(heading, comparison.columns)]
+    rows = [
+        [marks[mark].format(text) for text, mark in line]
+        for row in comparison.rows
+        for line in comparison.lines(row, comparison.columns)
+    ]
+    head = [f"### {comparison.title}", ""]
+    if comparison.reduced:
+        head += [f"**Reduced: {comparison.reduced}. Not the paper's setting.**", ""]
+    return "\n".join([*head, *github(titles, rows), "", *(f"- {note}" for note in comparison.notes)]) + "\n"
+
+
+def latex(comparison: Comparison) -> str:
+    r"""The table as a LaTeX `tabular` with `booktabs`: best of ours bold, second best underlined."""
+    marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
+    columns = comparison.columns
+    reduced = [f"% Reduced: {comparison.reduced}. Not the paper's setting."] if comparison.reduced else []
+    lines = [f"% {comparison.title}", *reduced, r"% needs \usepackage{booktabs}"]
+    lines += [rf"\begin{{tabular}}{{ll{'r' * len(columns)}}}", r"\toprule"]
+    lines += [" & ".join(map(tex, ["Method", "", *map(heading, columns)])) + r" \\"]
+    for row in comparison.rows:
+        lines.append(r"\midrule")
+        for line in comparison.lines(row, columns):
+            texts = [marks[mark].format(re.sub(r"^-(?=\d)", "$-$", tex(text))) for text, mark in line]
+            lines.append(" & ".join(texts) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
+
+
+def csv(comparison: Comparison) -> str:
+    """Comma-separated values, one line a cell: numbers in full precision, also the paper's floats in ones."""
+    entries = [entry for entry in comparison.entries.values() if entry.values]
+    rows = [{**entry.values, "mark": entry.mark, "reduced": comparison.reduced} for entry in entries]
+    out = io.StringIO()
+    writer = csv_.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def heading(column: str) -> str:
+    """The name of a column as a heading."""
+    return SCALED.sub(" floats", column).replace("_", " ")
+
+
+def _is_planned(table: Table, place: tuple[str, str]) -> bool:
+    return any((cell.row, cell.column) == place for cell in table.cells)
+
+
+def _like(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric:
+    """What a column measures."""
+    return next(planned.metric for (_, own), planned in cells.items() if own == column)
+
+
+def _number(value: float, metric: Metric) -> str:
+    decimals = DECIMALS.get(metric.unit, 0 if value == round(value) else 1)
+    return f"{value:,.{decimals}f}"
+
+
+def _scale(column: str) -> tuple[float, str]:
+    """In how many floats the paper prints a column, and the letter for it."""
+    found = SCALED.search(column)
+    unit = found[1] if found else ""
+    return float(unit or 1), "K" if unit == "1e3" else unit.removeprefix("1")
+
+
+def _paper_text(entry: dict[str, Any], metric: Metric) -> str:
+    value = entry.get(metric.field)
+    if value is None:
+        never = metric.none if entry.get("printed") == "0" else NOT_REPORTED
+        return "not legible" if entry.get("missing_in_source") else never
+    if metric.unit == "floats":
+        return f"{value:,.0f}{_scale(entry['column'])[1]}"
+    spread = f" ± {_number(entry['std'], metric)}" if metric.field == "mean" and entry.get("std") is not None else ""
+    return _number(value, metric) + spread
+
+
+def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str]) -> Entry:
+    """A cell of ours beside the paper's."""
+    metric, cell = planned.metric, planned.cell
+    states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
+    measured = [metric.value(run.record) for run in planned.runs if run.state == "finished"]
+    values = [value for value in measured if value is not None]
+    (scale, _), target = _scale(cell.column), paper.get(metric.field)
+    row = {
+        "row": cell.row,
+        "column": cell.column,
+        "method": cell.method,
+        "metric": metric.name,
+        "unit": metric.unit,
+        "paper": None if target is None else target * scale,
+        "paper_std": paper.get("std") if metric.field == "mean" else None,
+        "ours": fmean(values) if values else None,
+        "ours_std": stdev(values) if len(values) > 1 else None,
+        "runs_planned": len(planned.runs),
+        **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
+    }
+    return Entry(_paper_text(paper, metric), _our_text(metric, row, states), _difference(metric, row, scale), "", row)
+
+
+def _our_text(metric: Metric, row: dict[str, Any], states: Counter) -> str:
+    """Mean, deviation and number of finished runs; where there are none, the furthest that a run came."""
+    if not states["finished"]:
+        return next(state for state in STATES if states[state])
+    done, planned = states["finished"], row["runs_planned"]
+    count = str(done) if done == planned else f"{done} of {planned}"
+    count += "".join(f", {states[state]} {state}" for state in ("diverged", "failed") if states[state])
+    if row["ours"] is None:
+        return f"{metric.none} ({count})"
+    spread = row["ours_std"]
+    if metric.unit == "floats" and not spread and done == planned:
+        return _number(row["ours"], metric)  # a count, the same with every seed
+    return _number(row["ours"], metric) + ("" if spread is None else f" ± {_number(spread, metric)}") + f" ({count})"
+
+
+def _difference(metric: Metric, row: dict[str, Any], scale: float) -> str:
+    """Ours less the paper's; floats in the unit that the paper prints, to which it has rounded."""
+    if row["ours"] is None or row["paper"] is None:
+        return ""
+    if metric.unit == "floats":
+        steps = round(row["ours"] / scale) - round(row["paper"] / scale)
+        return f"{steps:+,}{_scale(row['column'])[1]}" if steps else "none"
+    return f"{row['ours'] - row['paper']:+.{DECIMALS.get(metric.unit, 1)}f}"
+
+
+def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tuple[str, str], Entry]:
+    """The entries that are the best or, of three or more, the second best of ours in their column, so marked."""
+    marked = {}
+    for column in dict.fromkeys(column for _, column in cells):
+        metric = _like(cells, column)
+        sign = {"higher": 1, "lower": -1}.get(metric.better)
+        values = {
+            place: sign * float(_number(entries[place].values["ours"], metric).replace(",", ""))
+            for place in cells
+            if sign and place[1] == column and entries[place].values["ours"] is not None
+        }
+        ranks = sorted(set(values.values()), reverse=True)
+        names = ("best", "second") if len(values) > 2 else ("best",) if len(values) == 2 else ()
+        for rank, name in zip(ranks, names, strict=False):
+            marked |= {place: replace(entries[place], mark=name) for place, value in values.items() if value == rank}
+    return marked
+
+
+def _notes(plan: Plan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
+    """What a reader must know of the numbers, each only where it applies."""
+    table, units = plan.table, {planned.metric.unit for planned in plan.cells}
+    yield "Ours: mean ± sample standard deviation over seeds (finished runs). Difference: ours less the paper's."
+    if marks:
+        yield "Marked: the best and the second best of ours in a column; not a test of significance."
+    if rules := sorted({run.setup.selection for run in plan.runs}):
+        yield f"The round that counts in a run: {', '.join(rules)}."
+    if "floats" in units:
+        units = "K: thousands, e8: hundred millions"
+        yield f"Floats: the paper rounds them ({units}), ours are exact; the difference is after the same rounding."
+    yield from _failures(plan, errors)
+    if old := [run.folder for run in plan.runs if run.outdated]:
+        yield f"Made with another version of their method's file: {', '.join(map(str, old))}."
+    if not any((cell.row, cell.column) in printed(table) for cell in table.cells):
+        yield "The paper prints none of these numbers."
+    if table.reported[1] != IN_TEXT:  # else these are about other numbers too
+        yield from _absences(table)
+        about = reported()[table.reported[0]][table.reported[1]]
+        yield from (f"Paper: {about[key].rstrip('.')}." for key in ("setting", "notes") if about.get(key))
+    yield from table.notes
+
+
+def _absences(table: Table) -> Iterator[str]:
+    """The paper's rows and columns that the table leaves out."""
+    for what, names, own in (
+        ("rows", [row for row, _ in printed(table)], {cell.row for cell in table.cells}),
+        ("columns", [column for _, column in printed(table)], {cell.column for cell in table.cells}),
+    ):
+        if absent := [heading(name) for name in dict.fromkeys(names) if name not in own]:
+            yield f"Not planned, {what} of the paper: {'; '.join(absent)}."
+
+
+def _failures(plan: Plan, errors: dict[Path, str]) -> Iterator[str]:
+    """The runs that have failed, those that differ only in the seed together, with the first one's error."""
+    failed: dict[tuple[str, str], list[tuple[PlannedRun, str]]] = {}
+    for run in plan.runs:
+        if error := errors.get(run.folder) or (run.record or {}).get("error"):
+            state = "Diverged" if run.state == "diverged" else "Failed"
+            failed.setdefault((state, run.label), []).append((run, error))
+    for (state, label), members in failed.items():
+        seeds = ", ".join(str(run.setup.run.seed) for run, _ in members)
+        first, error = members[0]
+        yield f"{state}: {label}, seed {seeds}: {error.split(';')[0].rstrip('.')} ({first.folder})."

@@ -1,0 +1,273 @@
+"""The pages of `results/` about papers: one a paper, from the card in its file and from the records, and one table.
+
+They are made from text and numbers that are in the repository, so they are the same on every machine.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fedcli import registry
+from fedcli.errors import UserError
+from fedcli.registry import Method, Table
+from fedcli.results import comparison, reproduce
+from fedcli.results.reproduce import Plan, PlannedCell, PlannedRun
+from fedcli.results.tables import MISSING, find_records, github
+
+BEGIN, END = "<!-- papers: written by 'make tables' -->", "<!-- papers: end -->"
+SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
+
+
+class Paper(NamedTuple):
+    """A paper's file and what it declares."""
+
+    module: ModuleType
+    methods: tuple[Method, ...]
+    protocols: frozenset[str]
+    tables: tuple[Table, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of its file and of its page."""
+        return self.module.__name__.rsplit(".")[-1]
+
+    @property
+    def name(self) -> str:
+        """As it is called in papers/reported.json."""
+        return self.tables[0].reported[0]
+
+
+class Study(NamedTuple):
+    """A folder of runs with an introduction."""
+
+    name: str
+    intro: str
+    records: list[dict[str, Any]]
+
+
+class Standing(NamedTuple):
+    """A table as it stands: the plan where a cell has a finished run, else None."""
+
+    table: Table
+    plan: Plan | None
+
+    @property
+    def finished(self) -> int:
+        """Cells with a finished run."""
+        cells = self.plan.cells if self.plan else ()
+        return sum(any(run.state == "finished" for run in cell.runs) for cell in cells)
+
+
+def papers() -> list[Paper]:
+    """The papers, which are the registered files that declare tables, in the order of the registry."""
+    methods = registry.methods().values()
+    modules = [module for module in dict.fromkeys(method.module for method in methods) if hasattr(module, "TABLES")]
+    return [
+        Paper(
+            module,
+            tuple(method for method in methods if method.module is module),
+            frozenset(protocol.name for protocol in getattr(module, "PROTOCOLS", ())),
+            module.TABLES,
+        )
+        for module in modules
+    ]
+
+
+def pages(results: Path) -> dict[Path, str]:
+    """All pages that are made here.
+
+    Args:
+        results: Folder with `records/<study>`, `papers/notes/<paper>.md` where there are notes, and a `README.md`.
+
+    Returns:
+        Texts by path under `results`.
+
+    Raises:
+        UserError: If the README is missing or lacks the two lines that the table stands between.
+    """
+    studies = find_studies(results / "records")
+    texts, rows = {}, []
+    for paper in papers():
+        standings = [standing(table, results / "records", studies) for table in paper.tables]
+        notes = results / "papers" / "notes" / f"{paper.key}.md"
+        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+        text = paper_page(paper, standings, studies, missed)
+        texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{results / 'records'}/", "records/")
+        rows.append(summary_row(paper, standings))
+    file = results / "README.md"
+    old = file.read_text(encoding="utf-8") if file.is_file() else ""
+    texts[Path("README.md")] = with_summary(old, summary(rows), file)
+    return texts
+
+
+def find_studies(folder: Path) -> list[Study]:
+    """The studies in a folder, by name."""
+    files = sorted(folder.glob("*/intro.md"))
+    return [Study(file.parent.name, file.read_text(encoding="utf-8"), find_records([file.parent])) for file in files]
+
+
+def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
+    """A table with the runs at full size among the records.
+
+    A run with a seed that is not the table's stands for one of the table's that was not run. It also counts where it
+    was tested in other rounds, as long as the number is of its last one.
+
+    Args:
+        table: The table.
+        folder: The studies' own.
+        studies: What it holds.
+    """
+    wanted = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
+    records = [record for study in studies for record in study.records if record["status"] == "finished"]
+    fitting = [record for record in records if (record["method"], record["dataset"]) in wanted]
+    found: dict[tuple[str, str], list[PlannedRun]] = {}
+    for seed, every in sorted({(record["seed"], record["config"]["eval_every"]) for record in fitting}):
+        cells = tuple(replace(cell, settings={**cell.settings, "eval_every": every}) for cell in table.cells)
+        for cell in reproduce.plan(replace(table, cells=cells), folder, seeds=(seed,)).cells:
+            if cell.runs[0].state == "finished":
+                found.setdefault((cell.cell.row, cell.cell.column), []).append(cell.runs[0])
+    if not found:
+        return Standing(table, None)
+    plan = reproduce.plan(table, folder)
+    return Standing(table, _with_runs(plan, found))
+
+
+def _with_runs(plan: Plan, found: dict[tuple[str, str], list[PlannedRun]]) -> Plan:
+    """The plan with runs found by row and column in the place of ones that were not run; each seed counts once."""
+    cells = []
+    for planned in plan.cells:
+        usable = [run for run in found.get((planned.cell.row, planned.cell.column), ()) if _usable(run, planned)]
+        there = {run.setup.run.seed: run for run in (*planned.runs, *usable) if run.record is not None}
+        lacking = [run for run in planned.runs if run.setup.run.seed not in there]
+        lacking = lacking[: max(0, len(planned.runs) - len(there))]
+        cells.append(replace(planned, runs=(*there.values(), *lacking)))
+    runs = {run.folder: run for cell in cells for run in cell.runs}
+    return replace(plan, cells=tuple(cells), runs=tuple(runs.values()))
+
+
+def _usable(run: PlannedRun, planned: PlannedCell) -> bool:
+    """Whether the cell's number is the same as if the run had been tested when the table says."""
+    own = planned.runs[0].setup
+    last = planned.metric.unit == "floats" or planned.metric.name == "last"
+    of_last = last or (planned.metric.name == "selected" and own.selection == "last")
+    return of_last or run.setup.run.eval_every == own.run.eval_every
+
+
+def sections(card: str) -> dict[str, str]:
+    """The indented sections of a card by title, as Markdown; under "" what stands before the first."""
+    first, *rest = re.split(r"(?m)^(\S.*)\n(?= )", card)
+    bodies = [textwrap.dedent(body).strip() for body in rest[1::2]]
+    return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
+
+
+def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[Study], missed: str) -> str:
+    """The page of a paper.
+
+    Args:
+        paper: The paper.
+        standings: Its tables.
+        studies: All studies; those that concern the paper are listed.
+        missed: What did not work, in Markdown; empty where nothing is written.
+    """
+    card = sections((paper.module.__doc__ or "").strip())
+    title, *about = card[""].split("\n\n")
+    done = [one for one in standings if one.finished]
+    blocks = [
+        f"# {title.rstrip('.')}",
+        *about,
+        f"Its file is [papers/{paper.key}.py](../../papers/{paper.key}.py). This page is written by `make tables` from "
+        "that file and the records.",
+        "## Methods",
+        "\n".join(github(["Name", "Method"], [[f"`{one.name}`", one.title] for one in paper.methods])),
+        "## Tables",
+        _counted(standings) + " A run counts that has all settings of the table, whatever its seed.",
+        *(f"{_compared(one)}\n\n`fedcli table {one.table.name}` runs what is missing." for one in done),
+        *_not_run([one.table for one in standings if not one.finished]),
+        *_its_studies(paper, studies),
+        *(f"## {name}\n\n{text}" for name, text in card.items() if name.startswith(SHOWN)),
+    ]
+    if missed:
+        blocks.append(f"## What did not work\n\n{missed.strip()}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _counted(standings: Sequence[Standing]) -> str:
+    cells, done = (sum(counts) for counts in zip(*((len(s.table.cells), s.finished) for s in standings), strict=True))
+    return f"{len(standings)} tables and figures with {cells} cells, of which {done} have a finished run."
+
+
+def _compared(standing: Standing) -> str:
+    """A table beside the paper's, with the seeds that are not the table's."""
+    others = {run.setup.run.seed for run in standing.plan.runs if run.record} - set(standing.table.seeds)
+    note = f"- In place of the table's seeds: {', '.join(map(str, sorted(others)))}.\n" if others else ""
+    return (comparison.markdown(comparison.compare(standing.plan)) + note).rstrip()
+
+
+def _not_run(tables: Sequence[Table]) -> Iterator[str]:
+    if tables:
+        rows = [[_place(one), one.title, str(len(one.cells)), f"`fedcli table {one.name}`"] for one in tables]
+        yield "### Without a finished run"
+        yield "\n".join(github(["Place", "What it shows", "Cells", "Command"], rows))
+
+
+def _place(table: Table) -> str:
+    """Where a table stands in the paper."""
+    place = table.reported[1]
+    return table.name.split(":")[1] if place == reproduce.IN_TEXT else place
+
+
+def _its_studies(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
+    """The studies with a method or a protocol of the paper, each with the first sentence of its introduction."""
+    names = {method.name for method in paper.methods}
+    lines = []
+    for study in studies:
+        if any(record["method"] in names or record["protocol"] in paper.protocols for record in study.records):
+            heading, _, text = study.intro.strip().partition("\n")
+            first = re.split(r"(?<=[.?!]) ", " ".join(text.split()))[0]
+            lines.append(f"- [{heading.lstrip('# ')}](../{study.name}.md): {first}")
+    if lines:
+        yield "## Studies"
+        yield "\n".join(lines)
+
+
+def summary_row(paper: Paper, standings: Sequence[Standing]) -> list[str]:
+    """The row of a paper in the table over all papers."""
+    cells, done = sum(len(one.table.cells) for one in standings), sum(one.finished for one in standings)
+    link = f"[{paper.name}](papers/{paper.key}.md)"
+    return [link, str(len(standings)), str(cells), str(done), _largest_difference(standings)]
+
+
+def _largest_difference(standings: Sequence[Standing]) -> str:
+    """Of accuracies, where it is, and both numbers."""
+    found = []
+    for one in standings:
+        for (row, column), entry in comparison.compare(one.plan).entries.items() if one.plan else ():
+            paper, ours = entry.values.get("paper"), entry.values.get("ours")
+            if entry.values.get("unit") == "percent" and None not in (paper, ours):
+                where = f"{row}, {comparison.heading(column)} ({_place(one.table)})"
+                text = f"{entry.difference}: {where}, paper {entry.paper}, ours {entry.ours}"
+                found.append((abs(ours - paper), text))
+    return max(found)[1] if found else MISSING
+
+
+def summary(rows: Sequence[Sequence[str]]) -> str:
+    """The table over all papers."""
+    columns = ["Paper", "Tables", "Cells", "With a finished run at full size", "Largest difference of an accuracy, %"]
+    return "\n".join(github(columns, [list(row) for row in rows]))
+
+
+def with_summary(text: str, table: str, file: Path) -> str:
+    """A README with the table between its two marks.
+
+    Raises:
+        UserError: If it has not these marks.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise UserError(f"there is no place for the table (got {file}); put the lines '{BEGIN}' and '{END}' into it.")
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"

@@ -1,0 +1,337 @@
+"""A paper's table as runs: which it needs, what is there of them, and what the rest costs.
+
+A run is known by what it was run with, wherever it lies, so that a table goes on where it was interrupted, shares runs
+with other tables, and takes in runs that were made by hand.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedcli.data import datasets
+from fedcli.errors import UserError
+from fedcli.registry import Cell, Table, check_value, find_method, posts
+from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.tables import HOW_NOT_WHAT
+from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.records import RECORD, environment, read_record
+
+HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
+IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
+STATES = ("finished", "diverged", "failed", "unfinished", "not run")
+ENDED = STATES[:2]
+LIMITS = {"rounds": "rounds", "local_epochs": "local epochs", "train_examples": "training images"}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a table needs.
+
+    Attributes:
+        label: Row and column of the first cell that needs it.
+        method: Its name, or the path of its file.
+        given: The options that it is run with, the seed among them.
+        setup: The same, resolved.
+        limits: What makes it smaller than the table says, by option.
+        folder: Where it is, or will be.
+        record: What there is of it; None before it has begun.
+    """
+
+    label: str
+    method: str
+    given: dict[str, Any]
+    setup: Setup
+    limits: dict[str, int]
+    folder: Path
+    record: dict[str, Any] | None
+
+    @property
+    def state(self) -> str:
+        """One of `STATES`."""
+        return "not run" if self.record is None else _state(self.record)
+
+    @property
+    def to_do(self) -> bool:
+        """Whether running it can bring anything; one that has diverged would diverge again."""
+        return self.state not in ENDED
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was made with another version of the method's file."""
+        return self.record is not None and not self.record["method_hash"].endswith(self.setup.method.file_hash)
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that its record has."""
+        return len(self.record["rounds"]) if self.record else 0
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets that it reads."""
+        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
+
+    @property
+    def round_work(self) -> float:
+        """Examples that are trained on in a round, all clients and local epochs together."""
+        return _round_work(self.setup.values())
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell of a table with the runs, one for each seed, that it is read from."""
+
+    cell: Cell
+    metric: Metric
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table, or the part of it that was asked for, as it stands.
+
+    Attributes:
+        table: The whole table.
+        cells: The cells that were asked for.
+        runs: Their runs; each stands there once.
+        seeds: Seeds of each cell.
+        limits: Those that make a run smaller, by option.
+        folder: Where new runs are put, and those that were interrupted go on.
+        search: Where finished runs are looked for.
+    """
+
+    table: Table
+    cells: tuple[PlannedCell, ...]
+    runs: tuple[PlannedRun, ...]
+    seeds: tuple[int, ...]
+    limits: dict[str, int]
+    folder: Path
+    search: Path
+
+    @property
+    def reduction(self) -> str:
+        """The limits in words; empty where there are none."""
+        return ", ".join(f"at most {limit:,} {LIMITS[name]}" for name, limit in self.limits.items())
+
+    @property
+    def title(self) -> str:
+        """The table in the paper, and what it shows; of a figure there are only numbers in the text."""
+        paper, place = self.table.reported
+        return f"{paper}, {self.table.name.split(':')[1] if place == IN_TEXT else place}: {self.table.title}"
+
+    @property
+    def missing_data(self) -> dict[str, str]:
+        """The data sets of runs to do that are not on this machine, with what to do about it."""
+        needed = sorted({name for run in self.runs if run.to_do for name in run.data})
+        return {name: lack for name in needed if (lack := _lack(name))}
+
+    @property
+    def to_run(self) -> list[PlannedRun]:
+        """The runs to do whose data sets are there, those that have begun first."""
+        missing = self.missing_data.keys()
+        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.data)]
+        return sorted(can, key=lambda run: run.record is None)
+
+
+def plan(
+    table: Table,
+    folder: Path | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    limits: Mapping[str, int] | None = None,
+) -> Plan:
+    """What a table needs and what is there of it; nothing is run and no data set is read.
+
+    Args:
+        table: The table.
+        folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and the finished runs of other tables
+            in `runs/tables` count too.
+        seeds: In place of the table's own.
+        only: Parts of names of rows or columns, whatever the case; a cell stays if its row is among the rows that
+            are named, should any be, and its column among the columns.
+        limits: Largest number of rounds, local epochs and training images, by option.
+
+    Raises:
+        UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
+    """
+    folder, search = folder or HOME / table.name.replace(":", "-"), folder or HOME
+    seeds = tuple(table.seeds if seeds is None else seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        text = ",".join(map(str, seeds))
+        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")
+    limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
+    for name, limit in limits.items():
+        check_value(RunConfig.__dataclass_fields__[name], limit)
+    records = _records(search)
+    known: dict[str, PlannedRun] = {}
+    cells = []
+    for cell in _chosen(table, only):
+        its_runs = [_planned_run(table, cell, seed, limits, folder, records) for seed in seeds]
+        shared = tuple(known.setdefault(_identity(run.setup), run) for run in its_runs)
+        cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
+    used = {name: limit for run in known.values() for name, limit in run.limits.items()}
+    return Plan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search)
+
+
+def estimate(plan: Plan) -> tuple[float, int]:
+    """Seconds that the runs to do take one after the other, by the runs in the folder that were timed on this machine.
+
+    A run counts by its own method with the same data set, network and batch size, else by any method with these,
+    in proportion to the examples of a round.
+
+    Returns:
+        The seconds of the runs for which they are known, and the number of these.
+    """
+    seconds, count = 0.0, 0
+    paces = _paces(plan) if plan.to_run else {}
+    for run in plan.to_run:
+        alike = _like(run.setup.values())
+        pace = paces.get((run.setup.method.name, *alike)) or paces.get(alike)
+        if pace:
+            seconds += median(pace) * run.round_work * (run.setup.run.rounds - run.rounds_done)
+            count += 1
+    return seconds, count
+
+
+def _lack(dataset: str) -> str:
+    """Why a data set cannot be used; empty where it can."""
+    try:
+        datasets.available(dataset)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
+    """The cells of the rows and columns that `only` names."""
+
+    def named(names: Iterable[str]) -> set[str]:
+        names = set(names)
+        return {name for name in names if any(text.lower() in name.lower() for text in only)} or names
+
+    rows, columns = {cell.row for cell in table.cells}, {cell.column for cell in table.cells}
+    for text in only:
+        if not any(text.lower() in name.lower() for name in rows | columns):
+            raise UserError(
+                f"no row or column of {table.name} has '{text}' in its name; "
+                f"rows: {'; '.join(dict.fromkeys(cell.row for cell in table.cells))}; "
+                f"columns: {'; '.join(dict.fromkeys(cell.column for cell in table.cells))}."
+            )
+    rows, columns = named(rows), named(columns)
+    chosen = [cell for cell in table.cells if cell.row in rows and cell.column in columns]
+    if not chosen:
+        raise UserError(f"{table.name} has no cell in these rows and columns (got {', '.join(only)}); name others.")
+    return chosen
+
+
+def _planned_run(
+    table: Table, cell: Cell, seed: int, limits: Mapping[str, int], folder: Path, records: dict
+) -> PlannedRun:
+    method = find_method(cell.method)
+    try:
+        given = {**cell.settings, "seed": seed}
+        lower = _lower(resolve(method, given, need_data=False), limits)
+        given |= lower
+        setup = resolve(method, given, need_data=False)
+    except UserError as error:
+        raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
+    found = [
+        (path, record)
+        for path, record in records.get((method.name, seed), ())
+        if _is_of(record, setup) and (path.is_relative_to(folder) or _state(record) in ENDED)
+    ]
+    place = folder / _folder_name(setup) / f"seed-{seed}"
+    furthest = max(found, key=lambda pair: (_state(pair[1]) in ENDED, len(pair[1]["rounds"])), default=None)
+    path, record = furthest or (place, None)
+    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, lower, path, record)
+
+
+def _state(record: dict[str, Any]) -> str:
+    """Which of `STATES` a run is in."""
+    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
+        return "diverged"
+    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
+
+
+def _lower(setup: Setup, limits: Mapping[str, int]) -> dict[str, int]:
+    """The limits that are below what the run would have."""
+    planned = {name: getattr(setup.run, name) for name in limits}
+    if planned.get("train_examples", 0) is None:
+        planned["train_examples"] = _train_size(setup.run.dataset)
+    return {name: limit for name, limit in limits.items() if planned[name] is None or limit < planned[name]}
+
+
+def _train_size(dataset: str) -> int | None:
+    try:
+        return datasets.describe(dataset)["train"]
+    except UserError:
+        return None
+
+
+def _what(setup: Setup) -> dict[str, Any]:
+    """All that a run's result depends on, but for the seed."""
+    return {name: value for name, value in setup.values().items() if name not in HOW_NOT_WHAT}
+
+
+def _identity(setup: Setup) -> str:
+    return json.dumps([setup.method.name, setup.run.seed, setup.selection, _what(setup)], sort_keys=True)
+
+
+def _folder_name(setup: Setup) -> str:
+    """Method, data set, partition and a hash of all settings; runs that differ only in the seed share it."""
+    what = {name: value for name, value in _what(setup).items() if setup.origin.get(name) != "seed"}
+    digest = hashlib.sha256(json.dumps([setup.selection, what], sort_keys=True).encode()).hexdigest()[:8]
+    partition = str(setup.partition).replace(":", "-").replace("/", "-")
+    return f"{setup.method.name}-{setup.run.dataset}-{partition}-{digest}"
+
+
+def _records(folder: Path) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
+    """The runs under a folder with their records, by method and seed."""
+    found: dict[tuple[str, int], list[tuple[Path, dict]]] = {}
+    for file in sorted(folder.rglob(RECORD)) if folder.is_dir() else ():
+        record = read_record(file)
+        found.setdefault((record["method"], record["seed"]), []).append((file.parent, record))
+    return found
+
+
+def _is_of(record: dict[str, Any], setup: Setup) -> bool:
+    """Whether a record of the same method and seed is of that set-up.
+
+    An option that is newer than the record had its default then. A run with a step after the last round has all that
+    the run without it has.
+    """
+    kinds = (RunConfig, setup.method.config, *(post.config for post in posts().values()))
+    defaults = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
+    config = record["config"] if setup.post is not None else {**record["config"], "post": None}
+    same = all(config.get(name, defaults[name]) == value for name, value in _what(setup).items())
+    return same and config.keys() <= defaults.keys() and record["summary"]["selection"] == setup.selection
+
+
+def _round_work(config: Mapping[str, Any]) -> float:
+    """Examples of a round; where the size of the data set is unknown, passes over it."""
+    examples = config["train_examples"] or _train_size(config["dataset"]) or 1
+    return config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
+
+
+def _like(config: Mapping[str, Any]) -> tuple:
+    """What the time of an example depends on most, but for the method."""
+    return config["dataset"], config["backbone"], config["batch_size"], config["precision"]
+
+
+def _paces(plan: Plan) -> dict[tuple, list[float]]:
+    """Seconds an example of the runs there that were made on this machine, by `_like`, also with the method."""
+    found: dict[tuple, list[float]] = {}
+    machine = environment(plan.runs[0].setup.device)["hardware"]["name"]
+    for (method, _), pairs in _records(plan.search).items():
+        for _, record in pairs:
+            if record["rounds"] and record["hardware"]["name"] == machine:
+                seconds = median(sum(entry["seconds"].values()) for entry in record["rounds"])
+                alike = _like(record["config"])
+                for key in (alike, (method, *alike)):
+                    found.setdefault(key, []).append(seconds / _round_work(record["config"]))
+    return found

@@ -1,0 +1,447 @@
+"""Tables from run records: Markdown, LaTeX and CSV, and the page of a study.
+
+A record is read from `record.json` and never changed. Accuracies are fractions there and percent here.
+"""
+
+import io
+import json
+from collections.abc import Iterable
+from csv import DictWriter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from fedcli.errors import UserError
+from fedcli.results.metrics import find_metric
+from fedcli.runs.records import RECORD, read_record
+
+# A result does not depend on any of these but the first.
+HOW_NOT_WHAT = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
+WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
+COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
+MISSING = "–"
+# Columns that stand there only where a run has the number, and its metric.
+SOMETIMES = {
+    "After --post, %": "post",
+    "By the classifier, %": "classifier",
+    "Inside its own domain, %": "intra",
+    "NMI": "quality:nmi",
+    "Silhouette": "quality:silhouette",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that agree in everything but the seed.
+
+    Attributes:
+        label: Short name among the groups made with it: method and settings, or only what differs.
+        method: Name of the method, marked where the runs used part of the data.
+        settings: The options in which it differs from the other groups, by name.
+        records: The runs, by seed.
+    """
+
+    label: str
+    method: str
+    settings: dict[str, Any]
+    records: list[dict]
+
+    @property
+    def finished(self) -> list[dict]:
+        """The runs that went through; only they enter means."""
+        return [record for record in self.records if record["status"] == "finished"]
+
+    @property
+    def selection(self) -> str:
+        """The rule behind the headline number; empty where no run tells."""
+        rules = {_summary(record, "selection") for record in self.records} - {None}
+        return " / ".join(sorted(rules))
+
+
+def find_records(paths: Iterable[Path]) -> list[dict]:
+    """The records under `paths`, in the order given and sorted by path within each; none is read twice.
+
+    Args:
+        paths: Run folders, record files, or folders that hold run folders at any depth.
+
+    Raises:
+        UserError: If one of the paths holds no record or holds one that cannot be read.
+    """
+    files: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        found = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
+        if not found:
+            raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
+        for file in found:
+            files.setdefault(file.resolve(), file)
+    return [read_record(file) for file in files.values()]
+
+
+def group(records: Iterable[dict]) -> list[Group]:
+    """The records as groups that agree in everything but the seed, in the order in which they appear.
+
+    A partition seed that follows the run's seed does not divide a group, nor does the machine (device, chunk
+    size, checkpoint interval). Another version of the method's file does.
+
+    Raises:
+        UserError: If there is no record.
+    """
+    members: dict[str, list[dict]] = {}
+    for record in records:
+        members.setdefault(_text((record["method"], _settings(record))), []).append(record)
+    if not members:
+        raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
+    firsts = [runs[0] for runs in members.values()]
+    one_method = len({record["method"] for record in firsts}) == 1
+    groups = []
+    for first, runs, settings in zip(firsts, members.values(), _differences(firsts), strict=True):
+        method = first["method"] + (" (reduced)" if first.get("reduced") else "")
+        told_apart = describe(settings)
+        label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
+        groups.append(Group(label, method, settings, sorted(runs, key=lambda record: record["seed"])))
+    return groups
+
+
+def agreed(records: Iterable[dict]) -> dict[str, Any]:
+    """Protocol, data set and partition, those in which all records agree."""
+    rows = [_settings(record) for record in records]
+    named = {key: {_text(row.get(key)) for row in rows} for key in ("protocol", "dataset", "partition")}
+    return {key: rows[0][key] for key, values in named.items() if len(values) == 1 and rows[0].get(key)}
+
+
+def describe(settings: dict[str, Any]) -> str:
+    """Settings as text, `cifar10, lr 0.1, drop last on`."""
+    words = {True: "on", False: "off", None: "none"}
+
+    def word(value: Any) -> str:
+        return words[value] if value is None or isinstance(value, bool) else str(value)
+
+    return ", ".join(
+        word(value) if key in WITHOUT_NAME else f"{key.replace('_', ' ')} {word(value)}"
+        for key, value in settings.items()
+    )
+
+
+def markdown(records: Iterable[dict]) -> str:
+    """A GitHub table with one row a group, and the notes that its numbers need."""
+    groups = group(records)
+    columns, rows, bold = _rows(groups)
+    for row, strong in zip(rows, bold, strict=True):
+        for column in (columns[0], _selected_title(groups)):
+            row[column] = f"**{row[column]}**" if strong else row[column]
+    lines = github(columns, [[row[column] for column in columns] for row in rows])
+    if same := agreed(record for member in groups for record in member.records):
+        lines = ["All rows: " + ", ".join(f"{key} {value}" for key, value in same.items()) + ".", "", *lines]
+    return "\n".join([*lines, "", _notes(groups, any(bold))]) + "\n"
+
+
+def latex(records: Iterable[dict]) -> str:
+    r"""A LaTeX `tabular` with one row a group; it needs `\usepackage{booktabs}`."""
+    groups = group(records)
+    columns, rows, bold = _rows(groups)
+    kept = [column for column in columns if not column.startswith(("Validation", "Floats", "Seconds"))]
+    selected = _selected_title(groups)
+    texts = kept.index(selected)
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(kept) - texts)}}}",
+        r"\toprule",
+    ]
+    lines += [" & ".join(map(tex, kept)) + r" \\", r"\midrule"]
+    for row, strong in zip(rows, bold, strict=True):
+        cells = {column: tex(row[column]) for column in kept}
+        if strong:
+            cells |= {column: rf"\textbf{{{cells[column]}}}" for column in (kept[0], selected)}
+        lines.append(" & ".join(cells.values()) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", "% " + _notes(groups, any(bold))]) + "\n"
+
+
+def csv(records: Iterable[dict]) -> str:
+    """Comma-separated values with one line a run, fractions in full precision, options as `config.NAME`."""
+    rows = [_flat(record) for record in records]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    out = io.StringIO()
+    writer = DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def page(study: Path) -> str:
+    """The page of a study: its introduction, and all that follows from its records.
+
+    Args:
+        study: Folder with `intro.md` and run folders. The page links to `figures/<study>-curves.png` beside it.
+
+    Raises:
+        UserError: If the introduction or the records are missing.
+    """
+    intro = study / "intro.md"
+    if not intro.is_file():
+        raise UserError(
+            f"the study has no introduction (got {study}); write its question and protocol to {intro.name}."
+        )
+    records = find_records([study])
+    sections = [
+        intro.read_text(encoding="utf-8").strip(),
+        "## Results\n\n" + markdown(records).strip(),
+        f"![Test accuracy over rounds](figures/{study.resolve().name}-curves.png)",
+        "## Every run\n\n" + "\n".join(_every_run(group(records))),
+        "## Machines and versions\n\n" + "\n".join(_machines(records)),
+    ]
+    typed = [record["command"] for record in records if record.get("command", "").startswith("fedcli ")]
+    if commands := dict.fromkeys(typed):
+        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in commands), "```"]))
+    return "\n\n".join(sections) + "\n"
+
+
+def _text(value: Any) -> str:
+    """One text for equal values, of dicts in any order."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _settings(record: dict) -> dict[str, Any]:
+    """All that a result depends on but the method and the seed."""
+    settings = {key: record[key] for key in ("protocol", "dataset") if key in record}
+    if flag := record.get("partition", {}).get("flag"):
+        settings["partition"] = flag
+    settings |= {key: value for key, value in record["config"].items() if key not in (*settings, *HOW_NOT_WHAT)}
+    if not settings.get("public_dataset"):  # then the other options of public images say nothing
+        settings = {key: value for key, value in settings.items() if not key.startswith("public_")}
+    if record.get("origin", {}).get("partition_seed") == "seed":
+        settings["partition_seed"] = "as seed"
+    if "method_hash" in record:
+        settings["code"] = record["method_hash"][:8]
+    return settings
+
+
+def _differences(firsts: list[dict]) -> list[dict[str, Any]]:
+    """For each record the settings in which it differs: from all others, or from those of its own method.
+
+    An option that only some methods have tells nothing about the others.
+    """
+    rows = [_settings(record) for record in firsts]
+    shown: list[dict[str, Any]] = [{} for _ in rows]
+    for key in dict.fromkeys(key for row in rows for key in row):
+        everywhere = key != "code" and all(key in row for row in rows)
+        for record, row, own in zip(firsts, rows, shown, strict=True):
+            others = [
+                other
+                for peer, other in zip(firsts, rows, strict=True)
+                if everywhere or peer["method"] == record["method"]
+            ]
+            if len({_text(other.get(key)) for other in others}) > 1:
+                own[key] = row.get(key)
+    return shown
+
+
+def _summary(record: dict, key: str) -> Any:
+    return (record.get("summary") or {}).get(key)
+
+
+def _validation(record: dict) -> float | None:
+    """Validation accuracy of the selected round; None where it was not measured."""
+    found = [row for row in record["rounds"] if row["round"] == _summary(record, "selected_round")]
+    return found[0].get("validation_accuracy") if found else None
+
+
+def _post(record: dict) -> float | None:
+    """Test accuracy after the step that follows the last round; None without such a step."""
+    return record.get("post", {}).get("test_accuracy")
+
+
+def _round_seconds(record: dict) -> float | None:
+    """Seconds of the run's median round; the first, which warms up, does not move it."""
+    totals = [sum(row["seconds"].values()) for row in record["rounds"] if row.get("seconds")]
+    return median(totals) if totals else None
+
+
+def _percent(values: Iterable[float | None]) -> str:
+    """Mean ± sample standard deviation (number of values) in percent; the value alone where there is one."""
+    return _mean(100 * value for value in values if value is not None)
+
+
+def _mean(values: Iterable[float]) -> str:
+    known = list(values)
+    if not known:
+        return MISSING
+    spread = f" ± {stdev(known):.2f}" if len(known) > 1 else ""
+    return f"{fmean(known):.2f}{spread} ({len(known)})"
+
+
+def _sometimes(name: str, records: list[dict]) -> str:
+    """Mean of a metric over the runs that have it; empty where none has."""
+    value = find_metric(name).value
+    known = [found for record in records if (found := value(record)) is not None]
+    return _mean(known) if known else ""
+
+
+def _seconds(records: list[dict]) -> str:
+    """Smallest and largest of the runs' median rounds: runs of different machines have no meaningful mean."""
+    known = [seconds for record in records if (seconds := _round_seconds(record)) is not None]
+    if not known:
+        return MISSING
+    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _floats(record: dict) -> str:
+    """Floats one client sends and receives in a round."""
+    cost = record.get("cost") or {}
+    return " / ".join(
+        f"{cost[key]:,}" if cost.get(key) is not None else MISSING for key in ("floats_up", "floats_down")
+    )
+
+
+def _progress(record: dict) -> str:
+    """`finished`, or how far a run came that is not."""
+    if record["status"] == "finished":
+        return "finished"
+    return f"{record['status']} after {len(record['rounds'])} of {record['config'].get('rounds', '?')} rounds"
+
+
+def _seeds(member: Group) -> str:
+    """The seeds of the finished runs, then each unfinished one with how far it came."""
+    finished = ", ".join(str(record["seed"]) for record in member.finished)
+    others = [
+        f"seed {record['seed']} {_progress(record)}" for record in member.records if record["status"] != "finished"
+    ]
+    return "; ".join(filter(None, [finished, *others]))
+
+
+def _selected_title(groups: list[Group]) -> str:
+    rules = {member.selection for member in groups} - {""}
+    return f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
+
+
+def _rows(groups: list[Group]) -> tuple[list[str], list[dict[str, str]], list[bool]]:
+    """The columns, the cells of each group by column, and whether a group has the best mean of its like."""
+    selected = _selected_title(groups)
+    several = len({member.selection for member in groups} - {""}) > 1
+    rows = []
+    for member in groups:
+        settings = dict(member.settings)
+        if several:
+            settings["selection"] = member.selection or None
+        done = member.finished
+        rows.append(
+            {
+                "Method": member.method,
+                "Settings": describe(settings),
+                "Seeds": _seeds(member),
+                selected: _percent(_summary(record, "selected") for record in done),
+                "Last round, %": _percent(_summary(record, "last") for record in done),
+                **{title: _sometimes(name, done) for title, name in SOMETIMES.items()},
+                "Rounds": str(member.records[0]["config"].get("rounds", MISSING)),
+                "Validation at the selected round, %": _percent(map(_validation, done)),
+                "Floats up / down, client and round": _floats((done or member.records)[0]),
+                "Seconds a round, median": _seconds(done),
+            }
+        )
+    optional = ("Settings", *SOMETIMES)
+    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
+    return columns, rows, _best(groups)
+
+
+def _best(groups: list[Group]) -> list[bool]:
+    """Whether a group has the highest mean, as printed, among two or more that can be compared."""
+    keys, means = [], []
+    for member in groups:
+        settings = _settings(member.records[0])
+        keys.append(_text([*(settings.get(key) for key in COMPARABLE), member.selection]))
+        known = [value for record in member.finished if (value := _summary(record, "selected")) is not None]
+        means.append(round(100 * fmean(known), 2) if known else None)
+    best = []
+    for key, mean in zip(keys, means, strict=True):
+        rivals = [other for other_key, other in zip(keys, means, strict=True) if other_key == key and other is not None]
+        best.append(mean is not None and len(rivals) > 1 and mean == max(rivals))
+    return best
+
+
+def _notes(groups: list[Group], bold: bool) -> str:
+    """What a reader must know of the numbers, each only where it applies."""
+    records = [record for member in groups for record in member.records]
+    repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
+    text = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
+    if any(record["status"] != "finished" for record in records):
+        text.append("Only finished runs enter the means.")
+    if repeated:
+        text.append(f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}.")
+    if any(record.get("reduced") for record in records):
+        text.append("Reduced: trained on part of the training images.")
+    if bold:
+        text.append(
+            "Bold: highest mean among rows with the same protocol, data set, partition, rounds and selection rule; "
+            "not a test of significance."
+        )
+    return " ".join(text)
+
+
+def github(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a GitHub table with these titles and cells."""
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def tex(text: str) -> str:
+    """The text with LaTeX's special characters escaped."""
+    special = {character: "\\" + character for character in "&%$#_{}"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"±": r"$\pm$", MISSING: "--"}
+    return text.translate(str.maketrans(special))
+
+
+def _flat(record: dict) -> dict[str, Any]:
+    """One run as a flat row."""
+    summary, cost = ((record.get(part) or {}) for part in ("summary", "cost"))
+    row = {key: record.get(key) for key in ("method", "protocol", "dataset", "seed", "status", "reduced")}
+    row |= {"partition_fingerprint": record.get("partition", {}).get("fingerprint")}
+    row |= {key: summary.get(key) for key in ("selection", "selected", "selected_round", "last")}
+    row |= {"validation_accuracy": _validation(record), "rounds_done": len(record["rounds"])}
+    row |= {"post_accuracy": _post(record)} if "post" in record else {}
+    row |= {key: cost.get(key) for key in ("floats_down", "floats_up", "memory_floats", "buffer_floats")}
+    row |= {"parameters": record.get("model", {}).get("parameters"), "params_sha256": summary.get("params_sha256")}
+    row |= {"seconds_round_median": _round_seconds(record), "seconds_total": record.get("seconds_total")}
+    row |= {key: record.get(key) for key in ("method_hash", "commit")}
+    return row | {f"config.{key}": value for key, value in record["config"].items()}
+
+
+def _every_run(groups: list[Group]) -> list[str]:
+    """A table with one row a run."""
+    rows = []
+    for member in groups:
+        for record in member.records:
+            selected, last = (_summary(record, key) for key in ("selected", "last"))
+            chosen, total = _summary(record, "selected_round"), record.get("seconds_total")
+            rows.append(
+                {
+                    "Method": member.method,
+                    "Settings": describe(member.settings),
+                    "Seed": str(record["seed"]),
+                    "Status": _progress(record),
+                    "Selected, %": MISSING if selected is None else f"{100 * selected:.2f}",
+                    "Selected round": MISSING if chosen is None else str(chosen),
+                    "Last round, %": MISSING if last is None else f"{100 * last:.2f}",
+                    "Seconds": MISSING if total is None else f"{total:,.0f}",
+                    "Partition": f"`{record.get('partition', {}).get('fingerprint', MISSING)[:12]}`",
+                    "Parameters": f"`{(_summary(record, 'params_sha256') or MISSING)[:12]}`",
+                }
+            )
+    columns = [column for column in rows[0] if any(row[column] for row in rows)]
+    return github(columns, [[row[column] for column in columns] for row in rows])
+
+
+def _machines(records: list[dict]) -> list[str]:
+    """One line for each machine and set of versions, with the number of runs it did."""
+
+    def words(part: Any) -> str:
+        if not isinstance(part, dict):
+            return str(part)
+        return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
+
+    places = [
+        " · ".join(words(record[part]) for part in ("hardware", "versions") if record.get(part)) for record in records
+    ]
+    known = [place or "not recorded" for place in places]
+    return [f"- {known.count(place)} run{'s' * (known.count(place) > 1)}: {place}" for place in dict.fromkeys(known)]

@@ -1,0 +1,1 @@
+"""From options to a record, and resuming it."""

@@ -1,0 +1,350 @@
+"""The configuration of a run: its options, where each value comes from, and what is refused before anything starts."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedcli.core import backbones, partition
+from fedcli.core.engine import parse_chunk
+from fedcli.data import datasets
+from fedcli.errors import UserError, unknown
+from fedcli.registry import (
+    DataSetting,
+    Method,
+    Post,
+    Protocol,
+    check_value,
+    default_protocol,
+    find_post,
+    find_protocol,
+    method_options,
+    option,
+    posts,
+)
+
+DEFAULT_DATASET = "digits"
+PRECISIONS = ("float32", "float64", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The options that every method has. None stands for what is found out later: from the data or the machine."""
+
+    protocol: str | None = option(
+        None, "Experimental set-up, paper:setting; fixes every option below that is not given"
+    )
+    dataset: str | None = option(None, "Data set; built-in digits where none is given. 'fedcli data list' shows all")
+    public_dataset: str | None = option(None, "Unlabelled images for the methods that need them: a data set's name")
+    public_examples: int | None = option(None, "Use so many of the public images; all where not given", low=1)
+    public_batch_size: int = option(256, "Public images in a minibatch", low=1)
+    partition: str = option(
+        "iid",
+        "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
+        "writers",
+    )
+    partition_seed: int | None = option(None, "Seed of the partition; the run's seed where not given", low=0)
+    num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
+    cohort_size: int | None = option(None, "Clients that take part in a round; all where not given", symbol="K", low=1)
+    rounds: int = option(10, "Communication rounds", symbol="T", low=1)
+    post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list' shows all")
+    local_epochs: int = option(1, "Passes over a client's data in a round", symbol="E", low=1)
+    batch_size: int = option(64, "Samples in a minibatch", symbol="B", low=1)
+    drop_last: bool = option(False, "Leave out the last batch of an epoch where it is not full")
+    optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
+    lr: float = option(0.01, "Learning rate", low=0, open_low=True)
+    lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
+    momentum: float = option(0.0, "Momentum of SGD", low=0, high=1, open_high=True, off=0)
+    weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
+    validation: float = option(
+        0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
+    )
+    local_test: float = option(
+        0.0,
+        "Share of each client's examples that is its own test part, for protocols that test on it; the official "
+        "training and test images are then divided together",
+        low=0,
+        high=1,
+        open_high=True,
+        off=0,
+    )
+    train_examples: int | None = option(
+        None, "Use a stratified part of the training images; the record is labelled reduced", low=1
+    )
+    backbone: str | None = option(
+        None,
+        "Network; the protocol names one for each of its data sets. Several, divided by commas, are dealt to the "
+        "clients in turn, for the methods that allow it",
+    )
+    seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
+    precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
+    clients_per_chunk: str = option(
+        "auto",
+        "Clients that train together, 1 to the cohort size: N stacked into one computation, patches:N likewise with "
+        "convolutions as products of matrices, branches:N as branches of one; auto is 1 on a CPU and tried out on CUDA",
+    )
+    eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
+    drift_every: int = option(
+        0,
+        "Measure after every so many rounds, and after the last, how far the clients' models have drifted apart",
+        low=0,
+        off=0,
+    )
+    checkpoint_every: int = option(1, "Write a checkpoint after every so many rounds, and after the last", low=1)
+
+
+PANELS = {
+    "Federation": (
+        "protocol", "dataset", "public_dataset", "public_examples", "partition", "partition_seed", "num_clients",
+        "cohort_size", "rounds", "post", "validation", "local_test", "train_examples",
+    ),
+    "Local training": (
+        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "momentum",
+        "weight_decay", "backbone",
+    ),
+    "Machine": ("seed", "device", "precision", "clients_per_chunk"),
+    "Output": ("eval_every", "drift_every", "checkpoint_every"),
+}  # fmt: skip
+
+
+_NOT_FIELDS = {"method", "out", "seeds", "progress", "help"}  # taken by the command line and by `fedcli.run`
+
+
+def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
+    """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
+
+    Raises:
+        UserError: If the method declares an option that every method has.
+    """
+    own = {field.name: field for field in dataclasses.fields(method.config)}
+    run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    if taken := [name for name in own if name in run_fields or name in _NOT_FIELDS or name in _post_options()]:
+        raise UserError(
+            f"the option '{taken[0]}' of '{method.name}' is one that every method has; rename it in {method.file}."
+        )
+    steps = posts().values() if method.personal is None else ()
+    after = {
+        f"With --post {post.name}": {field.name: field for field in dataclasses.fields(post.config)} for post in steps
+    }
+    panels = {title: {name: run_fields[name] for name in names} for title, names in PANELS.items()}
+    return {**({method.title: own} if own else {}), **after, **panels}
+
+
+def _post_options() -> dict[str, Post]:
+    """The steps after the last round by the names of their options."""
+    return {field.name: post for post in posts().values() for field in dataclasses.fields(post.config)}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that has been checked and can start."""
+
+    method: Method
+    options: Any  # the method's Config
+    run: RunConfig  # no None but for what the data decide
+    protocol: Protocol
+    setting: DataSetting | None  # what the protocol says of the data set; None where it does not know it
+    partition: partition.Partition
+    selection: str
+    device: torch.device
+    origin: dict[str, str]  # of each value: "command line", "protocol ...", "default", ...
+    post: Post | None = None  # the step after the last round
+    post_options: Any = None  # its Config
+
+    def values(self) -> dict[str, Any]:
+        """All options, the run's, the method's and those of the step after it, as one flat dict."""
+        own = [options for options in (self.options, self.post_options) if options is not None]
+        return {name: value for part in (self.run, *own) for name, value in dataclasses.asdict(part).items()}
+
+
+def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:
+    """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
+
+    Args:
+        method: The method.
+        given: Options by field name, the run's, the method's and those of the step after it, as far as they were
+            given and are not None.
+        need_data: Whether the data set must be on this machine; a plan of runs needs none.
+
+    Raises:
+        UserError: For the first thing that is wrong. No data are read.
+    """
+    option_panels(method)  # refuses clashes of names
+    run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    run_given = {name: value for name, value in given.items() if name in run_fields}
+    post_given = {name: value for name, value in given.items() if name in _post_options()}
+    method_given = {name: value for name, value in given.items() if name not in (*run_fields, *post_given)}
+    for name, value in run_given.items():
+        check_value(run_fields[name], value)
+    method_options(method, method_given)
+
+    dataset = run_given.get("dataset") or _default_dataset(run_given.get("protocol"), method)
+    if need_data:
+        datasets.available(dataset)
+    if "protocol" in run_given:
+        protocol = find_protocol(run_given["protocol"], method)
+    else:
+        protocol = default_protocol(method, dataset)
+    setting = protocol.datasets.get(dataset)
+
+    values, origin = _merge(run_given, protocol, setting, dataset)
+    options, option_origin = _method_values(method, method_given, protocol)
+    if values["partition_seed"] is None:
+        values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
+    if values["cohort_size"] is None:
+        values["cohort_size"], origin["cohort_size"] = values["num_clients"], "num_clients"
+    if not method.uses_public_data and "public_dataset" not in run_given:
+        values["public_dataset"] = None  # the protocol's, for the methods that need one
+    run = RunConfig(**values)
+    _refuse(run, method, protocol)
+    post, post_options = _post_values(run.post, post_given, protocol, origin)
+    if need_data and run.public_dataset is not None:
+        datasets.available(run.public_dataset)
+    selection = protocol.selection
+    if selection == "best-validation" and run.validation == 0:
+        selection, origin["selection"] = "last", "no validation part"
+    parts = partition.from_flag(run.partition)
+    device = find_device(run.device)
+    origin |= option_origin
+    return Setup(method, options, run, protocol, setting, parts, selection, device, origin, post, post_options)
+
+
+def built_in(method: Method) -> tuple[str, str] | None:
+    """A built-in data set that the method's paper has a protocol for, and that protocol's name; None without one."""
+    for dataset in datasets.BUILT_IN:
+        protocol = default_protocol(method, dataset)
+        if dataset in protocol.datasets:
+            return dataset, protocol.name
+    return None
+
+
+def _default_dataset(protocol: str | None, method: Method) -> str:
+    """The data set where none is given: the only one of a named protocol, or a built-in one."""
+    if protocol is not None:
+        known = list(find_protocol(protocol, method).datasets)
+        return known[0] if len(known) == 1 else DEFAULT_DATASET
+    if not (method.default_protocol or getattr(method.module, "PROTOCOLS", ())):
+        return DEFAULT_DATASET
+    return (built_in(method) or (DEFAULT_DATASET,))[0]
+
+
+def _merge(
+    given: Mapping[str, Any], protocol: Protocol, setting: DataSetting | None, dataset: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of the run's options and where each comes from; the later layers override the earlier."""
+    layers = [("default", {field.name: field.default for field in dataclasses.fields(RunConfig)})]
+    layers.append((f"protocol {protocol.name}", protocol.settings))
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", {"backbone": setting.backbone, **setting.settings}))
+    layers.append(("default", {"protocol": protocol.name, "dataset": dataset}))
+    layers.append(("command line", given))
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for name, layer in layers:
+        values.update(layer)
+        origin.update(dict.fromkeys(layer, name))
+    return values, origin
+
+
+def _method_values(method: Method | Post, given: Mapping[str, Any], protocol: Protocol) -> tuple[Any, dict[str, str]]:
+    """The options of a method, or of a step after the last round, and where each comes from."""
+    tuned = protocol.method_options.get(method.name, {})
+    origin = {field.name: "default" for field in dataclasses.fields(method.config)}
+    origin |= dict.fromkeys(tuned, f"protocol {protocol.name}") | dict.fromkeys(given, "command line")
+    return method_options(method, {**tuned, **given}), origin
+
+
+def _post_values(
+    name: str | None, given: Mapping[str, Any], protocol: Protocol, origin: dict[str, str]
+) -> tuple[Post | None, Any]:
+    """The step after the last round and its options, whose origin is added; None where there is no such step."""
+    post = find_post(name) if name is not None else None
+    for option_name, owner in _post_options().items():
+        if option_name in given and owner is not post:
+            flag = "--" + option_name.replace("_", "-")
+            chosen = "no --post" if post is None else f"--post {post.name}"
+            raise UserError(f"{flag} is for --post {owner.name} (got {chosen}); give both or neither.")
+    if post is None:
+        return None, None
+    options, option_origin = _method_values(post, given, protocol)
+    origin |= option_origin
+    return post, options
+
+
+def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
+    """Refuses combinations that cannot run."""
+    if run.cohort_size > run.num_clients:
+        raise UserError(
+            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; "
+            f"use {run.num_clients} or fewer."
+        )
+    if run.backbone is None:
+        raise UserError(
+            f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
+            f"choose one with --backbone: {', '.join(backbones.names())}."
+        )
+    kinds = run.backbone.split(",")
+    for name in kinds:
+        if name not in backbones.names():
+            raise unknown("backbone", name, backbones.names(), f"there are {', '.join(backbones.names())}.")
+    if len(set(kinds)) > 1 and not method.mixed_networks:
+        raise UserError(
+            f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
+        )
+    if (protocol.evaluation == "clients") != (run.local_test > 0):
+        needs = "tests on the clients' own parts" if protocol.evaluation == "clients" else "has no such parts"
+        raise UserError(
+            f"the protocol {protocol.name} {needs} (got --local-test {run.local_test:g}); "
+            + ("choose a share above 0." if protocol.evaluation == "clients" else "leave the option out.")
+        )
+    if run.public_dataset is not None and not method.uses_public_data:
+        raise UserError(
+            f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave the option out."
+        )
+    if run.public_dataset is None and method.uses_public_data:
+        raise UserError(
+            f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set, "
+            f"'fedcli data list' shows all."
+        )
+    parse_chunk(run.clients_per_chunk, 1)
+    _refuse_without_global_model(run, method, protocol)
+
+
+def _refuse_without_global_model(run: RunConfig, method: Method, protocol: Protocol) -> None:
+    """Refuses what needs one model for all clients, or common test images, where there are none."""
+    one_model = method.personal is None and len(set(run.backbone.split(","))) == 1
+    for flag, wanted in ((f"--post {run.post}", run.post), (f"--drift-every {run.drift_every}", run.drift_every)):
+        if wanted and not one_model:
+            raise UserError(
+                f"{flag} needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out."
+            )
+    if run.drift_every and protocol.evaluation == "clients":
+        raise UserError(
+            f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
+            f"none); leave it out."
+        )
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; auto is CUDA where there is one.
+
+    Raises:
+        UserError: If the name is not one or the device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA devices); "
+            f"use --device cpu or a PyTorch built for CUDA."
+        )
+    return device

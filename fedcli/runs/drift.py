@@ -1,0 +1,113 @@
+"""How far the models of a round's clients have drifted apart, seen before the server makes one model of them.
+
+Two numbers: the distance between the features that the clients' models give for the same test images, and how much the
+updates of their classifiers point the same way.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli.core.batches import generator
+from fedcli.core.clients import Client, Params
+from fedcli.core.federation import Cohort, Federation
+
+EXAMPLES = 500  # test images at most that all clients' models are given
+SEED = 0  # of the choice of these images, so that all runs are measured on the same ones
+AT_ONCE = 100  # images in a forward pass of all clients together
+
+
+class Recording(Federation):
+    """A federation that remembers the models of its round: what the clients were sent, and what they sent back.
+
+    Attributes:
+        received: Parameters of the model that the clients were sent first; None where they were sent none.
+        trained: The clients that sent their whole models, stacked; None where they sent none.
+    """
+
+    def start_round(self) -> None:
+        """Forgets the round before."""
+        super().start_round()
+        self.received: Params | None = None
+        self.trained: Client | None = None
+
+    def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
+        """As in `Federation`."""
+        self.received = params if self.received is None else self.received
+        return super().broadcast(params, buffers, cohort)
+
+    def upload_model(self, clients: Client) -> tuple[Params, Params]:
+        """As in `Federation`."""
+        self.trained = Client(clients.params, clients.buffers, optimizer={})
+        return super().upload_model(clients)
+
+
+def measure(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
+    """How far apart the models are that the round's clients have sent.
+
+    Args:
+        fed: The federation, after the round.
+        cohort: The round's clients.
+
+    Returns:
+        `feature_distance` and `classifier_similarity`, see the functions of these names; None for a single client, and
+        in a round in which no whole model is sent, or for the second none received.
+    """
+    distance = similarity = None
+    if fed.trained is not None:
+        distance = feature_distance(local_features(fed, cohort, sample(fed)))
+        if fed.received is not None:
+            weight = "head.weight"
+            similarity = classifier_similarity(fed.trained.params[weight], fed.received[weight])
+    return {"feature_distance": distance, "classifier_similarity": similarity}
+
+
+def sample(fed: Federation) -> np.ndarray:
+    """The test images that are looked at, positions in the test set, ascending."""
+    return np.sort(generator(SEED, "drift").permutation(len(fed.test_labels))[:EXAMPLES])
+
+
+def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
+    """Features `[K, n, D]` of the test images `index` by the models that the clients sent, in evaluation mode."""
+    portions = [index[start : start + AT_ONCE] for start in range(0, len(index), AT_ONCE)]
+    images = (fed.transform(fed.test_images[torch.as_tensor(part, device=fed.device)]) for part in portions)
+    return torch.cat([fed.forward(fed.trained, cohort, x, train=False).features for x in images], 1)
+
+
+def feature_distance(features: Tensor) -> float | None:
+    """Mean Euclidean distance between two clients' features of one image, over images and pairs of clients.
+
+    Args:
+        features: `[K, n, D]`.
+
+    Returns:
+        None for a single client.
+    """
+    by_image = features.double().transpose(0, 1)  # [n, K, D]
+    distances = torch.cdist(by_image, by_image, compute_mode="donot_use_mm_for_euclid_dist")  # [n, K, K]
+    pairs = _pairs(len(features), features.device)
+    return distances[:, pairs].mean().item() if pairs.any() else None
+
+
+def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
+    """Mean cosine between two clients' updates of a class's weights, over classes and pairs of clients.
+
+    Args:
+        trained: `[K, C, D]`, the classifiers' weights after local training.
+        received: `[C, D]`, before.
+
+    Returns:
+        None where no two clients have moved the weights of a class.
+    """
+    updates = (trained - received).double().transpose(0, 1)  # [C, K, D]
+    lengths = updates.norm(dim=-1)  # [C, K]
+    moved = lengths > 0
+    directions = updates / torch.where(moved, lengths, 1.0)[..., None]
+    cosines = directions @ directions.transpose(1, 2)  # [C, K, K]
+    pairs = _pairs(len(trained), trained.device) & moved[:, :, None] & moved[:, None, :]
+    return cosines[pairs].mean().item() if pairs.any() else None
+
+
+def _pairs(count: int, device: torch.device) -> Tensor:
+    """`[K, K]`, true for each pair of two clients once."""
+    return torch.ones(count, count, dtype=torch.bool, device=device).triu(1)
