@@ -30,6 +30,7 @@ def option(
     open_high: bool = False,
     off: Any = None,
     choices: tuple[str, ...] = (),
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A dataclass field that becomes a command-line option by itself.
 
@@ -45,10 +46,12 @@ def option(
         open_high: Whether `high` itself is refused.
         off: The value that switches the term off; None where there is none.
         choices: The strings allowed; empty for any.
+        before: What runs did whose records lack the option, where that is not its default.
     """
     metadata = {
         "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
         "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
+        "before": default if before is dataclasses.MISSING else before,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -280,6 +283,7 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
+        numerics: Raised whenever its file changes the numbers of its runs; records with another one are outdated.
     """
 
     name: str
@@ -296,6 +300,7 @@ class Method(_Declared):
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
+    numerics: int = 1
 
     @property
     def module(self) -> ModuleType:
