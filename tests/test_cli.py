@@ -543,7 +543,7 @@ def test_data_import_refuses_bad_files():
 def test_a_table_is_drawn_on_a_terminal_and_written_as_markdown_elsewhere(monkeypatch):
     done("run", "fedavg", *TINY, "--out", "a")
     assert "| fedavg " in done("table", "a")
-    monkeypatch.setattr(cli, "_console", lambda: Console(width=150, force_terminal=True, color_system=None))
+    monkeypatch.setattr("fedcli.cli.tables.console", lambda: Console(width=150, force_terminal=True, color_system=None))
     text = done("table", "a")
     assert "fedavg" in text
     assert "| fedavg " not in text
