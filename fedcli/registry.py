@@ -30,6 +30,8 @@ def option(
     open_high: bool = False,
     off: Any = None,
     choices: tuple[str, ...] = (),
+    tune: tuple[float, ...] = (),
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A dataclass field that becomes a command-line option by itself.
 
@@ -45,10 +47,13 @@ def option(
         open_high: Whether `high` itself is refused.
         off: The value that switches the term off; None where there is none.
         choices: The strings allowed; empty for any.
+        tune: Values worth trying where the option is tuned.
+        before: The value of records that lack the option, where it is not the default.
     """
     metadata = {
         "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
         "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
+        "tune": tune, "before": before,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -120,6 +125,7 @@ class DataSetting:
     augmentation: str = "none"
     top_k: int = 1  # a test image counts as right if its class is among the k most likely
     settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise of single methods
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ class Protocol:
         selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
         evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
         public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
-        method_options: Options of single methods under this protocol, by method.
+        method_options: Options of single methods under this protocol, by method; those of a data set go before them.
         notes: Where each value that the paper does not give comes from.
     """
 
@@ -303,6 +309,7 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
+        numerics: Raised when the method's own goldens change.
     """
 
     name: str
@@ -319,6 +326,7 @@ class Method(_Declared):
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
+    numerics: int = 1
 
     @property
     def module(self) -> ModuleType:
