@@ -48,12 +48,12 @@ def option(
         off: The value that switches the term off; None where there is none.
         choices: The strings allowed; empty for any.
         tune: Values worth trying where the option is tuned.
-        before: The value of records that lack the option, where it is not the default.
+        before: What runs did whose records lack the option, where that is not its default.
     """
     metadata = {
         "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
         "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
-        "tune": tune, "before": before,
+        "tune": tune, "before": default if before is dataclasses.MISSING else before,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -309,7 +309,7 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
-        numerics: Raised when the method's own goldens change.
+        numerics: Raised whenever its file changes the numbers of its runs; records with another one are outdated.
     """
 
     name: str

@@ -138,6 +138,25 @@ def _post_options() -> dict[str, Post]:
     return {field.name: post for post in posts().values() for field in dataclasses.fields(post.config)}
 
 
+def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
+    """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
+    kinds = (RunConfig, method.config, *(post.config for post in posts().values()))
+    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
+    """What a run did by its record's `config`; without the option it did what its `before` says, else the default."""
+    return config.get(field.name, field.metadata["before"])
+
+
+def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
+    others = {name for name, post in _post_options().items() if post.name != config.get("post")}
+    fields = [field for name, field in recorded_fields(method).items() if name not in others or name in config]
+    values = {**config, **{field.name: recorded_value(config, field) for field in fields}}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Setup:
     """A run that has been checked and can start."""
