@@ -604,7 +604,8 @@ def test_a_run_of_another_version_of_its_method_is_pointed_out():
 # The command
 
 
-def test_the_command_runs_what_is_missing_and_then_only_prints(offered):
+def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
+    monkeypatch.setattr(reproduce, "quiet", lambda record: True)  # whatever else this machine does
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output
