@@ -33,7 +33,7 @@ class Stop(Exception):
     """Ends a run from outside."""
 
 
-class StopAfter(runs.Progress):
+class StopAfter(runs.Listener):
     def __init__(self, rounds):
         self.left = rounds
 
@@ -139,7 +139,12 @@ def test_the_record_says_what_was_run(tmp_path):
     record = run.record
     assert json.loads((run.path / "record.json").read_text()) == json.loads(json.dumps(record))
     assert (record["schema"], record["method"], record["protocol"]) == (1, "fedfm", "fedfm:digits")
-    assert (record["dataset"], record["seed"], record["reduced"]) == ("digits", 0, True)
+    assert (record["dataset"], record["seed"], record["public"]) == ("digits", 0, None)
+    smaller = {one["what"]: (one["protocol"], one["run"]) for one in record["reduced"]}
+    assert (smaller["rounds"], smaller["train_examples"]) == ((20, 4), (1438, 120))
+    assert record["numerics"] == {"core": 1, "method": 1}
+    assert {"torchvision", "scikit-learn", "fedcli"} <= record["versions"].keys()
+    assert [load["round"] for load in record["load"]] == [0]
     assert record["config"]["lr"] == 0.02
     assert record["origin"]["lr"] == record["origin"]["start_round"] == "command line"
     assert record["origin"]["momentum"] == "protocol fedfm:digits"

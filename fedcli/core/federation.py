@@ -92,11 +92,7 @@ class Federation:
         self.config, self.device = run, device
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
         self.evaluation, self.top_k = evaluation, top_k
-        self.parts, self.testing = _cut(parts, run.local_test, run.partition_seed or 0)
-        held_out = [int(len(part) * run.validation) for part in self.parts]
-        self.training = [part[: len(part) - count] for part, count in zip(self.parts, held_out, strict=True)]
-        self.validation = [part[len(part) - count :] for part, count in zip(self.parts, held_out, strict=True)]
-        _refuse_small_clients(self.training, run.batch_size, run.drop_last)
+        self.parts, self.testing, self.training, self.validation = divide(parts, run)
 
         self.dtype = transform.dtype
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
@@ -496,6 +492,20 @@ def _domain_counts(parts: Sequence[np.ndarray], dataset: Any) -> np.ndarray:
         return np.array([[len(part)] for part in parts])
     domains = dataset.domain_train.numpy()
     return np.array([np.bincount(domains[part], minlength=len(dataset.domain_names)) for part in parts])
+
+
+def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:
+    """Each client's examples but for its own test part, that part, what it trains on, and its validation part.
+
+    Raises:
+        UserError: If no client has enough to train on.
+    """
+    kept, testing = _cut(parts, run.local_test, run.partition_seed or 0)
+    held_out = [int(len(part) * run.validation) for part in kept]
+    training = [part[: len(part) - count] for part, count in zip(kept, held_out, strict=True)]
+    validation = [part[len(part) - count :] for part, count in zip(kept, held_out, strict=True)]
+    _refuse_small_clients(training, run.batch_size, run.drop_last)
+    return kept, testing, training, validation
 
 
 def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -157,6 +157,52 @@ def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any
     return {name: value for name, value in values.items() if value is not None}
 
 
+# What a run can have less of than its protocol says, and the word for it.
+SIZES = {
+    "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
+    "train_examples": "training images", "public_examples": "public images",
+}  # fmt: skip
+
+
+def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
+    """What is smaller in a run than its protocol says; empty for a run at full size.
+
+    Args:
+        config: All options of the run.
+        protocol: Its protocol.
+
+    Returns:
+        For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
+        all images where their number is not known.
+    """
+    full, _ = _merge({}, protocol, protocol.datasets.get(config["dataset"]), config["dataset"])
+    full["cohort_size"] = full["cohort_size"] or full["num_clients"]
+    full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
+    full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
+    given = [what for what in SIZES if config.get(what) is not None]
+    smaller = [what for what in given if full[what] is None or config[what] < full[what]]
+    return [{"what": what, "protocol": full[what], "run": config[what]} for what in smaller]
+
+
+def describe_reductions(found: list[dict[str, Any]]) -> str:
+    """Reductions as text, `rounds 20 of 200, training images 600 of 60,000`; empty where there are none."""
+
+    def number(value: int | None) -> str:
+        return "all" if value is None else f"{value:,}"
+
+    return ", ".join(f"{SIZES[one['what']]} {number(one['run'])} of {number(one['protocol'])}" for one in found)
+
+
+def _size(dataset: str | None, with_test: bool = False) -> int | None:
+    """Images of a data set, as far as that is known without its files."""
+    try:
+        about = datasets.describe(dataset) if dataset is not None else {}
+    except UserError:
+        return None
+    sizes = [about.get(part) for part in ("train", "test")[: 1 + with_test]]
+    return None if None in sizes else sum(sizes)
+
+
 @dataclass(frozen=True)
 class Setup:
     """A run that has been checked and can start."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,17 +19,18 @@ from fedcli.core import autotune, evaluation, partition
 from fedcli.core.batches import Transform
 from fedcli.core.engine import WAYS
 from fedcli.core.evaluation import NOTHING
-from fedcli.core.federation import Cohort, Federation, count_parameters
+from fedcli.core.federation import Cohort, Federation, count_parameters, divide
 from fedcli.core.trees import from_plain, to_plain
 from fedcli.data import datasets
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, find_method
 from fedcli.runs import drift
-from fedcli.runs.config import Setup, recorded_options, resolve
+from fedcli.runs.config import Setup, recorded_options, reductions, resolve
 from fedcli.runs.records import (
     CHECKPOINT,
     SCHEMA,
+    Load,
     environment,
     numerics,
     numerics_of,
@@ -42,7 +44,7 @@ from fedcli.runs.records import (
 SMALL_NETWORK = 100_000  # parameters
 
 
-class Progress:
+class Listener:
     """What a run reports while it goes on; this one keeps silent."""
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
@@ -75,7 +77,7 @@ def run(
     *,
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
     **given: Any,
 ) -> Run | list[Run]:
     """Runs a method and returns its record, state and folder.
@@ -102,16 +104,20 @@ def run(
     if seeds is None:
         setup = resolve(chosen, given)
         return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
-    setups = [resolve(chosen, {**given, "seed": seed}) for seed in _checked_seeds(seeds, given)]
+    setups = [resolve(chosen, {**given, "seed": seed}) for seed in checked_seeds(seeds, given)]
     parent = Path(out or _new_name(setups[0]))
     folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
     for setup in setups[1:]:
-        prepare(setup)  # refused now rather than after the first run; the first is checked as it begins
+        check(setup)  # refused now rather than after the first run; the first is checked as it begins
     return [_begin(setup, folder, source, progress) for setup, folder in zip(setups, folders, strict=True)]
 
 
-def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
-    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too."""
+def checked_seeds(seeds: Iterable[int], given: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
+    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too.
+
+    Raises:
+        UserError: If they are.
+    """
     seeds = list(seeds)
     if "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
@@ -121,11 +127,12 @@ def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
     return seeds
 
 
-def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -> Run:
+def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
     with machine_settings(fed):
-        record = _new_record(setup, dataset, parts, fed, source)
+        chosen = autotune.settle(fed)
+        record = _new_record(setup, dataset, parts, fed, source, chosen)
         state = setup.method.init(fed, setup.options)
         try:
             folder.mkdir(parents=True)
@@ -134,10 +141,10 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -
                 f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
             ) from error
         write_record(folder, record)
-        return _go_on(setup, fed, record, state, folder, progress or Progress())
+        return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
-def resume(path: str | Path, *, changed_method: bool = False, progress: Progress | None = None) -> Run:
+def resume(path: str | Path, *, changed_method: bool = False, progress: Listener | None = None) -> Run:
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
     Args:
@@ -168,7 +175,7 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
-        return _go_on(setup, fed, record, state, folder, progress or Progress())
+        return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
 def _versions(record: dict[str, Any], method: Method) -> str:
@@ -178,7 +185,7 @@ def _versions(record: dict[str, Any], method: Method) -> str:
     return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
 
 
-def restore(record: dict[str, Any], method: Method, progress: Progress | None = None) -> tuple[Setup, Federation]:
+def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
     """The set-up and the federation of a run, from its record.
 
     Raises:
@@ -260,11 +267,32 @@ def machine_settings(fed: Federation) -> Iterator[None]:
         torch.set_num_threads(before[2])
 
 
-def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Dataset, list, Federation]:
+def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
     """Loads the data, draws the partition and builds the federation of a run.
 
     Returns:
         The data set, each client's examples, and the federation.
+    """
+    dataset, parts, public = load_data(setup)
+    on_samples = progress.samples if progress else lambda count: None
+    kind = drift.Recording if setup.run.drift_every else Federation
+    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
+
+
+def check(setup: Setup) -> None:
+    """Refuses a run that its data do not allow, without a network and with nothing on the device.
+
+    Raises:
+        UserError: If the data cannot be read or divided as asked, or no client has enough of them.
+    """
+    divide(load_data(setup)[1], setup.run)
+
+
+def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
+    """Loads the data of a run and draws its partition.
+
+    Returns:
+        The data set, each client's examples, and the public images where the method uses some.
     """
     config = setup.run
     dataset = datasets.load(config.dataset)
@@ -277,9 +305,7 @@ def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Da
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
-    on_samples = progress.samples if progress else lambda count: None
-    kind = drift.Recording if config.drift_every else Federation
-    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
+    return dataset, parts, public
 
 
 def federation(
@@ -330,9 +356,20 @@ def _new_name(setup: Setup) -> Path:
     return next(folder for folder in tries if not folder.exists())
 
 
-def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str) -> dict[str, Any]:
+def _new_record(
+    setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
+) -> dict[str, Any]:
+    """What is known of a run before its first round.
+
+    Args:
+        setup: The run.
+        dataset: Its data set.
+        parts: Positions of each client's examples.
+        fed: Its federation.
+        source: Name of its method, or path of the method's file.
+        chosen: Why so many clients train together; None where it was given or is the CPU's rule.
+    """
     config = setup.run
-    chosen = autotune.settle(fed)  # why so many clients train together; None where it was given or is the CPU's rule
     counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
@@ -346,7 +383,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,
-        "reduced": dataset.reduced,
+        "reduced": reductions(setup.values(), setup.protocol),
         "seed": config.seed,
         "command": shlex.join(["fedcli", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedcli" else "fedcli.run",
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -355,6 +392,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "evaluation": setup.protocol.evaluation,
         "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
         "augmentation": fed.transform.augmentation,
+        "public": _public(fed),
         "partition": {
             "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
@@ -380,11 +418,25 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         },
         "cost": None,
         "resumed": [],
+        "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
         "rounds": [],
         "summary": summarise([], setup.selection),
         "seconds_total": 0.0,
         "peak_bytes": 0,
+    }
+
+
+def _public(fed: Federation) -> dict[str, Any] | None:
+    """What a record says of the public images; None where there are none."""
+    if fed.public_images is None:
+        return None
+    transform = fed.public_transform
+    return {
+        "name": fed.config.public_dataset,
+        "examples": len(fed.public_images),
+        "normalisation": {"mean": transform.mean, "std": transform.std},
+        "augmentation": transform.augmentation,
     }
 
 
@@ -407,11 +459,12 @@ def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts:
             )
 
 
-def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Progress) -> Run:
+def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
     config, rounds = setup.run, record["rounds"]
     record["status"] = "running"
-    start, before = time.perf_counter(), record["seconds_total"]
+    start, before, load = time.perf_counter(), record["seconds_total"], Load()
+    record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     try:
@@ -422,6 +475,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["cost"] = _cost(setup, fed)
             record["summary"] = summarise(rounds, setup.selection)
             record["seconds_total"] = before + time.perf_counter() - start
+            record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
             if _due(number, config.checkpoint_every, config.rounds):
                 _write_checkpoint(folder, record, state)
@@ -455,7 +509,7 @@ def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str
     return {**about, **result, "floats_up": floats_up, "seconds": seconds}
 
 
-def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Progress) -> None:
+def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Listener) -> None:
     """Puts what the engine has to say after a round into the record, and shows it."""
     for text in fed.engine.notes:
         about["notes"].append({"round": number, "text": text})
@@ -513,7 +567,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
 
 
 def _due(round: int, every: int, rounds: int) -> bool:
-    """Whether something is done after this round that is done after every so many, and after the last."""
+    """True every `every` rounds and after the last."""
     return (round + 1) % every == 0 or round + 1 == rounds
 
 
