@@ -20,7 +20,7 @@ class MethodGroup(TyperGroup):
 
     action: Callable[[str, dict[str, Any]], None]  # what a command does with the method's name and what was given
     about = ""  # what it does, for the help of a command
-    more: tuple[tuple[str, Any, str, str], ...]  # its parameters beside the options: name, type, help, panel
+    more: dict[str, tuple[tuple[str, Any, str, str], ...]]  # name, type, help and panel of what comes after an option
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """Name the registered methods."""
@@ -51,7 +51,8 @@ def _method_command(method: registry.Method, given_name: str, group: MethodGroup
     for title, panel in option_panels(method).items():
         for name, field in panel.items():
             parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title))
-    parameters += [_parameter(*each) for each in group.more]
+            parameters += [_parameter(*each) for each in group.more.get(name, ())]
+    parameters += [_parameter(*each) for each in group.more["last"]]
 
     def command(**given: Any) -> None:
         group.action(given_name, given)
@@ -141,11 +142,13 @@ class _Run(MethodGroup):
     """`fedcli run`."""
 
     action = staticmethod(_run)
-    more = (
-        ("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),
-        ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
-        ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data set>]", "Output"),
-    )
+    more = {
+        "seed": (("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),),
+        "last": (
+            ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
+            ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
+        ),
+    }
 
 
 class _Tune(MethodGroup):
@@ -153,16 +156,15 @@ class _Tune(MethodGroup):
 
     action = staticmethod(_tune)
     about = " Every option given beside the grid is the same in all trials."
-    more = (
-        (
-            "grid", list[str], "An option and the values to try, e.g. lr=0.01,0.1; of several all combinations. "
-            "\\[default: what the method calls worth trying]", "Grid",
+    more = {
+        "last": (
+            (
+                "grid", list[str], "An option and values to try, e.g. lr=0.01,0.1; of several all combinations. "
+                "\\[default: what the method calls worth trying]", "Grid",
+            ),
+            ("out", str, "Folder of the trials; those that have run are kept. \\[default: runs/tune-...]", "Output"),
         ),
-        (
-            "out", str, "Folder of the trials, where those that have run are kept. \\[default: runs/tune-<method>-...]",
-            "Output",
-        ),
-    )  # fmt: skip
+    }  # fmt: skip
 
 
 run_app = typer.Typer(

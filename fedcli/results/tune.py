@@ -149,7 +149,7 @@ def tune(
                 if (place / RECORD).is_file():
                     runs.resume(place, progress=progress)
                 else:
-                    options = {**given, **_validation(setup), **combination, "seed": seed}
+                    options = {**given, "validation": setup.run.validation, **combination, "seed": seed}
                     runs.run(method, out=place, progress=progress, **options)
             except NonFiniteLoss:
                 pass  # a trial that diverges is no choice, and the record says so
@@ -177,13 +177,10 @@ def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         setup = resolve(method, {**given, **values})
-        found.append((values, resolve(method, {**given, **_validation(setup), **values})))
+        if not setup.run.validation:
+            setup = resolve(method, {**given, "validation": VALIDATION, **values})
+        found.append((values, setup))
     return found
-
-
-def _validation(setup: Setup) -> dict[str, float]:
-    """What holds examples out where nothing does."""
-    return {} if setup.run.validation else {"validation": VALIDATION}
 
 
 def _finished(folder: Path, setup: Setup) -> dict[str, Any] | None:
