@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -20,7 +20,9 @@ class MethodGroup(TyperGroup):
 
     action: Callable[[str, dict[str, Any]], None]  # what a command does with the method's name and what was given
     about = ""  # what it does, for the help of a command
-    more: dict[str, tuple[tuple[str, Any, str, str], ...]]  # name, type, help and panel of what comes after an option
+    more: ClassVar[
+        dict[str, tuple[tuple[str, Any, str, str], ...]]
+    ]  # name, type, help and panel of what comes after an option
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """Name the registered methods."""
@@ -142,7 +144,7 @@ class _Run(MethodGroup):
     """`fedcli run`."""
 
     action = staticmethod(_run)
-    more = {
+    more: ClassVar = {
         "seed": (("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),),
         "last": (
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
@@ -156,7 +158,7 @@ class _Tune(MethodGroup):
 
     action = staticmethod(_tune)
     about = " Every option given beside the grid is the same in all trials."
-    more = {
+    more: ClassVar = {
         "last": (
             (
                 "grid", list[str], "An option and values to try, e.g. lr=0.01,0.1; of several all combinations. "
