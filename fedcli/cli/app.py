@@ -17,7 +17,7 @@ class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        return ["list", "show", "run", "resume", "data", "quality", "plot", "table", "pages", "smoke", "bench"]
+        return ["list", "show", "run", "resume", "tune", "data", "quality", "plot", "table", "pages", "smoke", "bench"]
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
@@ -36,7 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated-learning papers, reproduced. Start with 'fedcli list' and 'fedcli run METHOD'.",
 )
-app.add_typer(running.app, name="run")
+app.add_typer(running.run_app, name="run")
+app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list")(methods.list_)
 for _command in (

@@ -110,7 +110,15 @@ PANELS = {
 }  # fmt: skip
 
 
-_NOT_FIELDS = {"method", "out", "seeds", "progress", "help"}  # taken by the command line and by `fedcli.run`
+_NOT_FIELDS = {
+    "method",
+    "out",
+    "seeds",
+    "tuned",
+    "grid",
+    "progress",
+    "help",
+}  # taken by the command line and by `fedcli.run`
 
 
 def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:

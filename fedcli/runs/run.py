@@ -1,6 +1,7 @@
 """A run from beginning to end: its folder, record and checkpoints, and how it is taken up again."""
 
 import dataclasses
+import json
 import shlex
 import sys
 import time
@@ -77,6 +78,7 @@ def run(
     *,
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
+    tuned: str | Path | None = None,
     progress: Listener | None = None,
     **given: Any,
 ) -> Run | list[Run]:
@@ -86,6 +88,7 @@ def run(
         method: Name of a method, or path of a method file.
         out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
         seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`; none of these may exist.
+        tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
 
@@ -101,15 +104,46 @@ def run(
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
+    origin = {}
+    if tuned is not None:
+        options, source_of = read_tuned(tuned, chosen)
+        origin = {name: source_of for name in options if name not in given}
+        given = {**options, **given}
+
+    def resolved(values: Mapping[str, Any]) -> Setup:
+        setup = resolve(chosen, values)
+        return dataclasses.replace(setup, origin={**setup.origin, **origin})
+
     if seeds is None:
-        setup = resolve(chosen, given)
+        setup = resolved(given)
         return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
-    setups = [resolve(chosen, {**given, "seed": seed}) for seed in checked_seeds(seeds, given)]
+    setups = [resolved({**given, "seed": seed}) for seed in checked_seeds(seeds, given)]
     parent = Path(out or _new_name(setups[0]))
     folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
     return [_begin(setup, folder, source, progress) for setup, folder in zip(setups, folders, strict=True)]
+
+
+def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
+    """The options that `fedcli tune` has chosen for a method, and where they come from, in words.
+
+    Args:
+        path: The folder of its trials, or `tuned.json` in it.
+        method: Whose options they must be.
+
+    Raises:
+        UserError: If there is no such file, or it is of another method.
+    """
+    file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
+    try:
+        about = json.loads(file.read_text())
+        name, options, seed = about["method"], dict(about["options"]), about["seed"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--tuned {path} cannot be read ({error}); give a folder that 'fedcli tune' wrote.") from error
+    if name != method.name:
+        raise UserError(f"--tuned {path} has options of '{name}' (got '{method.name}'); tune this method first.")
+    return options, f"tuned by validation accuracy, seed {seed}"
 
 
 def checked_seeds(seeds: Iterable[int], given: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
