@@ -181,6 +181,27 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """One number of a paper's table that follows from others there: some rows' mean less that of others.
+
+    Attributes:
+        row: The row, as `method` in papers/reported.json.
+        column: The column, as `column` there.
+        of: The column of the table whose cells are compared; its own where empty.
+        more: The rows whose mean it is.
+        less: The rows whose mean is taken off.
+        best: Take off the best of `less` in place of their mean.
+    """
+
+    row: str
+    column: str
+    more: tuple[str, ...]
+    less: tuple[str, ...]
+    of: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of a paper, as runs.
 
@@ -191,6 +212,7 @@ class Table:
         cells: Its numbers, row by row; cells of the same method and settings share their runs.
         seeds: Seeds of each run.
         notes: Readings where the paper leaves something open, and rows of ours that it does not have.
+        gains: Numbers that follow from its cells; they need no runs of their own.
     """
 
     name: str
@@ -199,6 +221,7 @@ class Table:
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     notes: tuple[str, ...] = ()
+    gains: tuple[Gain, ...] = ()
 
 
 def grid(
@@ -361,6 +384,38 @@ def protocols() -> dict[str, Protocol]:
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
     return {table.name: table for module in _modules() for table in getattr(module, "TABLES", ())}
+
+
+def not_planned(module: ModuleType) -> dict[str, str]:
+    """What a paper prints and no table of its file plans, each with the reason: the file's `NOT_PLANNED`.
+
+    A key is a table of papers/reported.json, or "table: row", or "table: column"; or one that is not even there, such
+    as a table of an appendix that cannot be had.
+    """
+    return dict(getattr(module, "NOT_PLANNED", {}))
+
+
+def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The numbers a paper prints that belong to no cell of its file and have no reason in `NOT_PLANNED`.
+
+    Args:
+        module: The paper's file.
+        printed: The paper's part of papers/reported.json, by table.
+
+    Returns:
+        Each as "table: row: column".
+    """
+    planned = {
+        (table.reported[1], cell.row, cell.column) for table in module.TABLES for cell in (*table.cells, *table.gains)
+    }
+    reasons = not_planned(module)
+    return [
+        f"{table}: {entry['method']}: {entry['column']}"
+        for table, content in printed.items()
+        for entry in content["rows"]
+        if (table, entry["method"], entry["column"]) not in planned
+        and reasons.keys().isdisjoint({table, f"{table}: {entry['method']}", f"{table}: {entry['column']}"})
+    ]
 
 
 def posts() -> dict[str, Post]:
