@@ -1,6 +1,8 @@
 """FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from fedcli.papers.fccl_plus import (
     similarity,
 )
 
+from fedcli import registry
 from fedcli.core import backbones
 from fedcli.core.clients import Aux, Client, Output
 from fedcli.core.trees import select, stack
@@ -643,3 +646,15 @@ def test_exchanged_is_nothing_where_a_term_is_off():
     exchanged = fccl_plus.exchange(models, batch, groups, cohort, fed, setup.options)
     own = torch.stack([fed.network(clients[client].params, {}, batch.x).logits for client in range(4)])
     torch.testing.assert_close(exchanged, Exchanged(own.mean(0), None))
+
+
+def test_every_printed_number_is_planned_or_has_a_reason():
+    printed = json.loads(Path(fccl_plus.__file__).with_name("reported.json").read_text())["FCCL+"]
+    assert registry.unaccounted(fccl_plus, printed) == []
+
+
+def test_a_gain_is_over_the_base_of_its_own_scenario():
+    (table,) = [table for table in fccl_plus.TABLES if table.name == "fccl:10"]
+    assert len(table.gains) == 4 * 4  # rows but the base, by scenario and kind
+    gain = next(gain for gain in table.gains if gain.row == "FCCM" and gain.column == "Office31 intra delta_vs_BASE")
+    assert (gain.more, gain.less, gain.of) == (("FCCM",), ("none (private only)",), "Office31 intra AVG")
