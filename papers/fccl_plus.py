@@ -921,8 +921,8 @@ NOT_PLANNED = {
     "Table 7": "Options of the methods: part of the set-up, see PROTOCOLS.",
     "Fig 6": "Curves without printed numbers: `fedcli plot RUNS --kind domains` of Table 10's runs draws them.",
     "Fig 8": "Pictures without printed numbers: `fedcli plot RUNS --kind correlation` of Table 8's runs draws them.",
-    "Fig 9": "Pictures without printed numbers: `fedcli quality RUN --client N`, then `fedcli plot RUN --kind tsne`, of "
-    "two runs, one with `--teacher collaborative`, draw them.",
+    "Fig 9": "Pictures without printed numbers: `fedcli quality RUN --client N`, then `fedcli plot RUN --kind tsne`, "
+    "of two runs, one with `--teacher collaborative`, draw them.",
     "Fig 10": "Curves without printed numbers: `fedcli plot RUNS --kind domains` of two runs, one with "
     "`--plain-share 1`, draws them.",
 }
