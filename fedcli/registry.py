@@ -568,7 +568,8 @@ def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) ->
         f"{table}: {entry['method']}: {entry['column']}"
         for table, content in printed.items()
         for entry in content["rows"]
-        if (table, entry["method"], entry["column"]) not in planned
+        if any(isinstance(value, int | float) for value in entry.values())
+        and (table, entry["method"], entry["column"]) not in planned
         and reasons.keys().isdisjoint({table, f"{table}: {entry['method']}", f"{table}: {entry['column']}"})
     ]
 

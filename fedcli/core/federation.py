@@ -320,8 +320,11 @@ class Federation:
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
-        """The learning rate of a round."""
-        return self.config.lr * self.config.lr_decay**round
+        """Returns the learning rate of a round; a linear schedule has the full rate in the first two."""
+        rate = self.config.lr * self.config.lr_decay**round
+        if self.config.lr_schedule == "linear":
+            rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds
+        return rate
 
     def train(
         self,

@@ -56,6 +56,11 @@ class RunConfig:
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
+    lr_schedule: str = option(
+        "constant",
+        "Learning rate over the rounds, beside its decay: linear goes down to a tenth of it",
+        choices=("constant", "linear"),
+    )
     momentum: float = option(0.0, "Momentum of SGD", low=0, high=1, open_high=True, off=0)
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     validation: float = option(
@@ -102,8 +107,8 @@ PANELS = {
         "cohort_size", "rounds", "post", "validation", "local_test", "train_examples",
     ),
     "Local training": (
-        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "momentum",
-        "weight_decay", "backbone",
+        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "lr_schedule",
+        "momentum", "weight_decay", "backbone",
     ),
     "Machine": ("seed", "device", "precision", "clients_per_chunk"),
     "Output": ("eval_every", "drift_every", "checkpoint_every"),
