@@ -8,9 +8,10 @@ see `fedcli.core.graphs`.
 
 import gc
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,13 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
-from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, branched, keyed, vectorised
-from fedcli.core.graphs import Graphs, Unrepeatable, Work, identity, layout
-from fedcli.core.patches import by_patches
-from fedcli.core.stacked import Rows, Stack
+from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
+from fedcli.core.graphs import Graphs, Work
+from fedcli.core.stacked import WAYS, Rows, Stack, Stacks, for_many, with_optimizer
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
 PREPARED_BYTES = 2**22  # images that are made ready at a time for a client that trains alone
-WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
-WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
-WAYS = ("stacked", "patches", "branches")  # in which several clients train together
-KEPT = 4  # stacks kept for the rounds to come
 
 
 def parse_chunk(text: str, default: int) -> tuple[str, int]:
@@ -70,6 +66,7 @@ class Engine:
         way: One of `WAYS`, how clients train together.
         graphs: Of the device; None where it has none, or where a capture has failed.
         notes: What a user has to know of the way things went.
+        stacks: Of the clients that train together, for as long as they can be used again.
         stopping: Set while the threads of a run are to end before their work is done.
         lock: Held while `on_samples` is called.
     """
@@ -84,7 +81,7 @@ class Engine:
     notes: list[str] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    _kept: dict[Hashable, Stack] = field(default_factory=dict, init=False)
+    stacks: Stacks = field(default_factory=Stacks, init=False)
 
     @property
     def mode(self) -> str:
@@ -119,7 +116,7 @@ class Engine:
 
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
-            own = select(clients, chunk), select_axes(context, axes, chunk)
+            own = with_optimizer(step, select(clients, chunk)), select_axes(context, axes, chunk)
             after, sums = (self._alone if alone else self._together)(step, *own, axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
@@ -156,7 +153,7 @@ class Engine:
 
     def _halve(self, size: int) -> None:
         self.clients_per_chunk = -(-size // 2)
-        self._kept.clear()
+        self.stacks.kept.clear()
         gc.collect()  # an error can hold on to its own tensors
         if self.images.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -187,8 +184,6 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """The chunk's only client through its batches, each with its true size."""
         client, context = tree_map(self._own, select(clients, 0)), select_axes(context, axes, 0)
-        if not client.optimizer:
-            client = client._replace(optimizer=step.slots(client.params))
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         for batch in self._batches(plan, chunk.start, rate):
@@ -219,81 +214,35 @@ class Engine:
     def _together(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
-        """The chunk's clients together, batch by batch."""
+        """Trains the chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())
-        if not clients.optimizer:
-            slots = [step.slots(select(clients.params, k)) for k in range(chunk.stop - chunk.start)]
-            clients = clients._replace(optimizer=stack(slots))
         if steps == 0:
             return clients, {}
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
         rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
         sizes = plan.size[:steps, chunk]
-        padded = bool(((sizes > 0) & (sizes < plan.index.shape[2])).any())  # else no mask has to be carried along
-        num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
-        together = self._stack(step, axes, padded, clients, context, rows)
-        together.begin(clients, context, rows, num_batches, rate)
-        for t in range(steps):
-            together.set_rows(rows, t)
-            self._advance(together, steps - t)
-            self._step_done(int(sizes[t].sum()))
-        result = together.clients, together.totals
-        return tree_map(torch.clone, result) if together.kept else result
-
-    def _stack(self, step: Step, axes: Tree, padded: bool, clients: Client, context: Tree, rows: Rows) -> Stack:
-        """The stack that takes this step with tensors of these shapes: one kept from before, or a new one."""
+        padded = bool(((sizes > 0) & (sizes < plan.index.shape[2])).any())  # else the batches need no mask
         batch_axes = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
-        update = self._of_many(keyed(step.update), (0, batch_axes, axes), rows.size.shape[1])
-        new = Stack(update, self.gather, padded, fixed=self.graphs is not None)
+        update = self._for_many(keyed(step.update), (0, batch_axes, axes), len(sizes[0]))
+        make = partial(Stack, update, self.gather, padded, self.graphs, self._without_graphs)
         if self.graphs is None:
-            return new
-        shapes = layout((clients, context, rows.index[0], rows.draws is None))
-        try:
-            key = (identity(step.update), identity(axes), padded, self.way, shapes)
-        except Unrepeatable:
-            return new
-        if key not in self._kept and len(self._kept) == KEPT:
-            self._kept.pop(next(iter(self._kept)))  # the oldest
-        new.kept = True
-        return self._kept.setdefault(key, new)
-
-    def _advance(self, together: Stack, left: int) -> None:
-        """One step: the graph's replay, or, as long as there is none, its operations one by one.
-
-        Args:
-            together: The clients.
-            left: Steps that are left in this call, this one included.
-        """
-        graphs, warm = self.graphs, together.eager_steps >= WARM_UP
-        if graphs is not None and together.replay is None and warm and (together.kept or left >= WORTHWHILE):
-            together.replay = self._capture(together, graphs)
-        if together.replay is not None:
-            together.replay()
-        elif graphs is None:
-            together.step()
+            together = make()
         else:
-            graphs.warm_up(together.step)
-            together.eager_steps += 1
+            tensors = clients, context, rows.index[0], rows.draws is None
+            together = self.stacks.find((step.update, axes, padded, self.way), tensors, make)
+        num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
+        counts = sizes.sum(1).tolist()
+        return together.train(clients, context, rows, num_batches, rate, lambda t: self._step_done(counts[t]))
 
-    def _capture(self, together: Stack, graphs: Graphs) -> Work:
-        """The step as a graph; where it cannot be one, the step as it is, and no more graphs in this run."""
-        try:
-            return graphs.capture(together.step)
-        except Exception as error:
-            cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
-            if isinstance(cause, torch.OutOfMemoryError):
-                raise cause from None
+    def _without_graphs(self, reason: str) -> None:
         self.graphs = None
-        reason = (str(cause).strip() or repr(cause)).splitlines()[0]
-        self.notes.append(f"no CUDA graph of the step, its operations go one by one ({reason})")
-        return together.step
+        self.stacks.kept.clear()
+        self.notes.append(reason)
 
-    def _of_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
-        """A function of one client as one of `size` stacked clients."""
-        if self.way == "branches" or size == 1:
-            return branched(function, axes, _one_by_one if self.graphs is None else self.graphs.fork)
-        stacked = vectorised(function, axes)
-        return by_patches(stacked) if self.way == "patches" else stacked
+    def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
+        """Makes a function of one client a function of `size` stacked clients."""
+        fork = _one_by_one if self.graphs is None else self.graphs.fork
+        return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
         """One local step of each of K clients on one batch that all are given.
@@ -308,10 +257,8 @@ class Engine:
         Returns:
             The stacked clients, and what the objective returned beside its value, stacked.
         """
-        if not clients.optimizer:
-            count = len(next(iter(clients.params.values())))
-            clients = clients._replace(optimizer=stack([step.slots(select(clients.params, k)) for k in range(count)]))
         update = keyed(step.update)
+        clients = with_optimizer(step, clients)
         return self._each(lambda own, context: update(own, batch, context), (clients, context), (0, axes))
 
     def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
@@ -327,7 +274,7 @@ class Engine:
         """A function of one client for each of K, a chunk at a time; `axes` as in `train`, the first one 0."""
 
         def of_chunk(chunk: slice) -> Tree:
-            return self._of_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
+            return self._for_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
 
         return concatenate(self._in_chunks(of_chunk, len(next(leaves(arguments[0])))))
 
