@@ -458,3 +458,30 @@ def test_convolutions_go_by_patches_only_where_they_are_asked_to(chunk, used, mo
     setup, fed = laws.federation(FEDAVG, backbone="cnn-small", clients_per_chunk=chunk)
     laws.simulate(setup, fed, 1)
     assert bool(calls) == used
+
+
+# What clients keep, and what models give
+
+
+def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
+    _, fed = laws.federation(FEDAVG)
+    fed.device, there = torch.device("meta"), torch.zeros(3, device="meta")
+    stacked_from, stack = [], torch.stack
+    monkeypatch.setattr(
+        torch, "stack", lambda parts: stacked_from.append({p.device.type for p in parts}) or stack(parts)
+    )
+    found = fed.recall({0: {"a": torch.ones(3)}, 2: {"a": there}}, fed.cohort(0), {"a": torch.zeros(3)})
+    assert found["a"].shape == (4, 3)
+    assert stacked_from == [{"meta"}]
+
+
+@pytest.mark.parametrize("test", [True, False])
+def test_predictions_for_some_images_are_theirs_among_all(test):
+    _, fed = laws.federation(FEDAVG)
+    model, index = fed.initial_model(), np.array([7, 2, 11])
+    everything = fed.predict(*model) if test else fed.predict(*model, np.arange(34))
+    for part, whole in zip(fed.predict(*model, index, test=test), everything, strict=True):
+        torch.testing.assert_close(part, whole[index], rtol=1e-12, atol=1e-12)
+    assert torch.equal(
+        fed.predict(*model, index, test=test)[2], (fed.test_labels if test else fed.engine.labels)[index]
+    )

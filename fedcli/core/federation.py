@@ -252,7 +252,7 @@ class Federation:
         return clients.params, clients.buffers
 
     def recall(self, states: dict[int, Tree], cohort: Cohort, first: Tree) -> Tree:
-        """What each client of the cohort kept from the last round it took part in.
+        """Returns what each client of the cohort kept from the last round it took part in.
 
         Args:
             states: By client id, of the clients that have taken part.
@@ -262,27 +262,23 @@ class Federation:
         Returns:
             A stacked tree `[K, ...]`.
         """
-        kept = stack([states.get(int(client), first) for client in cohort.client_ids])
-        return tree_map(lambda leaf: leaf.to(self.device), kept)
+        found = [states.get(int(client), first) for client in cohort.client_ids]
+        return stack(tree_map(lambda leaf: leaf.to(self.device), found))  # some may lie on the host
 
     def remember(self, states: dict[int, Tree], cohort: Cohort, stacked: Tree) -> dict[int, Tree]:
-        """The states with those of the cohort's clients replaced by `stacked` `[K, ...]`; the rest stay as they are."""
-        new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
-        where = self.state_device(new)
-        return dict(sorted({**states, **tree_map(lambda leaf: leaf.to(where, copy=True), new)}.items()))
+        """Returns the states, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`.
 
-    def state_device(self, states: dict[int, Tree]) -> torch.device:
-        """Where the clients' states are kept: on the device if those of the whole population fit into half of it.
-
-        Decided once, by the first states.
+        They stay on the device if the whole population's fit into half of its memory, which the first ones decide.
         """
+        new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
         if self._state_device is None:
             self._state_device = self.device
             if self.device.type == "cuda":
-                largest = max(sum(leaf.nbytes for leaf in leaves(state)) for state in states.values())
+                largest = max(sum(leaf.nbytes for leaf in leaves(state)) for state in new.values())
                 if largest * self.num_clients > torch.cuda.mem_get_info(self.device)[0] / 2:
                     self._state_device = torch.device("cpu")
-        return self._state_device
+        moved = tree_map(lambda leaf: leaf.to(self._state_device, copy=True), new)
+        return dict(sorted({**states, **moved}.items()))
 
     def optimizer_step(
         self,
@@ -442,24 +438,28 @@ class Federation:
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
     def predict(
-        self, params: Params, buffers: Params, index: np.ndarray | None, network: Network | None = None
+        self,
+        params: Params,
+        buffers: Params,
+        index: np.ndarray | None = None,
+        network: Network | None = None,
+        *,
+        test: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What one model in evaluation mode gives for training examples or the test images.
+        """Returns what one model in evaluation mode gives for training or test examples.
 
         Args:
             params: Of the model.
             buffers: Of the model.
-            index: Positions in the training set; None for all test images.
-            network: Its network; the only one where None.
+            index: Positions in the training set, or in the test set where `test`; None for all test images.
+            network: The model's network; the only one where None.
+            test: Whether `index` is of test images.
 
         Returns:
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
         """
-        network = network or self.network
-        if index is None:
-            images, labels = self.test_images, self.test_labels
-        else:
-            images, labels = self.engine.images, self.engine.labels
+        network, test = network or self.network, test or index is None
+        images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
         index = np.arange(len(labels)) if index is None else index
 
         @torch.no_grad()
@@ -471,15 +471,9 @@ class Federation:
         with self._timed("evaluate"):
             return concatenate(self.engine.side_by_side(of_portion, _portions(index) or [index]))
 
-    def correct(
-        self, params: Params, buffers: Params, index: np.ndarray | None, network: Network | None = None
-    ) -> Tensor:
-        """Whether one model is right, for each of the training examples `index` or each test image (None).
-
-        Returns:
-            `[n]`, bool, on the CPU.
-        """
-        _, logits, labels = self.predict(params, buffers, index, network)
+    def correct(self, params: Params, buffers: Params, index: np.ndarray | None) -> Tensor:
+        """Returns whether one model is right for each example, bool `[n]` on the CPU; arguments as in `predict`."""
+        _, logits, labels = self.predict(params, buffers, index)
         return logits.argmax(1) == labels
 
 
