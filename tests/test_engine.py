@@ -472,7 +472,7 @@ def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
     )
     found = fed.recall({0: {"a": torch.ones(3)}, 2: {"a": there}}, fed.cohort(0), {"a": torch.zeros(3)})
     assert found["a"].shape == (4, 3)
-    assert stacked_from == [{"meta"}]
+    assert devices == [{"meta"}]
 
 
 @pytest.mark.parametrize("test", [True, False])

@@ -111,7 +111,7 @@ class Federation:
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self._state_device: torch.device | None = None
-        # On CUDA, `chunks.settle` chooses for `auto` before the first round.
+        # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
         chunk = min(chunk, run.cohort_size)

@@ -272,7 +272,7 @@ def _new_name(setup: Setup) -> Path:
 
 def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str) -> dict[str, Any]:
     config = setup.run
-    chosen = autotune.settle(fed)  # why so many clients train together; None where it was given or is the CPU's rule
+    chosen = autotune.autotune(fed)  # why so many clients train together; None where it was given or is the CPU's rule
     counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
