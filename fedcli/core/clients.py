@@ -188,10 +188,27 @@ def adam(
     return new, (count, first_new, second_new)
 
 
+def clip(grads: Params, max_norm: float) -> Params:
+    """Shortens gradients to the norm `max_norm`, of all together, if longer, as `torch.nn.utils.clip_grad_norm_`."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return tree_map(lambda g: g * scale, grads)
+
+
 def _optimizer_step(
-    loss: LocalLoss, key: str, lr: float | None, names: Sequence[str] | None, init, apply, in_place: bool
+    loss: LocalLoss,
+    init: Callable[[Params], Tree],
+    apply: Callable[..., tuple[Params, Tree]],
+    key: str,
+    lr: float | None = None,
+    names: Sequence[str] | None = None,
+    clip_norm: float = 0.0,
+    in_place: bool = False,
 ) -> Step:
-    """Makes a step that moves the parameters `names` against the gradient of `loss` by the optimizer `apply`."""
+    """Makes a step against the gradient of `loss`, by the update `apply` and its first state `init`.
+
+    The others are those of `Federation.optimizer_step`; `in_place` says whether `apply` can write over its arguments.
+    """
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}
@@ -202,6 +219,7 @@ def _optimizer_step(
 
         some = trained(client.params)
         grads, aux = _gradient(loss if names is None else of_some, some, client.buffers, batch, context)
+        grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         new, state = apply(some, grads, client.optimizer[key], rate, **how)
         params = {**client.params, **new}
@@ -212,37 +230,24 @@ def _optimizer_step(
     return Step(update, lambda params: {key: init(trained(params))}, writing)
 
 
-def sgd_step(
-    loss: LocalLoss,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    lr: float | None = None,
-    names: Sequence[str] | None = None,
-    key: str = "sgd",
-) -> Step:
-    """Makes a local step of `sgd` on the objective of one client; for `lr`, `names`, `key` see `optimizer_step`."""
+def sgd_step(loss: LocalLoss, momentum: float = 0.0, weight_decay: float = 0.0, key: str = "sgd", **how: Any) -> Step:
+    """Makes a local step of `sgd` on the objective of one client; `how` as in `Federation.optimizer_step`."""
 
     def init(params: Params) -> Tree:
         return tree_map(torch.zeros_like, params) if momentum else ()
 
     apply = partial(sgd, momentum=momentum, weight_decay=weight_decay)
-    return _optimizer_step(loss, key, lr, names, init, apply, in_place=True)
+    return _optimizer_step(loss, init, apply, key, in_place=True, **how)
 
 
-def adam_step(
-    loss: LocalLoss,
-    weight_decay: float = 0.0,
-    lr: float | None = None,
-    names: Sequence[str] | None = None,
-    key: str = "adam",
-) -> Step:
-    """Makes a local step of `adam` on the objective of one client; for `lr`, `names`, `key` see `optimizer_step`."""
+def adam_step(loss: LocalLoss, weight_decay: float = 0.0, key: str = "adam", **how: Any) -> Step:
+    """Makes a local step of `adam` on the objective of one client; `how` as in `Federation.optimizer_step`."""
 
     def init(params: Params) -> Tree:
         count = next(iter(params.values())).new_zeros(())
         return (count, tree_map(torch.zeros_like, params), tree_map(torch.zeros_like, params))
 
-    return _optimizer_step(loss, key, lr, names, init, partial(adam, weight_decay=weight_decay), in_place=False)
+    return _optimizer_step(loss, init, partial(adam, weight_decay=weight_decay), key, **how)
 
 
 def keyed(update: Update) -> Update:
