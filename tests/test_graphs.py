@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedcli.core import stacked
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity, layout
+from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
 from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network
@@ -358,9 +358,10 @@ def test_what_may_change_has_no_identity(thing):
         identity(make(None, Options(0.5), (thing,)))
 
 
-def test_the_layout_of_a_tree_is_its_structure_and_shapes():
+def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
     tree = {"a": torch.zeros(2, 3), "b": (torch.zeros(1), None)}
-    assert layout(tree) == layout({"a": torch.ones(2, 3), "b": (torch.ones(1), None)})
+    known = identity(tree, shapes=True)
+    assert known == identity({"a": torch.ones(2, 3), "b": (torch.ones(1), None)}, shapes=True)
     for other in (
         {"a": torch.zeros(3, 2), "b": (torch.zeros(1), None)},
         {"a": torch.zeros(2, 3).double(), "b": (torch.zeros(1), None)},
@@ -368,7 +369,7 @@ def test_the_layout_of_a_tree_is_its_structure_and_shapes():
         {"a": torch.zeros(2, 3), "b": (torch.zeros(1), torch.zeros(1))},
         {"a": torch.zeros(2, 3), "b": (torch.zeros(1), 1)},
     ):
-        assert layout(other) != layout(tree)
+        assert identity(other, shapes=True) != known
 
 
 # The device

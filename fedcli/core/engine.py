@@ -1,9 +1,7 @@
-"""The engine: all local steps of a cohort, from one local step of one client.
+"""The engine: makes all local steps of a cohort of one local step of one client.
 
-Clients train one after the other (looped; on the CPU one in each thread), or several together, in one of `WAYS`:
-stacked by `vmap`, likewise with convolutions as products of matrices (see `fedcli.core.patches`), or as branches of one
-computation. A method cannot tell the difference. On CUDA the step of clients that train together becomes a CUDA graph,
-see `fedcli.core.graphs`.
+Clients train one after the other (looped; on the CPU one in each thread), or several together, see
+`fedcli.core.stacked`. A method cannot tell the difference.
 """
 
 import gc
@@ -25,19 +23,11 @@ from fedcli.core.stacked import WAYS, Rows, Stack, Stacks, for_many, with_optimi
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
-PREPARED_BYTES = 2**22  # images that are made ready at a time for a client that trains alone
+PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
 def parse_chunk(text: str, default: int) -> tuple[str, int]:
-    """What `--clients-per-chunk` says: in which of `WAYS`, and how many clients train together.
-
-    Args:
-        text: The option's value.
-        default: The number for `auto`.
-
-    Raises:
-        UserError: If it is not a value of that option.
-    """
+    """Reads `--clients-per-chunk`: in which of `WAYS`, and how many clients train together (`default` for `auto`)."""
     if text == "auto":
         return WAYS[0], default
     way, colon, number = text.rpartition(":")
@@ -50,7 +40,7 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
 
 
 class Stopped(Exception):
-    """Ends a thread whose result nobody waits for any more."""
+    """Ends the work of a thread after another one has failed."""
 
 
 @dataclass
@@ -62,13 +52,12 @@ class Engine:
         labels: `[N]`.
         transform: From uint8 images to network input.
         clients_per_chunk: How many clients train together; halved where the device's memory is too small.
-        on_samples: Told how many samples a step has processed; never by two threads at once.
+        on_samples: Called with the number of samples after each step, never by two threads at once.
         way: One of `WAYS`, how clients train together.
-        graphs: Of the device; None where it has none, or where a capture has failed.
-        notes: What a user has to know of the way things went.
-        stacks: Of the clients that train together, for as long as they can be used again.
-        stopping: Set while the threads of a run are to end before their work is done.
-        lock: Held while `on_samples` is called.
+        graphs: CUDA graphs; None on other devices, and after one could not be made or was wrong.
+        notes: What a user has to know of such changes of plan.
+        stacks: Kept from round to round.
+        stopping: Set while threads are to end before their work is done.
     """
 
     images: Tensor
@@ -79,18 +68,18 @@ class Engine:
     way: str = WAYS[0]
     graphs: Graphs | None = None
     notes: list[str] = field(default_factory=list)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
     stacks: Stacks = field(default_factory=Stacks, init=False)
+    stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def mode(self) -> str:
-        """In words, how clients train together."""
+        """Says in words how clients train together."""
         how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
         return how if self.graphs is None else f"{how}, captured"
 
     def _step_done(self, samples: int) -> None:
-        with self.lock:
+        with self._lock:
             self.on_samples(samples)
         if self.stopping.is_set():
             raise Stopped
@@ -102,15 +91,15 @@ class Engine:
 
         Args:
             step: The local step of one client.
-            clients: Stacked; their optimizer state is carried on, or begun where it is empty.
+            clients: Stacked, `[K, ...]`; optimizer state is carried on if they have any.
             plan: Their batches.
             lr: Learning rate of the round.
             context: What the objective is given beside the batch.
-            axes: None for what of the context all clients share, 0 for what each has its own.
+            axes: For each part of the context None (shared) or 0 (one for each client, `[K, ...]`).
 
         Returns:
-            The stacked clients after their last steps, and for each term of the objective its mean over a client's
-            local steps, `[K]` (0 for a client without steps).
+            The clients after their last steps, and for each term of the objective its mean over a client's local
+            steps, `[K]` (0 for a client without steps).
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
@@ -127,7 +116,7 @@ class Engine:
         return concatenate([after for after, _, _ in done]), tree_map(lambda value: value / steps, total)
 
     def _in_chunks(self, run: Callable[[slice], Any], num_clients: int) -> list[Any]:
-        """`run` of the clients, so many at a time as train together, in their order.
+        """Calls `run` for chunks of `clients_per_chunk` clients; returns its results in their order.
 
         Where the device's memory is too small for a chunk, it and all that follow are cut in half.
         """
@@ -145,22 +134,20 @@ class Engine:
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
-            self._halve(size)  # not in the handler: the error holds on to the tensors of the step
+            # Not in the handler: there the error still holds the tensors of the step.
+            self.clients_per_chunk = -(-size // 2)
+            self.stacks.kept.clear()
+            gc.collect()
+            if self.images.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return attempt(chunk)
 
         done = self.side_by_side(attempt, cut(slice(0, num_clients)))
         return [result for part in done for result in part]
 
-    def _halve(self, size: int) -> None:
-        self.clients_per_chunk = -(-size // 2)
-        self.stacks.kept.clear()
-        gc.collect()  # an error can hold on to its own tensors
-        if self.images.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """`run` of each item, in their order; on the CPU one item a thread, each operation on one thread.
+        """Calls `run` for each item, on the CPU for as many at once as there are threads; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
         want the cores too, and the results do not depend on the number of threads.
@@ -172,7 +159,7 @@ class Engine:
         try:
             return list(pool.map(run, items))
         except BaseException:
-            self.stopping.set()  # Ctrl-C, or a failure of one: the others need not go through their data
+            self.stopping.set()  # Ctrl-C, or one has failed: the others need not finish
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -182,7 +169,7 @@ class Engine:
     def _alone(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
-        """The chunk's only client through its batches, each with its true size."""
+        """Trains the only client of a chunk, on batches of their true sizes."""
         client, context = tree_map(self._own, select(clients, 0)), select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
@@ -193,7 +180,7 @@ class Engine:
         return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
 
     def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
-        """Client k's batches, each with its true size; their images are made ready for several at a time."""
+        """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
         device, steps = self.images.device, int(plan.steps[k])
         sizes = plan.size[:steps, k]
         real = np.arange(plan.index.shape[2]) < sizes[:, None]  # [steps, B]
@@ -245,24 +232,17 @@ class Engine:
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
-        """One local step of each of K clients on one batch that all are given.
-
-        Args:
-            step: The local step of one client.
-            clients: Stacked; their optimizer state is carried on, or begun where it is empty.
-            batch: The same for all.
-            context: What the objective is given beside the batch.
-            axes: None for what of the context all clients share, 0 for what each has its own.
+        """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
 
         Returns:
-            The stacked clients, and what the objective returned beside its value, stacked.
+            The clients, and what the objective returned beside its value, both stacked.
         """
         update = keyed(step.update)
         clients = with_optimizer(step, clients)
         return self._each(lambda own, context: update(own, batch, context), (clients, context), (0, axes))
 
     def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
-        """What each of K clients' models gives for one batch `x` `[B, channels, H, W]`, stacked, without gradients."""
+        """Returns what each client's model gives for `x` `[B, channels, H, W]`, stacked, without gradients."""
 
         def of_one(params: Params, buffers: Params) -> Output:
             with torch.no_grad():
@@ -271,7 +251,7 @@ class Engine:
         return self._each(of_one, (clients.params, clients.buffers), (0, 0))
 
     def _each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
-        """A function of one client for each of K, a chunk at a time; `axes` as in `train`, the first one 0."""
+        """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
         def of_chunk(chunk: slice) -> Tree:
             return self._for_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
@@ -279,17 +259,14 @@ class Engine:
         return concatenate(self._in_chunks(of_chunk, len(next(leaves(arguments[0])))))
 
     def gather(self, index: Any, draws: Any = None) -> tuple[Tensor, Tensor]:
-        """Network input and labels of the training examples `index` (any shape), augmented by `draws` if given.
-
-        Both are arrays or tensors.
-        """
+        """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""
         device = self.images.device
         positions = torch.as_tensor(index, device=device)
         uniform = None if draws is None else torch.as_tensor(draws, device=device)
         return self.transform(self.images[positions], uniform), self.labels[positions]
 
     def _own(self, tensor: Tensor) -> Tensor:
-        """A copy; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
+        """Copies; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
             return tensor.to(memory_format=torch.channels_last, copy=True)

@@ -1,6 +1,6 @@
-"""What a method is given: clients, model, data and the engine's primitives; and the round loop.
+"""What a method is given: a population of clients with their data, and what it can ask of them.
 
-A method asks for everything through `Federation`: it broadcasts, trains, takes class means, and says what it sends.
+A method broadcasts, trains and takes class means through `Federation`, which also counts what is sent.
 """
 
 import time
@@ -23,7 +23,7 @@ from fedcli.core.trees import Tree, concatenate, count_floats, leaves, select, s
 from fedcli.errors import UserError
 from fedcli.registry import Sizes
 
-EVALUATION_BATCH = 500  # images; a forward pass without gradients, so memory is small
+EVALUATION_BATCH = 500  # images
 
 
 class Cohort(NamedTuple):
@@ -37,7 +37,7 @@ class Cohort(NamedTuple):
 
 
 class NonFiniteLoss(Exception):
-    """A term of the objective has become infinite or NaN; says the round, the clients and the term."""
+    """Says that a term of the objective has become infinite or NaN, in which round and for which clients."""
 
 
 class Federation:
@@ -50,10 +50,8 @@ class Federation:
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of them a client has.
         training: Training examples of each client, positions in the training set.
-        validation: Held-out examples of each client.
-        testing: A client's own test part, positions in the training set; empty unless the protocol tests on it.
-        public_images: uint8 `[P, channels, H, W]`, unlabelled; None where the method needs none.
-        evaluation: How the protocol measures accuracy, see fedcli/core/evaluation.py.
+        validation: Held-out examples of each client, likewise.
+        testing: Each client's own test part, likewise; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.
         sent_down: Floats that all clients of the last round together were sent, by "params", "buffers" and "other".
@@ -78,16 +76,16 @@ class Federation:
         """Puts data, networks and engine together.
 
         Args:
-            run: Options of the run, by the names of `fedcli.runs.config.RunConfig`.
-            dataset: Images, labels and domains, by the names of `fedcli.data.datasets.Dataset`.
+            run: Options of the run, a `fedcli.runs.config.RunConfig`.
+            dataset: Images, labels and domains, a `fedcli.data.datasets.Dataset`.
             parts: Positions of each client's examples in the training set.
             device: Where all of it is kept and trained.
-            transform: From the set's uint8 images to network input, in the precision of the run.
-            public_images: uint8 `[P, channels, H, W]`, for methods that need them.
+            transform: From uint8 images to network input, in the precision of the run.
+            public_images: uint8 `[P, channels, H, W]`, unlabelled, for methods that need them.
             public_transform: Likewise for the public images.
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
-            on_samples: Told how many samples a local step has processed.
+            on_samples: Called with the number of samples after each local step.
         """
         self.config, self.device = run, device
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
@@ -125,11 +123,7 @@ class Federation:
 
     @property
     def network(self) -> Network:
-        """The network that all clients have.
-
-        Raises:
-            UserError: If they have different ones.
-        """
+        """Returns the network that all clients have; refuses if they have different ones."""
         if len(self.networks) > 1:
             raise UserError(
                 f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
@@ -138,11 +132,7 @@ class Federation:
 
     @property
     def feature_dim(self) -> int:
-        """Width of the features, D, of every network.
-
-        Raises:
-            UserError: If it is not the same for all.
-        """
+        """Returns the width of the features, D; refuses if it is not the same for all networks."""
         widths = [network.feature_dim for network in self.networks]
         if len(set(widths)) > 1:
             found = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
@@ -165,22 +155,22 @@ class Federation:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that costs depend on, of the largest network."""
+        """Returns the sizes that costs depend on, of the largest network."""
         largest = max(self.networks, key=count_parameters)
         return Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
 
     def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
-        """Parameters and buffers of a network's initial model, drawn from the run's seed; of the only one if None."""
+        """Returns parameters and buffers of a network's initial model, drawn from the run's seed."""
         module = (network or self.network).module
         params = {name: value.detach().clone() for name, value in module.named_parameters()}
         return params, {name: value.detach().clone() for name, value in module.named_buffers()}
 
     def cohort(self, round: int) -> Cohort:
-        """The cohort of a round, drawn without replacement."""
+        """Draws the cohort of a round, without replacement."""
         return self.cohort_of(round, draw_cohort(self.config.seed, round, self.num_clients, self.config.cohort_size))
 
     def cohort_of(self, round: int, client_ids: Sequence[int]) -> Cohort:
-        """The cohort of these clients."""
+        """Makes the cohort of these clients."""
         num_examples = np.array([len(self.parts[client]) for client in client_ids])
         total = num_examples.sum()
         shares = num_examples / total if total else np.full(len(num_examples), 1 / len(num_examples))
@@ -190,7 +180,7 @@ class Federation:
         return Cohort(round, np.asarray(client_ids), num_examples, weights, network)
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
-        """The clients of a cohort by their networks, each in the cohort's order; weights stay those of the cohort."""
+        """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
         kinds = self.architecture[cohort.client_ids]
         places = [np.flatnonzero(kinds == kind) for kind in range(len(self.networks))]
         return [
@@ -200,7 +190,7 @@ class Federation:
         ]
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
-        """One stacked tree `[K, ...]` in the cohort's order from those of its groups."""
+        """Makes one stacked tree `[K, ...]` in the cohort's order of those of its groups."""
         ids = np.concatenate([group.client_ids for group in groups])
         places = {int(client): place for place, client in enumerate(ids)}
         order = [places[int(client)] for client in cohort.client_ids]
@@ -211,11 +201,7 @@ class Federation:
         return select(concatenate(trees), torch.tensor(order, device=self.device))
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
-        """Sends one model to every client of the cohort.
-
-        Returns:
-            Stacked clients `[K, ...]` without optimizer state.
-        """
+        """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
         size = len(cohort.client_ids)
         self.sent_down["params"] += size * count_floats(params)
         self.sent_down["buffers"] += size * count_floats(buffers)
@@ -255,7 +241,7 @@ class Federation:
         """Returns what each client of the cohort kept from the last round it took part in.
 
         Args:
-            states: By client id, of the clients that have taken part.
+            states: What each has kept, by id, of the clients that have taken part.
             cohort: The clients.
             first: What a client has that takes part for the first time.
 
@@ -292,7 +278,7 @@ class Federation:
         key: str = "local",
         clip_norm: float = 0.0,
     ) -> Step:
-        """One update of a client by the gradient of a local objective.
+        """Makes a local step: one update of a client by the gradient of its objective.
 
         Args:
             loss: The objective of one client.
@@ -311,7 +297,7 @@ class Federation:
         return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, **how)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
-        """The batches of the cohort in this round, for all local epochs or some of them."""
+        """Draws the batches of the cohort in this round, for all local epochs or some of them."""
         with self._timed("data"):
             return plan_batches(
                 [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
@@ -320,7 +306,7 @@ class Federation:
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
-        """The learning rate of a round."""
+        """Returns the learning rate of a round."""
         return self.config.lr * self.config.lr_decay**round
 
     def train(
@@ -339,7 +325,7 @@ class Federation:
             cohort: Whose data and draws.
             local: The objective of one client, minimised by the run's optimizer, or a whole local step.
             context: What the objective is given beside the batch.
-            axes: For each part of the context None (shared) or 0 (one for each client).
+            axes: For each part of the context None (shared) or 0 (one for each client, `[K, ...]`).
             epochs: Which local epochs of the round; all where None. Optimizer state is carried on.
 
         Returns:
@@ -356,14 +342,9 @@ class Federation:
         return trained, terms
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
-        """The public images in minibatches, in an order and augmented by draws of the round, the same for all clients.
+        """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
 
-        Args:
-            round: The round.
-            epoch: Which pass over them in this round; each has its own draws.
-
-        Yields:
-            Batches whose labels are all 0 and mean nothing.
+        Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
         count, size = len(self.public_images), self.config.public_batch_size
         order = generator(self.config.seed, round, "public order", epoch).permutation(count)
@@ -389,22 +370,19 @@ class Federation:
         context: Tree = None,
         axes: Tree = None,
     ) -> tuple[Client, Aux]:
-        """One local step of each client on one batch that all are given; arguments as in `train`.
+        """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
 
         Returns:
-            The clients, and what the objective returned beside its value, stacked.
-
-        Raises:
-            NonFiniteLoss: If a term is infinite or NaN.
+            The clients, and what the objective returned beside its value, both stacked.
         """
-        step = local if hasattr(local, "update") else self.optimizer_step(local)
+        step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self._timed("train"):
             after, aux = self.engine.once(step, clients, batch, context, axes)
         _refuse_non_finite(aux.terms, cohort)
         return after, aux
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
-        """What each client's model gives for one batch, without gradients.
+        """Returns what each client's model gives for one batch, without gradients.
 
         Args:
             clients: Stacked, of one network.
@@ -419,7 +397,7 @@ class Federation:
             return self.engine.forward(cohort.network, clients, x, train)
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """Each client's mean feature of each class, over its training part, by its model in evaluation mode.
+        """Takes the mean features of each class, over a client's training part, by its model in evaluation mode.
 
         Returns:
             Means `[K, C, D]`, zero where a client has no example of a class, and counts `[K, C]`.
@@ -481,7 +459,7 @@ class Federation:
 
 
 def count_parameters(network: Network) -> int:
-    """Number of a network's parameters."""
+    """Counts a network's parameters."""
     return sum(value.numel() for value in network.module.parameters())
 
 
@@ -493,7 +471,7 @@ def _domain_counts(parts: Sequence[np.ndarray], dataset: Any) -> np.ndarray:
 
 
 def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each client's examples, shuffled, in two: what it trains on, and its own test part of that share."""
+    """Shuffles each client's examples and cuts them in two: what it trains on, and its own test part of that share."""
     if not share:
         return list(parts), [part[:0] for part in parts]
     mixed = [part[generator(seed, client, "test part").permutation(len(part))] for client, part in enumerate(parts)]
@@ -503,7 +481,6 @@ def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.
 
 
 def _portions(index: np.ndarray) -> list[np.ndarray]:
-    """Positions in portions of the size that is evaluated at once."""
     return [index[start : start + EVALUATION_BATCH] for start in range(0, len(index), EVALUATION_BATCH)]
 
 

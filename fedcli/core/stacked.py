@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, under_vmap
-from fedcli.core.graphs import Graphs, Unrepeatable, Work, identity, layout
+from fedcli.core.graphs import Graphs, Unrepeatable, Work, identity
 from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
 
 WAYS = ("stacked", "patches", "branches")  # in which several clients train together
@@ -143,8 +143,8 @@ class Stack:
             update: A local step of stacked clients: takes clients, batch and context, returns clients and an `Aux`.
             gather: From positions and draws to network input and labels.
             padded: Whether some batches are not full, so that they need a mask.
-            graphs: Of the device, if it has any. Without them every step makes new tensors, which is faster: on a CPU
-                the memory of the old ones is used again, and not given back to the system in every step.
+            graphs: Of the device, if it has any. Without them every step makes new tensors, which is faster on a CPU:
+                those of the step before are reused, and not given back to the system.
             give_up: Told why, if the step cannot be a graph.
             kept: Whether it is used again in later rounds.
         """
@@ -266,7 +266,7 @@ class Stacks:
     def find(self, parts: Any, tensors: Tree, make: Callable[..., Stack]) -> Stack:
         """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`."""
         try:
-            key = identity(parts), layout(tensors)
+            key = identity(parts), identity(tensors, shapes=True)
         except Unrepeatable:
             return make(kept=False)
         if key not in self.kept and len(self.kept) == KEPT:
