@@ -441,4 +441,4 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     state = laws.tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
     laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
-    assert any(stack.captured for stack in fed.engine.stacks.kept.values())
+    assert any(stack.replay for stack in fed.engine.stacks.kept.values())

@@ -75,8 +75,7 @@ def plan_batches(
         client_ids: Their ids, which key the draws.
         seed: Seed of the run.
         round: The round, from 0.
-        epochs: Which local epochs of the round; each has its own draws, so `range(0, 3)` and `range(3, 6)` together
-            are `range(0, 6)`.
+        epochs: Which local epochs of the round; each has its own draws.
         batch_size: B.
         drop_last: Leave out an epoch's last batch where it is not full.
         num_draws: Draws that the augmentation of an image needs; 0 without one.

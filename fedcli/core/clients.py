@@ -129,13 +129,7 @@ def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params,
 
 
 def sgd(
-    params: Params,
-    grads: Params,
-    state: Tree,
-    lr: Tensor,
-    momentum: float,
-    weight_decay: float,
-    in_place: bool = False,
+    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, in_place: bool = False
 ) -> tuple[Params, Tree]:
     """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
 

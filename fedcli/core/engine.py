@@ -45,31 +45,18 @@ class Stopped(Exception):
 
 @dataclass
 class Engine:
-    """Runs the local steps of a cohort.
+    """Runs the local steps of a cohort."""
 
-    Attributes:
-        images: uint8 `[N, channels, H, W]`, the training set, on the device.
-        labels: `[N]`.
-        transform: From uint8 images to network input.
-        clients_per_chunk: How many clients train together; halved where the device's memory is too small.
-        on_samples: Called with the number of samples after each step, never by two threads at once.
-        way: One of `WAYS`, how clients train together.
-        graphs: CUDA graphs; None on other devices, and after one could not be made or was wrong.
-        notes: What a user has to know of such changes of plan.
-        stacks: Kept from round to round.
-        stopping: Set while threads are to end before their work is done.
-    """
-
-    images: Tensor
-    labels: Tensor
-    transform: Transform
-    clients_per_chunk: int
-    on_samples: Callable[[int], None]
-    way: str = WAYS[0]
-    graphs: Graphs | None = None
-    notes: list[str] = field(default_factory=list)
-    stacks: Stacks = field(default_factory=Stacks, init=False)
-    stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    images: Tensor  # uint8 [N, channels, H, W], the training set, on the device
+    labels: Tensor  # [N]
+    transform: Transform  # from uint8 images to network input
+    clients_per_chunk: int  # how many clients train together; halved where the device's memory is too small
+    on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
+    way: str = WAYS[0]  # one of `WAYS`, how clients train together
+    graphs: Graphs | None = None  # None without CUDA, and after one could not be made or was wrong
+    notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
+    stacks: Stacks = field(default_factory=Stacks, init=False)  # kept from round to round
+    stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property

@@ -92,19 +92,22 @@ class Federation:
         self.evaluation, self.top_k = evaluation, top_k
         self.parts, self.testing = _cut(parts, run.local_test, run.partition_seed or 0)
         held_out = [int(len(part) * run.validation) for part in self.parts]
-        self.training = [part[: len(part) - count] for part, count in zip(self.parts, held_out, strict=True)]
-        self.validation = [part[len(part) - count :] for part, count in zip(self.parts, held_out, strict=True)]
+        cuts = [np.split(part, [len(part) - count]) for part, count in zip(self.parts, held_out, strict=True)]
+        self.training, self.validation = map(list, zip(*cuts, strict=True))
         _refuse_small_clients(self.training, run.batch_size, run.drop_last)
 
         self.dtype = transform.dtype
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
         self.backbones = list(dict.fromkeys(names))
         self.architecture = np.array([self.backbones.index(names[i % len(names)]) for i in range(run.num_clients)])
-        self.networks = [self._network(name, dataset) for name in self.backbones]
+        shape = dataset.channels, dataset.image_size, dataset.num_classes
+        modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
+        self.networks = [Network(module, run.precision, device) for module in modules]
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        self.domain_counts = _domain_counts(parts, dataset)
+        domains = np.zeros(len(dataset.y_train), int) if dataset.domain_train is None else dataset.domain_train.numpy()
+        self.domain_counts = np.array([np.bincount(domains[p], minlength=len(self.domain_names) or 1) for p in parts])
         self.domain_of = self.domain_counts.argmax(1)
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)
@@ -115,11 +118,6 @@ class Federation:
         chunk = min(chunk, run.cohort_size)
         self.engine = Engine(images, labels, self.transform, chunk, on_samples, way, graphs)
         self.start_round()
-
-    def _network(self, name: str, dataset: Any) -> Network:
-        config = self.config
-        module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, config.seed)
-        return Network(module.to(self.dtype), config.precision, self.device)
 
     @property
     def network(self) -> Network:
@@ -141,8 +139,7 @@ class Federation:
 
     def start_round(self) -> None:
         """Sets the counts of what is sent and of the time back to zero."""
-        self.sent_down = {"params": 0, "buffers": 0, "other": 0}
-        self.sent_up = {"params": 0, "buffers": 0, "other": 0}
+        self.sent_down, self.sent_up = ({"params": 0, "buffers": 0, "other": 0} for _ in range(2))
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
@@ -219,7 +216,7 @@ class Federation:
         return stacked
 
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
-        """Every client of the cohort sends its part of a stacked tree `[K, ...]`; returns it as it is.
+        """Sends each client's part of a stacked tree `[K, ...]` to the server; returns it as it is.
 
         Integers, such as class counts, and masks are not counted: the costs are in floats.
 
@@ -232,21 +229,18 @@ class Federation:
         return stacked
 
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
-        """Every client of the cohort sends its parameters and buffers; returns both, stacked."""
+        """Sends each client's parameters and buffers to the server; returns both, stacked."""
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers
 
     def recall(self, states: dict[int, Tree], cohort: Cohort, first: Tree) -> Tree:
-        """Returns what each client of the cohort kept from the last round it took part in.
+        """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
         Args:
-            states: What each has kept, by id, of the clients that have taken part.
+            states: What clients that have taken part keep, by id.
             cohort: The clients.
             first: What a client has that takes part for the first time.
-
-        Returns:
-            A stacked tree `[K, ...]`.
         """
         found = [states.get(int(client), first) for client in cohort.client_ids]
         return stack(tree_map(lambda leaf: leaf.to(self.device), found))  # some may lie on the host
@@ -347,19 +341,18 @@ class Federation:
         Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
         count, size = len(self.public_images), self.config.public_batch_size
-        order = generator(self.config.seed, round, "public order", epoch).permutation(count)
+        seed, number = self.config.seed, -(-count // size)
+        order = generator(seed, round, "public order", epoch).permutation(count)
         shape = count, NUM_DRAWS[self.public_transform.augmentation]
-        uniform = generator(self.config.seed, round, "public augment", epoch).random(shape)
-        keys = generator(self.config.seed, round, "public dropout", epoch).integers(2**63, size=-(-count // size))
+        uniform = generator(seed, round, "public augment", epoch).random(shape).astype(np.float32)
+        keys = generator(seed, round, "public dropout", epoch).integers(2**63, size=number)
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
-        for start in range(0, count, size):
-            index = torch.as_tensor(order[start : start + size], device=self.device)
-            draws = torch.as_tensor(uniform[start : start + size].astype(np.float32), device=self.device)
-            x = self.public_transform(self.public_images[index], draws)
-            end = torch.tensor(start + size >= count, device=self.device)
-            batches = torch.tensor(-(-count // size), device=self.device)
-            key = torch.tensor(keys[start // size], device=self.device)
-            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
+        drawn = order, uniform, keys, number
+        order, draws, keys, batches = (torch.as_tensor(value, device=self.device) for value in drawn)
+        for b, (index, own) in enumerate(zip(order.split(size), draws.split(size), strict=True)):
+            x = self.public_transform(self.public_images[index], own)
+            end = torch.tensor(b == number - 1, device=self.device)
+            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, keys[b])
 
     def step(
         self,
@@ -463,21 +456,12 @@ def count_parameters(network: Network) -> int:
     return sum(value.numel() for value in network.module.parameters())
 
 
-def _domain_counts(parts: Sequence[np.ndarray], dataset: Any) -> np.ndarray:
-    if dataset.domain_train is None:
-        return np.array([[len(part)] for part in parts])
-    domains = dataset.domain_train.numpy()
-    return np.array([np.bincount(domains[part], minlength=len(dataset.domain_names)) for part in parts])
-
-
 def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Shuffles each client's examples and cuts them in two: what it trains on, and its own test part of that share."""
     if not share:
         return list(parts), [part[:0] for part in parts]
     mixed = [part[generator(seed, client, "test part").permutation(len(part))] for client, part in enumerate(parts)]
-    counts = [int(len(part) * share) for part in parts]
-    kept = [part[count:] for part, count in zip(mixed, counts, strict=True)]
-    return kept, [part[:count] for part, count in zip(mixed, counts, strict=True)]
+    return [part[int(len(part) * share) :] for part in mixed], [part[: int(len(part) * share)] for part in mixed]
 
 
 def _portions(index: np.ndarray) -> list[np.ndarray]:

@@ -79,18 +79,9 @@ def convolve(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """Returns a convolution in one group, of one client, as the product of the weights and the images' patches.
+    """Convolves as `torch.conv2d` in one group, by a product of the weights and the images' patches.
 
-    Args:
-        x: `[B, C, H, W]`.
-        weight: `[O, C, kernel height, kernel width]`.
-        bias: `[O]`.
-        stride: Of both directions, or of each.
-        padding: Likewise, zeros.
-        dilation: Likewise.
-
-    Returns:
-        `[B, O, H', W']`.
+    `x` is `[B, C, H, W]`, `weight` `[O, C, kernel height, kernel width]`, `bias` `[O]`, the result `[B, O, H', W']`.
     """
     pairs = [(value, value) if isinstance(value, int) else tuple(value) for value in (stride, padding, dilation)]
     (stride, _), (padding, _), (dilation, _) = pairs
@@ -125,7 +116,7 @@ class Stack:
     Attributes:
         clients: Stacked; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
-        captured: Whether the step is a graph by now.
+        replay: The graph of the step; None as long as there is none.
     """
 
     def __init__(
@@ -141,7 +132,7 @@ class Stack:
 
         Args:
             update: A local step of stacked clients: takes clients, batch and context, returns clients and an `Aux`.
-            gather: From positions and draws to network input and labels.
+            gather: Turns positions and draws into network input and labels.
             padded: Whether some batches are not full, so that they need a mask.
             graphs: Of the device, if it has any. Without them every step makes new tensors, which is faster on a CPU:
                 those of the step before are reused, and not given back to the system.
@@ -153,12 +144,7 @@ class Stack:
         self.clients: Client | None = None
         self.totals: dict[str, Tensor] = {}
         self._eager_steps = 0
-        self._replay: Work | None = None
-
-    @property
-    def captured(self) -> bool:
-        """Says whether the step is a graph by now."""
-        return self._replay is not None
+        self.replay: Work | None = None
 
     def train(
         self,
@@ -169,15 +155,7 @@ class Stack:
         rate: Tensor,
         step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:
-        """Trains clients through all rows.
-
-        Args:
-            clients: Stacked, with optimizer state.
-            context: What the objective is given beside the batch.
-            rows: Their batches, T at least 1.
-            num_batches: `[K]`, batches in an epoch.
-            rate: Learning rate.
-            step_done: Told the number of each step when it is done.
+        """Trains stacked clients, with optimizer state, through all rows; calls `step_done(t)` after each.
 
         Returns:
             The clients after the last row, and the sums of their terms, `[K]` by name.
@@ -219,8 +197,8 @@ class Stack:
         """Takes the next step, by a graph as soon as there is one; `left` steps are left, this one included."""
         if self._graphs is None:
             self.step()
-        elif self._replay is not None:
-            self._replay()
+        elif self.replay is not None:
+            self.replay()
         elif self._eager_steps >= WARM_UP and (self._kept or left >= WORTHWHILE):
             self._capture()
         else:
@@ -245,7 +223,7 @@ class Stack:
         else:
             replay()
             if agree(state, plain, before):
-                self._replay = replay
+                self.replay = replay
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
         tree_map(_write, state, plain)
