@@ -11,14 +11,11 @@ from fedcli.core.trees import Tree, tree_map
 
 
 def weighted_mean(tree: Tree, weights: Tensor) -> Tree:
-    """Returns the mean over the client axis, sum_k weights_k x_k / sum_k weights_k.
+    """Returns the mean over the client axis, sum_k weights_k x_k / sum_k weights_k, in each leaf's precision.
 
     Args:
         tree: Leaves `[K, ...]`. Integer leaves are averaged in float64 and rounded.
         weights: `[K]`, not negative, with a positive sum; they need not be normalised.
-
-    Returns:
-        The tree with leaves `[...]`, each in its own precision.
     """
     shares = weights.double() / weights.double().sum()
 

@@ -117,15 +117,7 @@ class Transform:
     dtype: torch.dtype
 
     def __call__(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Normalises images, and augments them if draws are given.
-
-        Args:
-            images: uint8 `[..., channels, H, W]`.
-            draws: `[..., NUM_DRAWS[augmentation]]`, uniform in [0, 1).
-
-        Returns:
-            `[..., channels, H, W]` in the precision of the run.
-        """
+        """Normalises uint8 images `[..., channels, H, W]`, augmented by draws `[..., NUM_DRAWS]` if given."""
         x = images.to(self.dtype) / 255
         if draws is not None:
             x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)

@@ -88,8 +88,8 @@ class Network:
         """Returns features, logits and new buffers for a batch of one client.
 
         Args:
-            params: Of one client.
-            buffers: Of one client; they are not changed.
+            params: Of the client.
+            buffers: Of the client; they are not changed.
             x: `[B, channels, H, W]`.
             mask: `[B]`, False for padding, which must not reach batch statistics.
             train: Use and update batch statistics; otherwise the running ones.

@@ -74,15 +74,7 @@ class Engine:
     def train(
         self, step: Step, clients: Client, plan: Plan, lr: float, context: Tree, axes: Tree
     ) -> tuple[Client, dict[str, Tensor]]:
-        """Trains K clients through a plan.
-
-        Args:
-            step: The local step of one client.
-            clients: Stacked, `[K, ...]`; optimizer state is carried on if they have any.
-            plan: Their batches.
-            lr: Learning rate of the round.
-            context: What the objective is given beside the batch.
-            axes: For each part of the context None (shared) or 0 (one for each client, `[K, ...]`).
+        """Trains K stacked clients through a plan; `context` and `axes` as in `Federation.train`.
 
         Returns:
             The clients after their last steps, and for each term of the objective its mean over a client's local
@@ -219,11 +211,7 @@ class Engine:
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
-        """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
-
-        Returns:
-            The clients, and what the objective returned beside its value, both stacked.
-        """
+        """Takes one local step of each client on one batch, the same for all, see `Federation.step`."""
         update = keyed(step.update)
         clients = with_optimizer(step, clients)
         return self._each(lambda own, context: update(own, batch, context), (clients, context), (0, axes))

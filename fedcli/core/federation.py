@@ -375,16 +375,10 @@ class Federation:
         return after, aux
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
-        """Returns what each client's model gives for one batch, without gradients.
+        """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
 
-        Args:
-            clients: Stacked, of one network.
-            cohort: Who they are.
-            x: `[B, channels, H, W]`, the same for all.
-            train: By batch statistics, which then update the buffers that are returned; else by the running ones.
-
-        Returns:
-            Features `[K, B, D]`, logits `[K, B, C]` and buffers.
+        Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
+        are returned; else the running ones.
         """
         with self._timed("train"):
             return self.engine.forward(cohort.network, clients, x, train)
@@ -425,8 +419,8 @@ class Federation:
         Args:
             params: Of the model.
             buffers: Of the model.
-            index: Positions in the training set, or in the test set where `test`; None for all test images.
-            network: The model's network; the only one where None.
+            index: Positions in the training set, or in the test set if `test`; None for all test images.
+            network: The model's network; the only one if None.
             test: Whether `index` is of test images.
 
         Returns:

@@ -111,7 +111,7 @@ class Rows(NamedTuple):
 
 
 class Stack:
-    """Trains clients together: owns their tensors, for a graph at fixed addresses, and the graph of their step.
+    """Trains clients together; owns their tensors, at fixed addresses if there are graphs, and the graph of their step.
 
     Attributes:
         clients: Stacked; None before the first call of `train`.
@@ -253,13 +253,7 @@ class Stacks:
 
 
 def agree(found: Tree, plain: Tree, before: Tree) -> bool:
-    """Returns whether two results of one step differ by rounding only, see `TOLERANCE`.
-
-    Args:
-        found: Clients and totals after the step that is checked.
-        plain: The same after the plain step.
-        before: The same before it.
-    """
+    """Says whether clients and totals after two takes of one step differ by rounding only, see `TOLERANCE`."""
     for parts in zip(*((*clients, totals) for clients, totals in (found, plain, before)), strict=True):
         error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals
         for new, right, old in zip(*map(leaves, parts), strict=True):

@@ -97,16 +97,7 @@ def to_plain(tree: Tree) -> Tree:
 
 
 def from_plain(plain: Tree, types: dict[str, type], device: torch.device) -> Tree:
-    """Turns back what `to_plain` returned.
-
-    Args:
-        plain: What `to_plain` returned.
-        types: NamedTuple classes by name.
-        device: Where its tensors go.
-
-    Raises:
-        KeyError: If a NamedTuple of the tree is not among `types`.
-    """
+    """Turns back what `to_plain` returned, on a device; `types` are its NamedTuple classes by name, all of them."""
     if isinstance(plain, dict) and _TYPE in plain:
         # What clients keep waits on the host: there may be more of it than the device holds.
         place = torch.device("cpu") if plain[_TYPE] == "ClientState" else device
