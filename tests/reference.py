@@ -101,7 +101,7 @@ class PlainUpdate:
             params=copied(live), buffers=aux.buffers, optimizer={**client.optimizer, self.key: state}
         ), aux
 
-    def slots(self, params):
+    def init_optimizer(self, params):
         return {}
 
 

@@ -165,7 +165,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
     with machine_settings(fed):
-        chosen = autotune.settle(fed)
+        chosen = autotune.autotune(fed)
         record = _new_record(setup, dataset, parts, fed, source, chosen)
         state = setup.method.init(fed, setup.options)
         try:
