@@ -55,7 +55,13 @@ class Config:
     """What MOON adds to FedAvg."""
 
     contrastive_weight: float = option(
-        1.0, "Weight of the model-contrastive term", symbol="μ", source="Eq. 4", low=0, off=0
+        1.0,
+        "Weight of the model-contrastive term",
+        symbol="μ",
+        source="Eq. 4",
+        low=0,
+        off=0,
+        tune=(0.1, 1.0, 5.0, 10.0),
     )
     temperature: float = option(0.5, "Temperature of the cosines", symbol="τ", source="Eq. 3", low=0, open_low=True)
 
