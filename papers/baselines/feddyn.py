@@ -230,5 +230,4 @@ METHOD = Method(
     state_types=(ServerState, ClientState),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III
-    numerics=2,
 )
