@@ -42,6 +42,21 @@ def test_three_rounds_by_hand():
         assert state.buffers["mean"].item() == 4.0  # the plain mean, whatever went before
 
 
+def test_a_server_rate_of_one_minus_beta_is_the_damped_form():
+    """Three rounds against v <- beta v + (1 - beta) Delta, w <- w - v, written out."""
+    config = fedavgm.Config(server_momentum=0.75, server_lr=0.25)
+    cohort = SimpleNamespace(weights=torch.ones(1, dtype=torch.float64))
+    fed = SimpleNamespace(upload_model=lambda clients: (clients.params, clients.buffers))
+    state = fedavgm.ServerState({"w": column(10.0)[0]}, {}, {"w": column(0.0)[0]})
+    w, v = 10.0, 0.0
+    for local in (6.0, 5.5, 9.0):
+        v = 0.75 * v + 0.25 * (w - local)
+        w = w - v
+        clients = SimpleNamespace(params={"w": column(local)}, buffers={})
+        state = fedavgm.aggregate(state, clients, cohort, fed, config)
+        assert state.params["w"].item() == pytest.approx(w, rel=1e-14)
+
+
 def test_rounds_follow_the_recurrence_on_the_means_of_fedavg():
     beta = 0.7
     run = {"data": laws.toy_dataset(num_train=6, channels=3), "parts": laws.toy_parts((4, 2)), "num_clients": 2}

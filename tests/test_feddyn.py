@@ -128,6 +128,45 @@ def test_the_regularizer_of_a_round_is_that_of_the_clients_own_size_and_state():
             torch.testing.assert_close(after.clients[client].dual[name], old + moved, rtol=1e-8, atol=1e-11)
 
 
+def test_without_clipping_and_with_clients_of_one_size_it_is_algorithm_1_in_a_slow_loop():
+    """Three rounds with two of four clients, in h_i, with one alpha for all and plain means."""
+    run = {"parts": laws.toy_parts((5, 5, 5, 5)), "cohort_size": 2}
+    ours = laws.simulate(*laws.federation(FEDDYN, {"alpha": 0.2, "clip_norm": 0.0}, **run), 3, COHORTS)
+    _, fed = laws.federation(FEDDYN, reference=True, **run)
+    task, w = make_local_loss(fed.network), fed.initial_model()[0]
+    h = [{name: torch.zeros_like(value) for name, value in w.items()} for _ in range(4)]
+
+    def objective(params, buffers, batch, context):
+        loss, aux = task(params, buffers, batch, None)
+        for name, value in params.items():
+            loss = loss + 0.2 * (value * context[name]).sum() + 0.1 * (value - w[name]).square().sum()
+        return loss, aux
+
+    for number, members in enumerate(COHORTS):
+        cohort = fed.cohort_of(number, members)
+        own = {name: torch.stack([h[client][name] for client in members]) for name in w}
+        ends = fed.train(fed.broadcast(w, {}, cohort), cohort, objective, own, 0)[0].params
+        for place, client in enumerate(members):
+            h[client] = {name: h[client][name] + ends[name][place] - w[name] for name in w}
+        w = {name: (ends[name][0] + ends[name][1]) / 2 + sum(one[name] for one in h) / 4 for name in w}
+    for name, value in w.items():
+        torch.testing.assert_close(ours.params[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["original", "simplified"])
+def test_clipping_shortens_the_step_of_the_regularized_objective(form):
+    """One full-batch step in the second round, whose gradient is that of the loss plus alpha_i times what is kept."""
+    run = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0, "weight_decay": 0.0}
+    setup, fed = laws.federation(FEDDYN, {"alpha": 0.2, "form": form, "clip_norm": 0.01}, **run)
+    before, after = (laws.simulate(setup, fed, rounds) for rounds in (1, 2))
+    for client in range(4):
+        kept = before.clients[client].dual
+        moved = after.clients[client].dual
+        for_h = {"original": kept, "simplified": before.params}[form]  # what the move is added to
+        length = sum(float((moved[name] - for_h[name]).square().sum()) for name in kept) ** 0.5
+        assert length == pytest.approx(setup.run.lr * 0.01, rel=1e-4)  # torch adds 1e-6 to the norm
+
+
 def test_the_quadratic_term_and_alpha_act():
     base = laws.simulate(*laws.federation(FEDDYN), 1).params
     assert laws.distance(laws.simulate(*laws.federation(FEDDYN, {"alpha": 0.1}), 1).params, base) > 1e-4
@@ -136,7 +175,7 @@ def test_the_quadratic_term_and_alpha_act():
 def test_buffers_are_averaged_as_the_models_are():
     data, parts = laws.toy_dataset(num_train=12, channels=3), laws.toy_parts((6, 2, 2, 2))
     run = {"backbone": "resnet10-3x3", "data": data, "parts": parts, "local_epochs": 1}
-    setup, fed = laws.federation(FEDDYN, {"alpha": 0.0}, **run)
+    setup, fed = laws.federation(FEDDYN, {"alpha": 0.0, "clip_norm": 0.0}, **run)
     cohort = fed.cohort(0)
     clients, _ = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, make_local_loss(fed.network))
     buffers = laws.simulate(setup, fed, 1).buffers

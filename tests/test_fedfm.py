@@ -1,7 +1,9 @@
 """FedFM's equations against slow loops and hand numbers, its schedule, its variants, its costs and its tables."""
 
 import dataclasses
+import inspect
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -15,9 +17,10 @@ from fedcli.core import partition
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
-from fedcli.registry import find_method, find_protocol, find_table, help_text
+from fedcli.registry import find_method, find_protocol, find_table, help_text, not_planned, unaccounted
 from fedcli.results.comparison import reported
 from fedcli.results.metrics import find_metric
+from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
 from fedcli.runs.run import one_round
 from tests import laws
@@ -463,6 +466,38 @@ def test_the_tables_have_every_number_of_the_paper():
         cells = [(cell.row, cell.column) for cell in find_table(f"fedfm:{name}").cells]
         assert len(set(cells)) == len(cells)
         assert set(cells) == {(entry["method"], entry["column"]) for entry in entries}
+
+
+def test_every_number_of_the_paper_has_a_cell_or_a_reason():
+    assert unaccounted(fedfm, reported()["FedFM"]) == []
+    assert set(not_planned(fedfm)) == {"Table X", "Table XI", "Table XII"}
+
+
+def test_the_comments_over_the_tables_count_their_runs(monkeypatch):
+    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
+    comments = re.findall(r"    # .* (\d+) runs.*\.\n    _table\(\n +\"(\w+)\"", inspect.getsource(fedfm))
+    told = {f"fedfm:{name}": int(count) for count, name in comments}
+    assert told == {table.name: len(plan(table).runs) for table in fedfm.TABLES}
+
+
+def test_the_gains_in_the_text_are_between_rows_of_their_tables():
+    for name in ("fedfm:Fig7", "fedfm:Fig8a"):
+        table = find_table(name)
+        places = {(cell.row, cell.column) for cell in table.cells}
+        assert all((row, gain.of) in places for gain in table.gains for row in (*gain.more, *gain.less))
+    (gain,) = find_table("fedfm:Fig8a").gains
+    assert gain.more == tuple(f"{row} with FM" for row in gain.less)
+    assert len(gain.less) == 4
+
+
+@pytest.mark.parametrize(("dataset", "weight"), [("cifar10", 5.0), ("cifar100", 1.0), ("cinic10", 1.0)])
+def test_moons_weight_is_its_authors_on_each_data_set(dataset, weight):
+    for method in ("moon", "moon-fm"):
+        for protocol in ("fedfm:niid-1", "fedfm:niid-2", "fedfm:niid-3"):
+            setup = resolve(find_method(method), {"protocol": protocol, "dataset": dataset}, need_data=False)
+            assert setup.options.contrastive_weight == weight
+            tuned = dataset != "cinic10"
+            assert setup.origin["contrastive_weight"] == (f"protocol {protocol}, {dataset}" if tuned else "default")
 
 
 @pytest.mark.parametrize("table", fedfm.TABLES, ids=lambda table: table.name)

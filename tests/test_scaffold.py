@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from fedcli.papers.baselines.scaffold import correction, step_length, update_control, update_mean_control, update_model
+from fedcli.papers.baselines.scaffold import (
+    CONTEXT_AXES,
+    Context,
+    correction,
+    make_local_loss,
+    step_length,
+    update_control,
+    update_mean_control,
+    update_model,
+)
 
 from fedcli.core.trees import select, tree_map
 from fedcli.registry import find_method
@@ -50,7 +59,8 @@ def simulated(gradients, rounds, steps, lr, momentum=0.0):
         taken = torch.full((len(gradients),), float(steps), dtype=torch.float64)
         new = update_control(c_i, c, x, ends, taken, step_length(lr, "sgd", momentum))
         history.append((x, ends, c, c_i))
-        c = update_mean_control(c, tree_map(torch.sub, new, c_i), len(gradients))
+        shares = torch.full((len(gradients),), 1 / len(gradients), dtype=torch.float64)
+        c = update_mean_control(c, tree_map(torch.sub, new, c_i), shares)
         x, c_i = update_model(x, {"w": ends["w"].mean(0)}, 1.0), new
     return [*history, (x, None, c, c_i)]
 
@@ -76,8 +86,9 @@ def test_option_two_by_hand_and_a_client_without_steps():
 
 def test_the_servers_step_by_hand():
     assert update_model(vector(1.0, 2.0), vector(3.0, 1.0), 0.5)["w"].tolist() == [2, 1.5]
-    change = {"w": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}  # two of eight clients
-    assert update_mean_control({"w": torch.tensor([1.0, 1.0])}, change, 8)["w"].tolist() == [1.5, 1.25]
+    change = {"w": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}  # clients with a half and an eighth of all examples
+    shares = torch.tensor([0.5, 0.125])
+    assert update_mean_control({"w": torch.tensor([1.0, 1.0])}, change, shares)["w"].tolist() == [1.875, 2.0]
 
 
 def test_after_the_first_round_every_client_moves_along_the_global_gradient():
@@ -129,7 +140,7 @@ def test_one_client_is_sgd():
 
 
 def test_two_rounds_by_plain_gradients():
-    """One full-batch step a round: c_i is the gradient with its weight decay, c a mean over all four clients."""
+    """One full-batch step a round: c_i is the gradient with its weight decay, c a mean weighted by n_i / 34."""
     setup, fed = laws.federation(SCAFFOLD, cohort_size=2, lr_decay=0.5, **ONE_STEP)
     lr, decay = setup.run.lr / 2, setup.run.weight_decay  # of the second round
     start, cohorts = fed.initial_model()[0], ([0, 1], [0, 2])
@@ -137,7 +148,7 @@ def test_two_rounds_by_plain_gradients():
     first = {client: full_gradient(fed, start, client, decay) for client in (0, 1)}
     for client, g in first.items():
         laws.assert_agree(states[0].clients[client].c_i, g, f"c_i of client {client}")
-    c = {name: (first[0][name] + first[1][name]) / 4 for name in start}
+    c = {name: (13 * first[0][name] + 7 * first[1][name]) / 34 for name in start}
     laws.assert_agree(states[0].c, c, "c")
 
     x = states[0].params
@@ -147,11 +158,56 @@ def test_two_rounds_by_plain_gradients():
         direction = {0: second[0][name] + c[name] - first[0][name], 2: second[2][name] + c[name]}
         step = sum(weights[client] * direction[client] for client in weights)
         torch.testing.assert_close(states[1].params[name], x[name] - lr * step, rtol=1e-9, atol=1e-12)
-        mean = c[name] + (second[0][name] - first[0][name] + second[2][name]) / 4
+        mean = c[name] + (13 * (second[0][name] - first[0][name]) + 10 * second[2][name]) / 34
         torch.testing.assert_close(states[1].c[name], mean, rtol=1e-8, atol=1e-11)
     for client in (0, 2):  # option II gives back the gradient that the correction was added to
         laws.assert_agree(states[1].clients[client].c_i, second[client], f"c_i of client {client}")
     laws.assert_agree(states[1].clients[1].c_i, first[1], "client 1 sat out")
+
+
+def test_without_clipping_and_with_clients_of_one_size_it_is_algorithm_1_in_a_slow_loop():
+    """Three rounds with two of four clients, lines 5 to 17 written out with 1 / |S| and 1 / N."""
+    run = {"parts": laws.toy_parts((5, 5, 5, 5)), "cohort_size": 2, "momentum": 0.5}
+    cohorts = ([0, 1], [1, 3], [0, 2])
+    ours = laws.simulate(*laws.federation(SCAFFOLD, {"clip_norm": 0.0}, **run), 3, cohorts)
+    _, fed = laws.federation(SCAFFOLD, reference=True, **run)
+    x = fed.initial_model()[0]
+    c, c_i = tree_map(torch.zeros_like, x), {client: tree_map(torch.zeros_like, x) for client in range(4)}
+    for number, members in enumerate(cohorts):
+        cohort = fed.cohort_of(number, members)
+        own = {name: torch.stack([c_i[client][name] for client in members]) for name in x}
+        start = fed.broadcast(x, {}, cohort)
+        ends = fed.train(start, cohort, make_local_loss(fed.network), Context(c, own), CONTEXT_AXES)[0].params
+        before = dict(c_i)
+        for place, client in enumerate(members):
+            steps = int(fed.plan(cohort).steps[place])
+            moved = {name: (x[name] - ends[name][place]) / (steps * fed.lr(number) / (1 - 0.5)) for name in x}
+            c_i[client] = {name: c_i[client][name] - c[name] + moved[name] for name in x}
+        x = {name: (ends[name][0] + ends[name][1]) / 2 for name in x}
+        c = {name: c[name] + sum(c_i[k][name] - before[k][name] for k in members) / 4 for name in x}
+    for name, value in x.items():
+        torch.testing.assert_close(ours.params[name], value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours.c[name], c[name], rtol=1e-10, atol=1e-12)
+
+
+def test_clipping_shortens_the_step_of_the_objective_with_its_correction():
+    """One full-batch step a round: a client moves by lr times the bound, its weight decay aside."""
+    setup, fed = laws.federation(SCAFFOLD, {"clip_norm": 0.01}, **{**ONE_STEP, "weight_decay": 0.0})
+    start = fed.initial_model()[0]
+    first = laws.simulate(setup, fed, 1)
+    for client in range(4):
+        g = full_gradient(fed, start, client)
+        norm = sum(float(value.square().sum()) for value in g.values()) ** 0.5
+        assert norm > 0.1
+        clipped = {name: value * 0.01 / (norm + 1e-6) for name, value in g.items()}
+        laws.assert_agree(first.clients[client].c_i, clipped, "c_i")
+    second = laws.simulate(setup, fed, 2)
+    for client in range(4):
+        g, own = full_gradient(fed, first.params, client), first.clients[client].c_i
+        direction = {name: g[name] + first.c[name] - own[name] for name in g}
+        norm = sum(float(value.square().sum()) for value in direction.values()) ** 0.5
+        expected = {name: own[name] - first.c[name] + 0.01 / (norm + 1e-6) * direction[name] for name in g}
+        laws.assert_agree(second.clients[client].c_i, expected, "c_i after the second round")
 
 
 def test_momentum_lengthens_the_steps_that_option_two_divides_by():
@@ -164,7 +220,10 @@ def test_momentum_lengthens_the_steps_that_option_two_divides_by():
 def test_the_servers_rate_scales_the_parameters_and_not_the_buffers():
     run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=12, channels=3), "local_epochs": 1}
     run["parts"] = laws.toy_parts((4, 3, 2, 3))
-    ours, base = laws.federation(SCAFFOLD, {"server_lr": 0.5}, **run), laws.federation("fedavg", **run)
+    ours, base = (
+        laws.federation(SCAFFOLD, {"server_lr": 0.5, "clip_norm": 0.0}, **run),
+        laws.federation("fedavg", **run),
+    )
     start = base[1].initial_model()[0]
     state, average = laws.simulate(*ours, 1), laws.simulate(*base, 1)
     laws.assert_agree(state.params, {name: (start[name] + average.params[name]) / 2 for name in start}, "half the way")

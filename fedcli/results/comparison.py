@@ -305,7 +305,7 @@ def _notes(plan: Plan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
     yield from _failures(plan, errors)
     if old := [run.folder for run in plan.runs if run.outdated]:
         yield f"Made with another version of the code, which computed something else: {', '.join(map(str, old))}."
-    if not any((cell.row, cell.column) in printed(table) for cell in table.cells):
+    if not any((cell.row, cell.column) in printed(table) for cell in (*table.cells, *table.gains)):
         yield "The paper prints none of these numbers."
     if table.reported[1] != IN_TEXT:  # else these are about other numbers too
         yield from _absences(table)

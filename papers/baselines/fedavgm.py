@@ -5,7 +5,7 @@ Classification", 2019, https://arxiv.org/abs/1909.06335. The update of its secti
 
 What a round of FedAvg would change is taken as a gradient, and the server follows a running sum of these:
 
-    Delta = w_g - sum_k p_k w_k,    v <- beta v + Delta,    w_g <- w_g - v,    with v = 0 before the first round.
+    Delta = w_g - sum_k p_k w_k,    v <- beta v + Delta,    w_g <- w_g - eta v,    with v = 0 before the first round.
 
 Notation
     code             paper          shape
@@ -13,18 +13,19 @@ Notation
     velocity         v              dict of tensors
     delta            Delta w        dict of tensors
     server_momentum  beta
+    server_lr        eta, 1 in the paper
     cohort.weights   n_k / n        [K]
 
 Readings and deviations
     1. The sum is undamped, v <- beta v + Delta, as the paper has it: a steady Delta moves the model by
-       Delta / (1 - beta) in a round. The server's learning rate is 1 and no option.
+       eta Delta / (1 - beta) in a round. With eta = 1 - beta it is the damped form, v <- beta v + (1 - beta) Delta.
     2. The velocity acts on parameters only. Running statistics of batch normalisation are averaged as in FedAvg: a
        variance with momentum could turn negative.
     3. The weights are those of the cohort, as in FedAvg.
 
 Where popular code differs
-    MOON's option for it damps, v <- beta v + (1 - beta) Delta, and keeps a velocity of the buffers too. Flower's
-    baseline looks ahead as Nesterov does, w_g <- w_g - (Delta + beta v).
+    MOON's option for it damps, and keeps a velocity of the buffers too. Flower's baseline looks ahead as Nesterov
+    does, w_g <- w_g - (Delta + beta v).
 
 Run it
     fedcli run fedavgm --dataset digits
@@ -46,7 +47,17 @@ class Config:
     """What FedAvgM adds to FedAvg."""
 
     server_momentum: float = option(
-        0.9, "Momentum of the server's update", symbol="β", low=0, high=1, open_high=True, off=0
+        0.9,
+        "Momentum of the server's update",
+        symbol="β",
+        low=0,
+        high=1,
+        open_high=True,
+        off=0,
+        tune=(0.5, 0.7, 0.9),
+    )
+    server_lr: float = option(
+        1.0, "Server's step along the velocity; 1 - β makes the damped form", symbol="η", low=0, open_low=True
     )
 
 
@@ -80,11 +91,12 @@ def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[None
 
 
 def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
-    """w_g <- w_g - v."""
+    """w_g <- w_g - eta v."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     delta = tree_map(torch.sub, state.params, params)  # Delta = w_g - sum_k p_k w_k
     velocity = momentum_update(state.velocity, delta, config.server_momentum)
-    return ServerState(tree_map(torch.sub, state.params, velocity), buffers, velocity)
+    params = tree_map(lambda w, v: w - config.server_lr * v, state.params, velocity)
+    return ServerState(params, buffers, velocity)
 
 
 def init(fed, config: Config) -> ServerState:

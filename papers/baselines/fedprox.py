@@ -22,7 +22,7 @@ Readings and deviations
     4. The gradient of the term goes through the run's optimizer with that of F_k, its momentum included. The paper's
        local solver is plain SGD, where nothing depends on it.
 
-mu is to be tuned: the paper's grid is 0.001, 0.01, 0.1 and 1.
+mu is to be tuned: the paper's grid is that of the option.
 
 Run it
     fedcli run fedprox --dataset digits
@@ -42,7 +42,9 @@ from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
 class Config:
     """What FedProx adds to FedAvg."""
 
-    proximal_weight: float = option(0.01, "Weight of the proximal term", symbol="μ", source="Eq. 2", low=0, off=0)
+    proximal_weight: float = option(
+        0.01, "Weight of the proximal term", symbol="μ", source="Eq. 2", low=0, off=0, tune=(0.001, 0.01, 0.1, 1.0)
+    )
 
 
 class Context(NamedTuple):

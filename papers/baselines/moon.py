@@ -24,7 +24,8 @@ Notation
 Readings and deviations
     1. No projection head: z is the input of the last fully connected layer. The paper puts a two-layer head in front of
        the classifier (256 wide). FedFM and FedFA compare without it; FedFM's memory is exactly three plain models.
-    2. mu = 1 by default. The paper tunes it: 5 on CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet; FedFA takes the same.
+    2. mu = 1 by default. The paper tunes it: 5 on CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet; the protocols of FedFM
+       and FedFA take the same.
     3. "Previous" is the last round that the client took part in. Taking part for the first time, it has no such model:
        its contrastive term is 0 for the round. The authors' code does the same in its first round, and takes a random
        model for a client that joins later.
@@ -55,7 +56,13 @@ class Config:
     """What MOON adds to FedAvg."""
 
     contrastive_weight: float = option(
-        1.0, "Weight of the model-contrastive term", symbol="μ", source="Eq. 4", low=0, off=0
+        1.0,
+        "Weight of the model-contrastive term",
+        symbol="μ",
+        source="Eq. 4",
+        low=0,
+        off=0,
+        tune=(0.1, 1.0, 5.0, 10.0),
     )
     temperature: float = option(0.5, "Temperature of the cosines", symbol="τ", source="Eq. 3", low=0, open_low=True)
 
