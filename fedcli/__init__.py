@@ -5,11 +5,12 @@
 """
 
 from fedcli.errors import UserError
-from fedcli.registry import Cell, DataSetting, Method, Post, Protocol, PublicSetting, Table, grid, option
+from fedcli.registry import Cell, DataSetting, Gain, Method, Post, Protocol, PublicSetting, Table, grid, option
 
 __all__ = [
     "Cell",
     "DataSetting",
+    "Gain",
     "Method",
     "Post",
     "Protocol",

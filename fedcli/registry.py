@@ -30,6 +30,8 @@ def option(
     open_high: bool = False,
     off: Any = None,
     choices: tuple[str, ...] = (),
+    tune: tuple[float, ...] = (),
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A dataclass field that becomes a command-line option by itself.
 
@@ -45,10 +47,13 @@ def option(
         open_high: Whether `high` itself is refused.
         off: The value that switches the term off; None where there is none.
         choices: The strings allowed; empty for any.
+        tune: Values worth trying where the option is tuned.
+        before: What runs did whose records lack the option, where that is not its default.
     """
     metadata = {
         "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
         "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
+        "tune": tune, "before": default if before is dataclasses.MISSING else before,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -120,6 +125,7 @@ class DataSetting:
     augmentation: str = "none"
     top_k: int = 1  # a test image counts as right if its class is among the k most likely
     settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise of single methods
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ class Protocol:
         selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
         evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
         public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
-        method_options: Options of single methods under this protocol, by method.
+        method_options: Options of single methods under this protocol, by method; those of a data set go before them.
         notes: Where each value that the paper does not give comes from.
     """
 
@@ -181,6 +187,27 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """One number of a paper's table that follows from others there: some rows' mean less that of others.
+
+    Attributes:
+        row: The row, as `method` in papers/reported.json.
+        column: The column, as `column` there.
+        of: The column of the table whose cells are compared; its own where empty.
+        more: The rows whose mean it is.
+        less: The rows whose mean is taken off.
+        best: Take off the best of `less` in place of their mean.
+    """
+
+    row: str
+    column: str
+    more: tuple[str, ...]
+    less: tuple[str, ...]
+    of: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of a paper, as runs.
 
@@ -191,6 +218,7 @@ class Table:
         cells: Its numbers, row by row; cells of the same method and settings share their runs.
         seeds: Seeds of each run.
         notes: Readings where the paper leaves something open, and rows of ours that it does not have.
+        gains: Numbers that follow from its cells; they need no runs of their own.
     """
 
     name: str
@@ -199,6 +227,7 @@ class Table:
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     notes: tuple[str, ...] = ()
+    gains: tuple[Gain, ...] = ()
 
 
 def grid(
@@ -280,6 +309,7 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
+        numerics: Raised whenever its file changes the numbers of its runs; records with another one are outdated.
     """
 
     name: str
@@ -296,6 +326,7 @@ class Method(_Declared):
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
+    numerics: int = 1
 
     @property
     def module(self) -> ModuleType:
@@ -361,6 +392,38 @@ def protocols() -> dict[str, Protocol]:
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
     return {table.name: table for module in _modules() for table in getattr(module, "TABLES", ())}
+
+
+def not_planned(module: ModuleType) -> dict[str, str]:
+    """What a paper prints and no table of its file plans, each with the reason: the file's `NOT_PLANNED`.
+
+    A key is a table of papers/reported.json, or "table: row", or "table: column"; or one that is not even there, such
+    as a table of an appendix that cannot be had.
+    """
+    return dict(getattr(module, "NOT_PLANNED", {}))
+
+
+def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The numbers a paper prints that belong to no cell of its file and have no reason in `NOT_PLANNED`.
+
+    Args:
+        module: The paper's file.
+        printed: The paper's part of papers/reported.json, by table.
+
+    Returns:
+        Each as "table: row: column".
+    """
+    planned = {
+        (table.reported[1], cell.row, cell.column) for table in module.TABLES for cell in (*table.cells, *table.gains)
+    }
+    reasons = not_planned(module)
+    return [
+        f"{table}: {entry['method']}: {entry['column']}"
+        for table, content in printed.items()
+        for entry in content["rows"]
+        if (table, entry["method"], entry["column"]) not in planned
+        and reasons.keys().isdisjoint({table, f"{table}: {entry['method']}", f"{table}: {entry['column']}"})
+    ]
 
 
 def posts() -> dict[str, Post]:

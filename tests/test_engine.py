@@ -9,6 +9,7 @@ import torch
 
 from fedcli.core import patches
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
@@ -117,6 +118,40 @@ def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_sta
     assert torch.equal(trained.params["a"], only_first.params["a"])
     assert (trained.params["b"] < 1).all()
     assert set(trained.optimizer) == {"first", "adam"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("max_norm", [0.05, 1.0, 1e6])
+def test_the_gradients_norm_is_clipped_before_weight_decay_and_momentum_as_in_torch(optimizer, max_norm):
+    """Three steps; the second parameter's gradient is small, and is scaled by the norm of both."""
+    options = {"weight_decay": 0.3, **({"momentum": 0.9} if optimizer == "sgd" else {})}
+    start = {"a": torch.tensor([3.0, -4.0]).double(), "b": torch.tensor([[0.01]]).double()}
+    step = {"sgd": sgd_step, "adam": adam_step}[optimizer](quadratic, **options, clip_norm=max_norm)
+    client = Client(start, {}, step.slots(start))
+    live = {name: value.clone().requires_grad_() for name, value in start.items()}
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](live.values(), lr=0.1, **options)
+    batch = Batch(None, None, None, None, None, torch.tensor(0.1, dtype=torch.float64))
+    for _ in range(3):
+        client, _ = step.update(client, batch, 0.0)
+        theirs.zero_grad()
+        quadratic(live, {}, None, 0.0)[0].backward()
+        torch.nn.utils.clip_grad_norm_(live.values(), max_norm)
+        theirs.step()
+    for name, value in live.items():
+        torch.testing.assert_close(client.params[name], value.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_each_client_is_clipped_by_its_own_norm(chunk):
+    """Plain steps: where the gradient is longer than the bound, a client moves lr times the bound."""
+    _, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk))
+    far = torch.tensor([0.0, 0.03, 4.0, 400.0], dtype=torch.float64)
+    start = Client({"a": far[:, None].clone(), "b": torch.zeros(4, 1, dtype=torch.float64)}, {}, {})
+    plan = fed.plan(fed.cohort(0))
+    trained, _ = fed.engine.train(sgd_step(quadratic, clip_norm=0.1), start, plan, 0.01, torch.tensor(0.0), None)
+    steps = torch.tensor(plan.steps)
+    expected = torch.stack([far[0], far[1] * 0.99 ** steps[1], far[2] - 0.001 * steps[2], far[3] - 0.001 * steps[3]])
+    torch.testing.assert_close(trained.params["a"][:, 0], expected, rtol=0, atol=1e-7)  # torch adds 1e-6 to the norm
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])

@@ -6,13 +6,14 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import Cell, Table, grid, registry
+from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
@@ -436,6 +437,39 @@ def test_paper_ours_and_difference_of_known_values():
     assert text["FedAvg", "difference"] == ["+0.14"]
     assert text["FedProx", "ours"] == ["not run"]
     assert ("FedProx", "difference") not in text
+
+
+def test_numbers_that_follow_from_cells_by_hand():
+    gains = (
+        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), of="CIFAR-10 NIID-1"),
+        Gain("less the best other", "CIFAR-10 NIID-1", ("FedFM",), ("FedAvg", "FedProx", "MOON"), best=True),
+    )
+    one = replace(FOUR, gains=gains)
+    text = shown(
+        one, column([finished(0.5), finished(0.54)], [finished(0.6)] * 2, [finished(0.7)] * 2, [finished(0.66)] * 2)
+    )
+    assert text["mean gain", "ours"] == ["", "+12.00"]  # (70 + 66) / 2 - (52 + 60) / 2
+    assert text["less the best other", "ours"] == ["-4.00", ""]
+    text = shown(one, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
+    assert text["mean gain", "ours"] == ["", "not run"]
+    part = comparison.compare(reproduce.plan(one, only=["FedFM"]))
+    assert part.rows == ("FedFM",)
+
+
+def test_every_number_of_a_paper_is_planned_or_has_a_reason():
+    printed = {
+        name: {"rows": [{"method": row, "column": column} for row in rows for column in "xyz"]}
+        for name, rows in {"Table I": "AB", "Table II": "C"}.items()
+    }
+    cells = Cell("A", "x", "fedavg", {}), Cell("A", "y", "fedavg", {})
+    one = Table("p:I", "t", ("P", "Table I"), cells, gains=(Gain("B", "x", ("A",), ("A",)),))
+    lacks = ["Table I: A: z", "Table I: B: y", "Table I: B: z", "Table II: C: x", "Table II: C: y", "Table II: C: z"]
+    module = SimpleNamespace(TABLES=(one,))
+    assert registry.unaccounted(module, printed) == lacks
+    module.NOT_PLANNED = {"Table I: z": "a column", "Table II: C": "a row", "Tables III and IV": "not to be had"}
+    assert registry.unaccounted(module, printed) == ["Table I: B: y"]
+    module.NOT_PLANNED |= {"Table I": "all of it"}
+    assert registry.unaccounted(module, printed) == []
 
 
 def test_best_and_second_best_of_ours_are_marked():

@@ -1,5 +1,6 @@
 """A run's folder: records, checkpoints, and law 7, resume is invisible."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.data import files
 from fedcli.errors import UserError
-from fedcli.registry import find_method, methods
-from fedcli.runs import records
+from fedcli.registry import find_method, find_protocol, methods
+from fedcli.runs import config, records
 from fedcli.runs import run as runs
+from fedcli.runs.config import resolve
 from tests import laws
 
 TINY = {
@@ -153,6 +155,22 @@ def test_the_record_says_what_was_run(tmp_path):
     expected = {"floats_down": parameters + anchors, "floats_up": parameters + anchors}
     assert record["cost"] == {**expected, "memory_floats": parameters + anchors, "buffer_floats": 0}
     assert sum(record["partition"]["sizes"]) == 120
+
+
+def test_a_data_sets_own_options_go_before_the_protocols(monkeypatch):
+    method = find_method("fedfm")
+    protocol = find_protocol("fedfm:digits", method)
+    tuned = {"fedfm": {"match_weight": 7.0}, "moon": {"temperature": 3.0}}
+    setting = dataclasses.replace(protocol.datasets["digits"], method_options=tuned)
+    changed = dataclasses.replace(protocol, datasets={**protocol.datasets, "digits": setting})
+    monkeypatch.setattr(config, "find_protocol", lambda *_: changed)
+    given = {"protocol": protocol.name, "dataset": "digits"}
+    setup = resolve(method, given)
+    assert (setup.options.match_weight, setup.options.start_round) == (7.0, 5)
+    assert setup.origin["match_weight"] == "protocol fedfm:digits, digits"
+    assert setup.origin["start_round"] == "protocol fedfm:digits"
+    assert resolve(method, {**given, "match_weight": 1.0}).origin["match_weight"] == "command line"
+    assert resolve(method, {**given, "dataset": "digit-domains"}).options.match_weight == 5.0
 
 
 def test_two_methods_see_the_same_partition_and_a_seed_changes_everything(tmp_path):

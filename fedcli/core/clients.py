@@ -190,7 +190,21 @@ def adam(
     return new, (count, first_new, second_new)
 
 
-def _optimizer_step(loss: LocalLoss, key: str, lr: float | None, names: Sequence[str] | None, init, apply) -> Step:
+def clip(grads: Params, max_norm: float) -> Params:
+    """The gradients, shortened to the norm `max_norm` where they are longer, as `torch.nn.utils.clip_grad_norm_` does.
+
+    Args:
+        grads: By name; the norm is that of all of them together.
+        max_norm: Positive.
+    """
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return tree_map(lambda g: g * scale, grads)
+
+
+def _optimizer_step(
+    loss: LocalLoss, key: str, lr: float | None, names: Sequence[str] | None, clip_norm: float, init, apply
+) -> Step:
     """A step that moves the parameters `names` against the gradient of `loss` by the optimizer `apply`."""
 
     def trained(params: Params) -> Params:
@@ -202,6 +216,7 @@ def _optimizer_step(loss: LocalLoss, key: str, lr: float | None, names: Sequence
 
         some = trained(client.params)
         grads, aux = _gradient(loss if names is None else of_some, some, client.buffers, batch, context)
+        grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         new, slots = apply(some, grads, client.optimizer[key], rate, **how)
         params = {**client.params, **new}
@@ -218,6 +233,7 @@ def sgd_step(
     lr: float | None = None,
     names: Sequence[str] | None = None,
     key: str = "sgd",
+    clip_norm: float = 0.0,
 ) -> Step:
     """A local step of stochastic gradient descent on a local objective.
 
@@ -228,6 +244,7 @@ def sgd_step(
         lr: Learning rate; None takes the round's.
         names: Which parameters move; None for all.
         key: Name of its state in `Client.optimizer`; two steps of one client need two names.
+        clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
     """
 
     def init(params: Params) -> Tree:
@@ -236,7 +253,7 @@ def sgd_step(
     def apply(params: Params, grads: Params, slots: Tree, rate: Tensor, in_place: bool = False):
         return sgd(params, grads, slots, rate, momentum, weight_decay, in_place)
 
-    return _optimizer_step(loss, key, lr, names, init, apply)
+    return _optimizer_step(loss, key, lr, names, clip_norm, init, apply)
 
 
 def adam_step(
@@ -247,6 +264,7 @@ def adam_step(
     key: str = "adam",
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    clip_norm: float = 0.0,
 ) -> Step:
     """A local step of Adam on a local objective; arguments as in `sgd_step` and `adam`."""
 
@@ -257,7 +275,7 @@ def adam_step(
     def apply(params: Params, grads: Params, slots: Tree, rate: Tensor, in_place: bool = False):
         return adam(params, grads, slots, rate, betas, eps, weight_decay)  # into new tensors in any case
 
-    return _optimizer_step(loss, key, lr, names, init, apply)
+    return _optimizer_step(loss, key, lr, names, clip_norm, init, apply)
 
 
 def keyed(update: Update) -> Update:

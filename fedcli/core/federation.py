@@ -294,6 +294,7 @@ class Federation:
         weight_decay: float | None = None,
         names: Sequence[str] | None = None,
         key: str = "local",
+        clip_norm: float = 0.0,
     ) -> Step:
         """One update of a client by the gradient of a local objective.
 
@@ -305,11 +306,13 @@ class Federation:
             weight_decay: Coefficient of the L2 penalty's gradient.
             names: Which parameters move; all where None.
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
+            clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
         weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
         if (optimizer or self.config.optimizer) == "adam":
-            return adam_step(loss, weight_decay, lr, names, key)
-        return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, lr, names, key)
+            return adam_step(loss, weight_decay, lr, names, key, clip_norm=clip_norm)
+        momentum = self.config.momentum if momentum is None else momentum
+        return sgd_step(loss, momentum, weight_decay, lr, names, key, clip_norm)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """The batches of the cohort in this round, for all local epochs or some of them."""

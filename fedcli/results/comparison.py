@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcli.registry import Table
+from fedcli.registry import Gain, Table
 from fedcli.results.metrics import Metric
 from fedcli.results.reproduce import IN_TEXT, STATES, Plan, PlannedCell, PlannedRun
 from fedcli.results.tables import github, tex
@@ -121,6 +121,10 @@ def compare(plan: Plan, errors: dict[Path, str] | None = None) -> Comparison:
         elif place[0] in rows and place[1] in columns and not _is_planned(plan.table, place):
             entries[place] = Entry(_paper_text(paper[place], _like(cells, place[1])), "not planned")
     marked = _marked(entries, cells)
+    gains = {(gain.row, gain.column): _gain(gain, entries, cells, paper) for gain in plan.table.gains}
+    entries |= {place: entry for place, entry in gains.items() if entry is not None}
+    rows = tuple(dict.fromkeys([*rows, *(row for row, _ in entries)]))
+    columns = tuple(dict.fromkeys([*columns, *(column for _, column in entries)]))
     notes = tuple(_notes(plan, errors, bool(marked)))
     return Comparison(plan.title, plan.reduction, rows, columns, {**entries, **marked}, notes)
 
@@ -173,7 +177,7 @@ def heading(column: str) -> str:
 
 
 def _is_planned(table: Table, place: tuple[str, str]) -> bool:
-    return any((cell.row, cell.column) == place for cell in table.cells)
+    return any((cell.row, cell.column) == place for cell in (*table.cells, *table.gains))
 
 
 def _like(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric:
@@ -225,6 +229,23 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
         **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
     }
     return Entry(_paper_text(paper, metric), _our_text(metric, row, states), _difference(metric, row, scale), "", row)
+
+
+def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], paper: dict) -> Entry | None:
+    """A number that follows from cells, beside the paper's; None where not all of these were asked for."""
+    column = gain.of or gain.column
+    places = [[(row, column) for row in rows] for rows in (gain.more, gain.less)]
+    if not all(place in cells for rows in places for place in rows):
+        return None
+    metric, target = _like(cells, column), paper.get((gain.row, gain.column), {})
+    more, less = ([entries[place].values["ours"] for place in rows] for rows in places)
+    ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
+    row = {
+        "row": gain.row, "column": gain.column, "metric": metric.name, "unit": metric.unit,
+        "paper": target.get(metric.field), "ours": ours,
+    }  # fmt: skip
+    text = "not run" if ours is None else f"{ours:+.{DECIMALS.get(metric.unit, 1)}f}"
+    return Entry(_paper_text(target, metric), text, _difference(metric, row, 1), "", row)
 
 
 def _our_text(metric: Metric, row: dict[str, Any], states: Counter) -> str:
@@ -296,8 +317,8 @@ def _notes(plan: Plan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
 def _absences(table: Table) -> Iterator[str]:
     """The paper's rows and columns that the table leaves out."""
     for what, names, own in (
-        ("rows", [row for row, _ in printed(table)], {cell.row for cell in table.cells}),
-        ("columns", [column for _, column in printed(table)], {cell.column for cell in table.cells}),
+        ("rows", [row for row, _ in printed(table)], {cell.row for cell in (*table.cells, *table.gains)}),
+        ("columns", [column for _, column in printed(table)], {cell.column for cell in (*table.cells, *table.gains)}),
     ):
         if absent := [heading(name) for name in dict.fromkeys(names) if name not in own]:
             yield f"Not planned, {what} of the paper: {'; '.join(absent)}."

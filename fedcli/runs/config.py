@@ -138,6 +138,25 @@ def _post_options() -> dict[str, Post]:
     return {field.name: post for post in posts().values() for field in dataclasses.fields(post.config)}
 
 
+def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
+    """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
+    kinds = (RunConfig, method.config, *(post.config for post in posts().values()))
+    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
+    """What a run did by its record's `config`; without the option it did what its `before` says, else the default."""
+    return config.get(field.name, field.metadata["before"])
+
+
+def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
+    others = {name for name, post in _post_options().items() if post.name != config.get("post")}
+    fields = [field for name, field in recorded_fields(method).items() if name not in others or name in config]
+    values = {**config, **{field.name: recorded_value(config, field) for field in fields}}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Setup:
     """A run that has been checked and can start."""
@@ -191,7 +210,10 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     setting = protocol.datasets.get(dataset)
 
     values, origin = _merge(run_given, protocol, setting, dataset)
-    options, option_origin = _method_values(method, method_given, protocol)
+    layers = [(f"protocol {protocol.name}", protocol.method_options)]
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", setting.method_options))
+    options, option_origin = _method_values(method, method_given, layers)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
@@ -200,7 +222,7 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     run = RunConfig(**values)
     _refuse(run, method, protocol)
-    post, post_options = _post_values(run.post, post_given, protocol, origin)
+    post, post_options = _post_values(run.post, post_given, layers, origin)
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
@@ -249,16 +271,21 @@ def _merge(
     return values, origin
 
 
-def _method_values(method: Method | Post, given: Mapping[str, Any], protocol: Protocol) -> tuple[Any, dict[str, str]]:
-    """The options of a method, or of a step after the last round, and where each comes from."""
-    tuned = protocol.method_options.get(method.name, {})
+Layers = list[tuple[str, Mapping[str, Mapping[str, Any]]]]  # options of single methods, and where they come from
+
+
+def _method_values(method: Method | Post, given: Mapping[str, Any], layers: Layers) -> tuple[Any, dict[str, str]]:
+    """The options of a method, or of a step after the last round, and where each comes from; later layers win."""
+    values: dict[str, Any] = {}
     origin = {field.name: "default" for field in dataclasses.fields(method.config)}
-    origin |= dict.fromkeys(tuned, f"protocol {protocol.name}") | dict.fromkeys(given, "command line")
-    return method_options(method, {**tuned, **given}), origin
+    for name, layer in (*((name, options.get(method.name, {})) for name, options in layers), ("command line", given)):
+        values.update(layer)
+        origin.update(dict.fromkeys(layer, name))
+    return method_options(method, values), origin
 
 
 def _post_values(
-    name: str | None, given: Mapping[str, Any], protocol: Protocol, origin: dict[str, str]
+    name: str | None, given: Mapping[str, Any], layers: Layers, origin: dict[str, str]
 ) -> tuple[Post | None, Any]:
     """The step after the last round and its options, whose origin is added; None where there is no such step."""
     post = find_post(name) if name is not None else None
@@ -269,7 +296,7 @@ def _post_values(
             raise UserError(f"{flag} is for --post {owner.name} (got {chosen}); give both or neither.")
     if post is None:
         return None, None
-    options, option_origin = _method_values(post, given, protocol)
+    options, option_origin = _method_values(post, given, layers)
     origin |= option_origin
     return post, options
 

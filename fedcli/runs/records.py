@@ -12,9 +12,12 @@ import numpy as np
 import torch
 
 import fedcli
+from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
+from fedcli.registry import Method
+from fedcli.runs.config import recorded_fields
 
 SCHEMA = 1
 RECORD, CHECKPOINT = "record.json", "checkpoint.pt"
@@ -49,6 +52,36 @@ def read_record(path: Path) -> dict[str, Any]:
     if absent := [key for key in NEEDED if key not in record]:
         raise UserError(f"the record '{file}' lacks {', '.join(absent)}; run the experiment again.")
     return record
+
+
+def numerics(method: Method) -> dict[str, int]:
+    """The numbers that are raised when the code begins to compute something else: the core's and the method's."""
+    return {"core": NUMERICS, "method": method.numerics}
+
+
+def numerics_of(record: dict[str, Any]) -> dict[str, int]:
+    """The numbers that a record was made with; those without any are older than both numbers, which began at 1."""
+    return record.get("numerics", {"core": 1, "method": 1})
+
+
+def is_packaged(record: dict[str, Any]) -> bool:
+    """True where a run's method came by its name and not from a user's own file."""
+    return record["method_source"] == record["method"]
+
+
+def outdated(record: dict[str, Any], method: Method) -> bool:
+    """True where the code would not repeat a run: other numerics, or an option that its method no longer has.
+
+    The hash of the method's file decides only for a user's own file, whose changes nobody counts; the file of a
+    registered method may change its words.
+
+    Args:
+        record: Of the run.
+        method: Its method as it is now.
+    """
+    changed_file = not is_packaged(record) and not record["method_hash"].endswith(method.file_hash)
+    lost_options = record["config"].keys() - recorded_fields(method).keys()
+    return changed_file or numerics_of(record) != numerics(method) or bool(lost_options)
 
 
 def params_hash(params: Params) -> str:

@@ -25,11 +25,14 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, find_method
 from fedcli.runs import drift
-from fedcli.runs.config import Setup, resolve
+from fedcli.runs.config import Setup, recorded_options, resolve
 from fedcli.runs.records import (
     CHECKPOINT,
     SCHEMA,
     environment,
+    numerics,
+    numerics_of,
+    outdated,
     params_hash,
     read_record,
     summarise,
@@ -150,13 +153,15 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
     if record["status"] == "finished":
         raise UserError(f"the run '{folder}' has finished (all {record['config']['rounds']} rounds); start a new one.")
     method = find_method(record["method_source"])
-    if method.file_hash != record["method_hash"] and not changed_method:
+    other_file = not record["method_hash"].endswith(method.file_hash)
+    changed = other_file or outdated(record, method)
+    if changed and not changed_method:
         raise UserError(
-            f"the file of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
-            f"{record['method_hash']}); go on with --changed-method, or start a new run."
+            f"the code of '{method.name}' has changed since the run began ({_versions(record, method)}); "
+            f"go on with --changed-method, or start a new run."
         )
     setup, fed = restore(record, method, progress)
-    if method.file_hash != record["method_hash"]:
+    if other_file:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
     with machine_settings(fed):
         state, known = read_checkpoint(folder, setup, fed)
@@ -166,19 +171,74 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
         return _go_on(setup, fed, record, state, folder, progress or Progress())
 
 
+def _versions(record: dict[str, Any], method: Method) -> str:
+    """What tells a record's code from that of now: the hash of the method's file and the numerics."""
+    then, now = numerics_of(record), numerics(method)
+    numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
+    return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
+
+
 def restore(record: dict[str, Any], method: Method, progress: Progress | None = None) -> tuple[Setup, Federation]:
     """The set-up and the federation of a run, from its record.
 
     Raises:
         UserError: If the data or the partition are not the same any more.
     """
-    setup = resolve(method, {name: value for name, value in record["config"].items() if value is not None})
+    setup = resolve(method, recorded_options(record["config"], method))
     setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
     dataset, parts, fed = prepare(setup, progress)
     _refuse_other_data(record, dataset, parts)
     about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
     fed.engine.clients_per_chunk, fed.engine.way = about["clients_per_chunk"], about["way"]
     return setup, fed
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A finished run, opened again with all that it had after its last round."""
+
+    folder: Path
+    record: dict[str, Any]
+    method: Method
+    setup: Setup
+    fed: Federation
+    state: Any  # the method's server state after the last round
+
+
+def open_run(folder: Path, **instead: Any) -> OpenRun:
+    """Opens a finished run, to look at its last model or to go on from it; nothing is written.
+
+    Args:
+        folder: Of the run, with its last checkpoint.
+        **instead: Options in place of the run's own, as `drift_every=1`.
+
+    Raises:
+        UserError: If the run has not finished, its method, data or partition are not the same any more, or its
+            checkpoint is missing or holds another model than the last one.
+    """
+    record = read_record(folder)
+    if record["status"] != "finished":
+        raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
+    method = find_method(record["method_source"])
+    if outdated(record, method):
+        raise UserError(
+            f"the code of '{method.name}' has changed since the run '{folder}' ({_versions(record, method)}); "
+            f"run the experiment again."
+        )
+    setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
+    wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
+    if (folder / CHECKPOINT).is_file():
+        try:
+            state = read_checkpoint(folder, setup, fed)[0]
+            found = params_hash(all_params(method, state))
+        except (KeyError, TypeError):  # a state of other parts, from before the method's file was changed
+            found = "a state of another kind"
+    if found != wanted:
+        raise UserError(
+            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
+            f"{wanted}); run the experiment again."
+        )
+    return OpenRun(folder, record, method, setup, fed, state)
 
 
 @contextmanager
@@ -282,6 +342,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "method": setup.method.name,
         "method_source": source,
         "method_hash": setup.method.file_hash,
+        "numerics": numerics(setup.method),
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,
