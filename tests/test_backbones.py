@@ -68,6 +68,7 @@ def parameters(module):
         ("resnet101-512", 3, 32, 10, 42_500_160 + 512 * 10 + 10),
         ("resnet152-512", 3, 64, 200, 58_143_808 + 512 * 200 + 200),
         ("mobilenet-v2-512", 3, 32, 100, 2_275_172),
+        ("mobilenet-v2-dropout-512", 3, 32, 100, 2_275_172),
         ("googlenet-512", 3, 32, 100, 5_599_904 + 512 * 100 + 100),
     ],
 )
@@ -101,7 +102,8 @@ def test_names_are_unique_and_complete():
     resnets = {f"resnet{depth}{variant}" for depth in (10, 12, 18, 34, 50, 101, 152) for variant in variants}
     cnns = {"cnn-small", "cnn-mcmahan", "cnn-2x32", "cnn-2x64", "cnn-3conv", "alexnet-32"}
     others = {"efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32", "mobilenet-v2-512", "googlenet-512"}
-    assert sorted(backbones.names()) == sorted(resnets | cnns | others | {"resnet18-3x3-gn-projection"})
+    others |= {"resnet18-3x3-gn-projection", "mobilenet-v2-dropout-512"}
+    assert sorted(backbones.names()) == sorted(resnets | cnns | others)
 
 
 @pytest.mark.parametrize("name", backbones.names())
@@ -242,6 +244,25 @@ def test_variant_with_512_features_averages_what_torchvision_classifies(name):
     bounds = [(i * width // 512, -(-(i + 1) * width // 512)) for i in range(512)]
     averages = torch.stack([vector[:, first:last].mean(1) for first, last in bounds], 1)
     torch.testing.assert_close(module(x)[0], averages)
+
+
+def test_dropout_stands_between_the_1280_values_and_their_averages():
+    plain, module = (build(f"mobilenet-v2{part}-512", 3, 32, 10, seed=0).double() for part in ("", "-dropout"))
+    for ours, other in zip(module.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, other)
+    assert not [layer for layer in plain.modules() if isinstance(layer, KeyedDropout)]
+    (dropout,) = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
+    assert dropout.p == 0.2
+    seen = []
+    dropout.register_forward_hook(lambda layer, arguments, output: seen.append((arguments[0], output)))
+    x = images(6)
+    features, _ = module.train()(x)
+    before, after = seen[0]
+    assert before.shape == (6, 1280)
+    assert (after == 0)[before != 0].double().mean().item() == pytest.approx(0.2, abs=0.02)
+    torch.testing.assert_close(features, F.adaptive_avg_pool1d(after, 512))
+    torch.testing.assert_close(plain.train()(x)[0], F.adaptive_avg_pool1d(before, 512))
+    torch.testing.assert_close(module.eval()(x)[0], plain.eval()(x)[0])
 
 
 def test_projection_is_two_linear_layers_behind_the_same_body():
@@ -450,7 +471,7 @@ def test_keyed_layers_of_a_network_draw_apart():
     assert [key for key, _ in module.named_buffers() if key.endswith(".key")][-1] == "body.classifier.key"
 
 
-@pytest.mark.parametrize("name", ["efficientnet-b0-32", "googlenet-512"])
+@pytest.mark.parametrize("name", ["efficientnet-b0-32", "googlenet-512", "mobilenet-v2-dropout-512"])
 def test_features_lie_behind_the_dropout(name):
     features = build(name, 3, 16, 10, seed=0)(images(3, size=16, dtype=torch.float32))[0]
     other = build(name, 3, 16, 10, seed=0)
@@ -477,6 +498,7 @@ def test_features_lie_behind_the_dropout(name):
         ("mobilenet-v2-32", 8, [6, 5], True),
         ("googlenet-32", 8, [3, 2], True),
         ("mobilenet-v2-512", 16, [6, 5], True),
+        ("mobilenet-v2-dropout-512", 16, [6, 5], True),
         ("googlenet-512", 16, [6, 5], True),
     ],
 )

@@ -1,5 +1,7 @@
 """FedGen: its generator against a plain module, what the clients are given, and its costs."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,8 @@ from fedcli.core.clients import Client, Step
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from tests import laws
+from tests.forms import assert_laws
+from tests.reference import load
 
 FEDGEN = find_method("fedgen")
 COUNTS = torch.tensor([3, 0, 1])
@@ -181,6 +185,73 @@ def test_clients_are_given_the_trained_generator():
     untrained = state._replace(generator=first.generator)
     _, of_untrained = setup.method.run_round(untrained, fed.cohort(1), fed, setup.options)
     assert 2 * terms["generated"].mean() < of_untrained["generated"].mean()
+
+
+def test_noise_of_the_codes_form_is_uniform():
+    noise, labels = draw_samples(COUNTS, 50, 40, np.random.default_rng(0), uniform=True)
+    assert 0 <= noise.min() < 0.001
+    assert 0.999 < noise.max() < 1
+    assert noise.mean().item() == pytest.approx(0.5, abs=0.01)
+    assert torch.equal(labels, draw_samples(COUNTS, 50, 40, np.random.default_rng(0)).labels)
+
+
+def slow_round(fed, setup, number, kept, head, untrained, counts):
+    """One round of the code's form by plain torch: every client, the head, and a generator that nobody trains."""
+    run, after, heads = setup.run, {}, []
+    for client in range(fed.num_clients):
+        network = fed.networks[fed.architecture[client]]
+        params, buffers = kept.get(client, fed.initial_model(network))
+        module = load(copy.deepcopy(network.module), {**params, **head}, buffers).train()
+        optimizer = torch.optim.SGD(module.parameters(), run.lr)
+        made = plain(untrained).train()
+        plan = fed.plan(fed.cohort_of(number, [client]))
+        draw = generator(run.seed, number, client, "generated")
+        most = max(len(own) for own in fed.training)
+        samples = draw_samples(
+            counts, run.local_epochs * -(-most // run.batch_size), run.batch_size, draw, uniform=True
+        )
+        for t in range(int(plan.steps[0])):
+            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+            noise, labels = samples.noise[t], samples.labels[t]
+            loss = F.cross_entropy(module(x)[1], y)
+            loss = loss + setup.options.generator_weight * F.cross_entropy(
+                module.head(made(inputs(noise, labels))), labels
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        own = {name: value.detach() for name, value in module.named_parameters()}
+        after[client] = {name: value for name, value in own.items() if name not in head}, {}
+        heads.append({name: own[name] for name in head})
+    sizes = [len(own) / sum(map(len, fed.training)) for own in fed.training]
+    return after, {name: sum(w * one[name] for w, one in zip(sizes, heads, strict=True)) for name in head}
+
+
+def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop():
+    run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": laws.toy_dataset(size=16)}
+    setup, fed = laws.federation(FEDGEN, {"form": "code", "generator_weight": 2.0}, **run)
+    state, kept = setup.method.init(fed, setup.options), {}
+    head, first = state.head, state.generator
+    counts = torch.bincount(torch.cat([fed.engine.labels[torch.as_tensor(own)] for own in fed.training]), minlength=3)
+    for number in range(3):
+        kept, head = slow_round(fed, setup, number, kept, head, first, counts)
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        laws.assert_agree(state.head, head, "the head")
+        for client, own in kept.items():
+            laws.assert_agree(tuple(state.clients[client]), own, f"client {client} in round {number}")
+    assert laws.distance(state.generator, first) == 0
+
+
+def test_labels_of_the_codes_form_come_from_all_clients():
+    setup, fed = laws.federation(FEDGEN, {"form": "code"}, cohort_size=1)
+    state = setup.method.init(fed, setup.options)
+    expected = torch.bincount(fed.engine.labels[:34]).tolist()
+    assert state.class_counts.tolist() == expected
+    assert laws.simulate(setup, fed, 2).class_counts.tolist() == expected
+
+
+def test_the_laws_hold_in_the_codes_form():
+    assert_laws(FEDGEN, form="code")
 
 
 def test_class_counts_are_kept_where_nobody_has_an_example():

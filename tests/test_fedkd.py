@@ -1,5 +1,7 @@
 """FedKD: truncation and what it costs by hand, the objective, and clients that stay in step with the server."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,14 @@ import torch.nn.functional as F
 from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import Factors, compress, energy_share, restore, truncate
 from fedcli.papers.baselines.fml import joined, part
+from torch import nn
 
 from fedcli.core.batches import Batch
 from fedcli.core.trees import count_floats
 from fedcli.registry import find_method
 from tests import laws
+from tests.forms import assert_laws
+from tests.reference import load
 
 FEDKD = find_method("fedkd")
 MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -130,6 +135,109 @@ def test_without_truncation_the_mentee_is_the_plain_mean():
     truncated, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
     change, exact = ({name: one.params[name] - start.params[name] for name in one.params} for one in (truncated, after))
     assert 0.05 < laws.distance(change, exact) < 0.5
+
+
+def slow_factors(weights, share):
+    """What HtFLlib leaves of a tensor, by its description: the least number of values that exceeds the share, or 0."""
+    if weights.ndim < 2 or weights.shape[0] < 2:
+        return weights
+    u, s, v = np.linalg.svd(weights, full_matrices=False)
+    count = next((r for r in range(s.shape[-1]) if (s[..., :r] ** 2).sum() > share * (s**2).sum()), 0)
+    return sum((u[..., r, None] * s[..., r, None, None]) * v[..., r, None, :] for r in range(count)) + np.zeros_like(
+        weights
+    )
+
+
+@pytest.mark.parametrize(("shape", "share"), [
+    ((6, 8), 0.95), ((8, 6), 0.5), ((1, 9), 0.9), ((7,), 0.9), ((4, 3, 5, 5), 0.95), ((4, 3, 5, 5), 0.6),
+    ((4, 3, 1, 1), 0.95), ((3, 64), 0.95),
+])  # fmt: skip
+def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
+    weights = np.random.default_rng(0).standard_normal(shape)
+    sent = fedkd.code_factors(torch.from_numpy(weights), share)
+    left = restore(sent, torch.from_numpy(weights)).numpy()
+    np.testing.assert_allclose(left, slow_factors(weights, share), atol=1e-12)
+    nothing = shape in ((4, 3, 1, 1), (3, 64))  # all values would be needed
+    assert (abs(left).max() == 0) == nothing
+    assert (count_floats(sent) == 0) == nothing
+
+
+CODE = {"form": "code", "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
+
+
+def slow_round(fed, setup, number, kept, mentee):
+    """One round of the code's form by plain torch; returns what clients keep, the next mentee, and clipped steps."""
+    run, options, after, sent, cut = setup.run, setup.options, {}, [], 0
+
+    def kl(log_p, target):  # torch's default, the mean over samples and classes
+        return F.kl_div(log_p, target, reduction="sum") / target.numel()
+
+    for client in range(fed.num_clients):
+        network = fed.networks[fed.architecture[client]]
+        first = *fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed)
+        params, buffers, projection = kept.get(client, first)
+        own = load(copy.deepcopy(network.module), params, buffers).train()
+        shared = load(copy.deepcopy(fed.networks[0].module), mentee, {}).train()
+        w_h = nn.Linear(*projection.shape[::-1], bias=False).double()
+        w_h.load_state_dict({"weight": projection})
+        modules = own, shared, w_h
+        optimizers = [torch.optim.SGD(module.parameters(), run.lr) for module in modules]
+        plan = fed.plan(fed.cohort_of(number, [client]))
+        for t in range(int(plan.steps[0])):
+            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+            (rep, output), (rep_g, output_g) = own(x), shared(x)
+            task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
+            to_own = kl(F.log_softmax(output, 1), F.softmax(output_g, 1)) / (task + task_g)
+            to_shared = kl(F.log_softmax(output_g, 1), F.softmax(output, 1)) / (task + task_g)
+            hidden = F.mse_loss(rep, w_h(rep_g)) / (task + task_g)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (task + options.distillation_weight * (to_own + hidden)).backward(retain_graph=True)
+            (task_g + options.distillation_weight * (to_shared + hidden)).backward()
+            for module in modules:
+                cut += int(torch.nn.utils.clip_grad_norm_(module.parameters(), fml.CLIP_NORM) > fml.CLIP_NORM)
+            for optimizer in optimizers:
+                optimizer.step()
+        after[client] = {name: value.detach() for name, value in own.named_parameters()}, {}, w_h.weight.detach()
+        sent.append({name: value.detach().numpy() for name, value in shared.named_parameters()})
+    share = options.energy_start + (options.energy_end - options.energy_start) * number / run.rounds
+    mean = {name: sum(slow_factors(params[name], share) for params in sent) / len(sent) for name in mentee}
+    return after, {name: torch.from_numpy(slow_factors(value, share)) for name, value in mean.items()}, cut
+
+
+@pytest.mark.parametrize("norm", [10.0, 0.05])
+def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch, norm):
+    monkeypatch.setattr(fml, "CLIP_NORM", norm)  # the lower one is reached
+    run = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.1, "rounds": 3, "local_epochs": 1}
+    setup, fed = laws.federation(FEDKD, CODE, **MIXED, **run)
+    state, kept, cut = setup.method.init(fed, setup.options), {}, 0
+    mentee = state.params
+    for number in range(3):
+        kept, mentee, more = slow_round(fed, setup, number, kept, mentee)
+        cut += more
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        laws.assert_agree(state.params, mentee, "the mentee")
+        for client, own in kept.items():
+            laws.assert_agree(tuple(state.clients[client]), own, f"client {client} in round {number}")
+    assert (cut > 10) == (norm < 1)
+
+
+def test_the_laws_hold_in_the_codes_form():
+    assert_laws(FEDKD, form="code")
+
+
+def test_a_client_that_is_certain_divides_by_almost_nothing():
+    params, _, _, own, _, y = example_loss(fedkd.Config(form="code"))
+    certain = {name: value.detach() for name, value in params.items()}
+    for prefix in (fml.PRIVATE, fml.SHARED):
+        certain[prefix + "head.bias"] = 1e4 * F.one_hot(y[0], len(own.logits[0])).double()
+    _, fed = laws.federation(FEDKD, **MIXED)
+    x, _ = fed.engine.gather(np.arange(6))
+    batch = Batch(x, y[:1].expand(6), None, torch.tensor(True), torch.tensor(1), torch.tensor(0.1))
+    certain = {name: value.requires_grad_() for name, value in certain.items()}
+    loss = fedkd.make_local_loss(*fed.networks[::-1], fedkd.Config(form="code"))
+    grads = torch.autograd.grad(loss(certain, {}, batch, None)[0], list(certain.values()), allow_unused=True)
+    assert all(torch.isfinite(grad).all() for grad in grads if grad is not None)
 
 
 def test_who_sat_out_is_sent_the_whole_mentee():

@@ -21,8 +21,9 @@ def slow_round(fed, setup, number, models, prototypes):
     for client in range(fed.num_clients):
         module = load(copy.deepcopy(fed.network.module), *models.get(client, fed.initial_model())).train()
         optimizer = optimizer_of(module, setup.run, setup.run.lr)
+        found = {c: [] for c in sent}
         for epoch in range(setup.run.local_epochs):
-            found = {c: [] for c in sent}
+            found = {c: [] for c in sent} if setup.options.gathered_epochs == "last" else found
             plan = fed.plan(fed.cohort_of(number, [client]), range(epoch, epoch + 1))
             for t in range(int(plan.steps[0])):
                 x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
@@ -42,11 +43,11 @@ def slow_round(fed, setup, number, models, prototypes):
     return after, {label: torch.stack(rows).mean(0) for label, rows in sent.items() if rows}
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_three_rounds_are_those_of_a_plain_loop(epochs):
+@pytest.mark.parametrize(("epochs", "gathered"), [(1, "last"), (2, "last"), (1, "all"), (3, "all")])
+def test_three_rounds_are_those_of_a_plain_loop(epochs, gathered):
     parts = [np.array([0, 3, 1, 6, 4, 9]), np.array([7, 10, 13, 16, 19]), np.array([12, 15]), np.array([18, 22])]
     run = {"parts": parts, "local_epochs": epochs, "momentum": 0.0}  # momentum would begin anew in every epoch's plan
-    setup, fed = laws.federation(FEDPROTO, {"prototype_weight": 3.0}, **run)
+    setup, fed = laws.federation(FEDPROTO, {"prototype_weight": 3.0, "gathered_epochs": gathered}, **run)
     state, models, prototypes = setup.method.init(fed, setup.options), {}, {}
     for number in range(3):
         models, prototypes = slow_round(fed, setup, number, models, prototypes)
@@ -56,6 +57,15 @@ def test_three_rounds_are_those_of_a_plain_loop(epochs):
             torch.testing.assert_close(state.prototypes[label], prototype, rtol=1e-9, atol=1e-12)
         for client, model in models.items():
             laws.assert_agree(tuple(state.clients[client]), model, f"client {client} in round {number}")
+
+
+def test_gathering_over_all_epochs_agrees_with_the_reference_too():
+    laws.law_4_chunking_is_invisible(FEDPROTO, overrides={"gathered_epochs": "all"})
+    laws.law_5_order_is_invisible(FEDPROTO, overrides={"gathered_epochs": "all"})
+    states = [
+        laws.simulate(*laws.federation(FEDPROTO, {"gathered_epochs": which}), 1).prototypes for which in ("all", "last")
+    ]
+    assert laws.distance(*states) > 1e-6  # two epochs
 
 
 def test_the_first_round_is_local_and_the_second_is_not():

@@ -1,7 +1,12 @@
 """FedSA: equations against slow loops and hand numbers, rounds against plain torch, and the paper's set-ups."""
 
 import copy
+import dataclasses
+import json
 import math
+import sys
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ from torch import nn
 from fedcli.core import backbones, networks
 from fedcli.core.batches import generator
 from fedcli.errors import UserError
-from fedcli.registry import find_method, find_protocol, find_table, methods
+from fedcli.registry import find_method, find_protocol, find_table, methods, unaccounted
 from fedcli.results.comparison import printed
 from fedcli.runs.config import resolve
 from fedcli.runs.run import one_round
@@ -314,15 +319,58 @@ def test_the_papers_values():
     assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.01, 1.0, 0.0, 0.0)
     assert (run.local_test, run.validation, run.drop_last, run.partition_seed) == (0.25, 0.0, True, 1)
     assert (str(setup.partition), setup.selection, setup.protocol.evaluation) == (
-        "dirichlet:0.1:min=1", "best-test", "clients",
+        "dirichlet:0.1:min=1:draw=pfllib", "best-test", "clients",
     )  # fmt: skip
     assert (setup.setting.mean, setup.setting.std) == ((0.5,) * 3, (0.5,) * 3)
     setup = resolve(FEDSA, {"protocol": "fedsa:cifar100-htfe8", "dataset": "cifar100"}, need_data=False)
     assert (setup.run.num_clients, setup.run.cohort_size, setup.options.contrastive_weight) == (100, 10, 1.0)
     setup = resolve(FEDSA, {"protocol": "fedsa:cifar100-htfe8-silo", "dataset": "cifar100"}, need_data=False)  # Fig. 3
-    assert (setup.run.num_clients, setup.run.cohort_size, setup.run.backbone.count(",")) == (20, 20, 7)
+    assert (setup.run.num_clients, setup.run.cohort_size, setup.run.rounds) == (20, 20, 200)
+    assert setup.run.backbone.split(",")[:3] == ["cnn-mcmahan", "googlenet-512", "mobilenet-v2-dropout-512"]
+    assert setup.run.backbone.count(",") == 7
     assert [len(find_protocol(f"fedsa:cifar100-htfe{x}", FEDSA).datasets["cifar100"].backbone.split(","))
             for x in (2, 3, 5, 8)] == [2, 3, 5, 8]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", fedsa.PROTOCOLS[:-2], ids=lambda protocol: protocol.name)  # less the built-in ones
+def test_baselines_have_the_forms_behind_the_printed_numbers(protocol):
+    (dataset,) = protocol.datasets
+    for name, option, value in (
+        ("fedgen", "form", "code"), ("fml", "form", "code"), ("fedkd", "form", "code"),
+        ("fedproto", "gathered_epochs", "all"),
+    ):  # fmt: skip
+        method = find_method(name)
+        setup = resolve(method, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
+        assert getattr(setup.options, option) == value
+        (field,) = (own for own in dataclasses.fields(method.config) if own.name == option)
+        assert field.default == field.metadata["before"] != value  # of runs outside, and of records from before
+    assert any("--form code" in note for note in protocol.notes)
+    assert any("Standard deviations are not comparable" in note for note in protocol.notes)
+
+
+def test_every_printed_number_is_planned_or_has_a_reason():
+    reported = json.loads(files("fedcli.papers").joinpath("reported.json").read_text())["FedSA"]
+    assert unaccounted(sys.modules[fedsa.__name__], reported) == []
+    assert fedsa.NOT_PLANNED.keys().isdisjoint(reported)
+
+
+def test_what_the_study_says_of_the_sixth_round_stands_in_its_records():
+    folder = Path(__file__).parents[1] / "results" / "records" / "fedsa-cifar10-silo"
+    found = {}
+    for name in ("fedsa", "fedtgp", "local"):
+        record = json.loads((folder / name / "seed-0" / "record.json").read_text())
+        found[name] = next(100 * entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == 5)
+    said = "FedSA {fedsa:.1f}, FedTGP {fedtgp:.1f}, local training {local:.1f}".format(**found)
+    assert said in " ".join((folder / "intro.md").read_text().split())
+
+
+def test_figure_3_is_planned_for_every_method():
+    table = find_table("fedsa:Fig3")
+    assert {cell.method for cell in table.cells} == {"fedsa", "fedgen", "fml", "fedkd", "lg-fedavg", *FAMILY}
+    for cell in table.cells:
+        run = resolve(find_method(cell.method), cell.settings, need_data=False).run
+        assert (run.dataset, run.rounds, run.num_clients, run.cohort_size) == ("cifar100", 200, 20, 20)
+        assert len(run.backbone.split(",")) == 8
 
 
 @pytest.mark.parametrize("protocol", fedsa.PROTOCOLS, ids=lambda protocol: protocol.name)

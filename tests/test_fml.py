@@ -1,5 +1,6 @@
 """FML: its objective by hand, two steps that do not touch each other, and what is averaged and sent."""
 
+import copy
 import math
 
 import numpy as np
@@ -13,6 +14,8 @@ from fedcli.core.batches import Batch
 from fedcli.core.trees import select
 from fedcli.registry import find_method
 from tests import laws
+from tests.forms import assert_laws
+from tests.reference import load
 
 FML = find_method("fml")
 NORMALISED = {
@@ -36,7 +39,11 @@ def test_divergence_against_torch_and_its_gradients():
     logits, teacher = (torch.randn(6, 4, dtype=torch.float64, generator=draw).requires_grad_() for _ in range(2))
     expected = F.kl_div(F.log_softmax(logits, 1), F.softmax(teacher, 1), reduction="batchmean")
     torch.testing.assert_close(divergence(logits, teacher), expected)
-    divergence(logits, teacher).backward()
+    (ours,), (theirs,) = (
+        torch.autograd.grad(loss, teacher, retain_graph=True) for loss in (divergence(logits, teacher), expected)
+    )
+    torch.testing.assert_close(ours, theirs)  # the teacher learns too, unless the caller detaches it
+    divergence(logits, teacher.detach()).backward()
     torch.testing.assert_close(logits.grad, (F.softmax(logits, 1) - F.softmax(teacher, 1)).detach() / 6)
     assert teacher.grad is None
 
@@ -82,6 +89,66 @@ def test_each_network_follows_its_own_loss(config):
             torch.testing.assert_close(grads[name], grad)
     assert aux.outputs.shape == (6, 512)  # the private network's features
     assert set(aux.terms) == {"cross_entropy", "divergence", "shared_cross_entropy", "shared_divergence"}
+
+
+CODE = {"form": "code", "private_task_share": 0.3, "shared_task_share": 0.6}
+TWO_KINDS = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+
+
+def slow_round(fed, setup, number, models, sent_down):
+    """One round of the code's form by plain torch; returns private models, the mean shared one, and clipped steps."""
+    run, options, after, sent, cut = setup.run, setup.options, {}, [], 0
+
+    def kl(log_p, target):  # torch's default, the mean over samples and classes
+        return F.kl_div(log_p, target, reduction="sum") / target.numel()
+
+    for client in range(fed.num_clients):
+        network = fed.networks[fed.architecture[client]]
+        own = load(copy.deepcopy(network.module), *models.get(client, fed.initial_model(network))).train()
+        shared = load(copy.deepcopy(fed.networks[0].module), sent_down, {}).train()
+        optimizers = [torch.optim.SGD(net.parameters(), run.lr) for net in (own, shared)]
+        plan = fed.plan(fed.cohort_of(number, [client]))
+        for t in range(int(plan.steps[0])):
+            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+            output, output_g = own(x)[1], shared(x)[1]
+            to_own, to_shared = (
+                kl(F.log_softmax(a, 1), F.softmax(b, 1)) for a, b in ((output, output_g), (output_g, output))
+            )
+            loss = F.cross_entropy(output, y) * options.private_task_share + to_own * (1 - options.private_task_share)
+            loss_g = F.cross_entropy(output_g, y) * options.shared_task_share
+            loss_g = loss_g + to_shared * (1 - options.shared_task_share)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            loss_g.backward()
+            for net in (own, shared):
+                cut += int(torch.nn.utils.clip_grad_norm_(net.parameters(), fml.CLIP_NORM) > fml.CLIP_NORM)
+            for optimizer in optimizers:
+                optimizer.step()
+        after[client] = {name: value.detach() for name, value in own.named_parameters()}, {}
+        sent.append({name: value.detach() for name, value in shared.named_parameters()})
+    return after, {name: sum(params[name] for params in sent) / len(sent) for name in sent_down}, cut
+
+
+@pytest.mark.parametrize("norm", [10.0, 0.05])
+def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch, norm):
+    monkeypatch.setattr(fml, "CLIP_NORM", norm)  # the lower one is reached
+    setup, fed = laws.federation(FML, CODE, **TWO_KINDS, momentum=0.0, weight_decay=0.0, lr=0.2)
+    state, models = setup.method.init(fed, setup.options), {}
+    shared, cut = state.params, 0
+    for number in range(3):
+        models, shared, more = slow_round(fed, setup, number, models, shared)
+        cut += more
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        laws.assert_agree(state.params, shared, "the shared network")
+        for client, model in models.items():
+            laws.assert_agree(tuple(state.clients[client]), model, f"client {client} in round {number}")
+    assert (cut > 10) == (norm < 1)
+
+
+def test_the_laws_hold_in_the_codes_form():
+    assert_laws(FML, form="code")
+    laws.law_4_chunking_is_invisible(FML, overrides=CODE, chunks=(2,), **TWO_KINDS)
 
 
 def test_shared_networks_with_their_statistics_are_averaged_without_weights():

@@ -28,6 +28,7 @@ LABEL_SETS = {
     "digits": shuffled([178, 182, 177, 183, 181, 182, 181, 179, 174, 180]),
 }
 FLAGS = ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "dirichlet:0.3:min=1", "dirichlet:1e-3:min=1", "dirichlet:1e3"]
+FLAGS += ["dirichlet:0.5:draw=pfllib", "dirichlet:1e-3:min=1:draw=pfllib"]
 FLAGS += ["classes:1", "classes:2", "classes:5", "dominant:1", "dominant:2:share=4/9", "missing:1", "missing:3"]
 
 
@@ -84,7 +85,16 @@ def test_seed_alone_decides(flag):
 
 
 @pytest.mark.parametrize(
-    "flag", ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "classes:5", "dominant:1", "missing:3"]
+    "flag",
+    [
+        "iid",
+        "dirichlet:0.5",
+        "dirichlet:0.5:plain",
+        "dirichlet:0.5:draw=pfllib",
+        "classes:5",
+        "dominant:1",
+        "missing:3",
+    ],
 )
 def test_end_of_a_part_is_a_fair_sample_of_it(flag):
     labels = CIFAR10[np.argsort(CIFAR10, kind="stable")]  # the canonical order of a data set
@@ -257,6 +267,54 @@ def test_dirichlet_refuses_what_it_cannot_reach(num_clients, alpha, minimum, wor
     assert_one_line(error, *words)
 
 
+def slow_pfllib(labels, num_clients, alpha, least, seed):
+    """The split of PFLlib as its description has it, in lists, by numpy's global random state.
+
+    Class by class: shuffle its examples, draw the clients' shares, strike out who has N / K examples or more, scale to
+    one, cut at the rounded-down cumulative shares. Again until the smallest client has enough. Last, each client's own
+    examples are mixed, as for the cut in training and test part.
+    """
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        held = []
+        while not held or min(map(len, held)) < least:
+            held = [[] for _ in range(num_clients)]
+            for label in range(max(labels) + 1):
+                own = np.array([i for i, other in enumerate(labels) if other == label])
+                np.random.shuffle(own)
+                shares = np.random.dirichlet([alpha] * num_clients)
+                open_ = [len(already) < len(labels) / num_clients for already in held]
+                shares = np.array([share if is_open else 0.0 for share, is_open in zip(shares, open_, strict=True)])
+                edges = [0, *(int(x * len(own)) for x in np.cumsum(shares / shares.sum())[:-1]), len(own)]
+                for client in range(num_clients):
+                    held[client] += own[edges[client] : edges[client + 1]].tolist()
+        return [np.array(own)[np.random.permutation(len(own))] for own in held]
+    finally:
+        np.random.set_state(before)
+
+
+@pytest.mark.parametrize(("sizes", "num_clients", "alpha", "least", "seed"), [
+    ([600] * 10, 20, 0.1, 1, 1), ([60] * 10, 12, 0.1, 10, 3), ([7, 301, 42, 150, 99], 5, 0.5, 40, 0),
+])  # fmt: skip
+def test_pfllibs_draw_order_is_followed_index_for_index(sizes, num_clients, alpha, least, seed):
+    labels = shuffled(sizes)
+    flag = f"dirichlet:{alpha}:min={least}:draw=pfllib"
+    expected = slow_pfllib(labels.tolist(), num_clients, alpha, least, seed)
+    for ours, theirs in zip(from_flag(flag)(labels, num_clients, seed), expected, strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+def test_the_skew_of_cifar10_in_pfllibs_draw_order():
+    merged = np.repeat(np.arange(10), 6000)  # training and test images
+    counts = describe(from_flag("dirichlet:0.1:min=1:draw=pfllib")(merged, 20, 1), merged, 10)
+    assert counts.max(1).sum() / counts.sum() == pytest.approx(0.7421, abs=1e-4)  # share of the clients' largest class
+    assert counts.sum(1).tolist()[:4] == [1621, 1814, 1211, 2080]
+    unsorted = shuffled([6000] * 10)
+    again = describe(from_flag("dirichlet:0.1:min=1:draw=pfllib")(unsorted, 20, 1), unsorted, 10)
+    assert (again == counts).all()  # in whatever order the labels come
+
+
 @pytest.mark.parametrize("within", [None, from_flag("dirichlet:0.5:min=5"), from_flag("classes:2")])
 def test_domains_keep_to_themselves(within):
     labels = np.tile(np.arange(5), 240)
@@ -333,6 +391,8 @@ def test_writers_come_at_random_and_so_do_their_examples():
         (lambda y: partition.missing(y, 10, 10, 0), ["missing:10", "10 classes", "missing:9"]),
         (lambda y: partition.missing(y[y != 4], 10, 3, 0), ["too few", "got 0 of class 4"]),
         (lambda y: partition.domains(y, 5, y % 2, 0), ["5", "2 domains", "multiple of 2"]),
+        (lambda y: from_flag("dirichlet:0.5:draw=flower")(y, 4, 0), ["draw order", "got 'flower'", "own or pfllib"]),
+        (lambda y: partition.dirichlet(y, 4, 0.5, 0, draw=""), ["draw order"]),
         (lambda y: partition.domains(y, 20, y % 2, 0, from_flag("dirichlet:0.5:min=60")), ["in domain 0", "500"]),
         (lambda y: from_flag("domains+dirichlet:0.5")(y, 4, 0), ["domains+dirichlet:0.5", "with domains", "without"]),
         (lambda y: from_flag("writers")(y, 4, 0, y), ["partition 'writers'", "with writers", "without"]),
@@ -356,6 +416,8 @@ def test_calls_that_cannot_be_answered_are_refused(call, words):
         ("dirichlet:0.5:plain", "dirichlet:0.5:plain"),
         ("dirichlet:0.5:min=1", "dirichlet:0.5:min=1"),
         ("dirichlet:0.5:min=1:plain", "dirichlet:0.5:plain:min=1"),
+        ("dirichlet:0.5:draw=pfllib:min=1", "dirichlet:0.5:min=1:draw=pfllib"),
+        ("dirichlet:0.5:draw=own", "dirichlet:0.5"),
         ("dirichlet:1e-05", "dirichlet:1e-05"),
         ("dirichlet:0.123456789", "dirichlet:0.123456789"),
         ("classes:2", "classes:2"),

@@ -6,7 +6,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
   without pooling, `-gn` GroupNorm with two groups in the place of every BatchNorm, `-projection` two linear layers
   (512 to 512, ReLU, 512 to 256) behind its features.
 * `-512` is one of torchvision's networks whose classifier is replaced by averaging neighbours in the vector before it,
-  so that 512 features are left whatever its width.
+  so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
 * `-32` is a variant for 32 x 32 images.
 """
 
@@ -122,12 +122,19 @@ def _resnet(name: str) -> Body:
 
 
 def _mobilenet_v2_512() -> Body:
-    """torchvision's MobileNetV2; its dropout goes with the classifier whose first layer it is."""
+    """torchvision's MobileNetV2 without its dropout, which goes with the classifier whose first layer it is."""
     from fedcli.core.vision import torchvision
 
     body = torchvision.models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
     body.classifier = nn.AdaptiveAvgPool1d(512)
     return Body(body, 512, colour=True)
+
+
+def _mobilenet_v2_dropout_512() -> Body:
+    """torchvision's MobileNetV2, whose dropout of 0.2 is kept and stands before the averaging to 512 features."""
+    network = _mobilenet_v2_512()
+    network.module.classifier = nn.Sequential(KeyedDropout(0.2), network.module.classifier)
+    return network
 
 
 def _convolution(**options: Any) -> Callable[..., nn.Module]:
@@ -240,6 +247,7 @@ _OTHERS: dict[str, Callable[[], Body]] = {
     "mobilenet-v2-32": _mobilenet_v2_32,
     "googlenet-32": _googlenet_32,
     "mobilenet-v2-512": _mobilenet_v2_512,
+    "mobilenet-v2-dropout-512": _mobilenet_v2_dropout_512,
     "googlenet-512": _googlenet_512,
 }
 

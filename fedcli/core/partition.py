@@ -6,6 +6,7 @@ a client's list becomes its validation part. No example is used twice. Everythin
 As a flag (`from_flag`), options in brackets:
     iid                                   equal sizes
     dirichlet:ALPHA[:plain][:min=COUNT]   every class cut by Dirichlet proportions, with or without a capacity cap
+      [:draw=pfllib]                      the same in the order in which PFLlib draws
     classes:COUNT                         shards of sorted labels, so many a client
     dominant:COUNT[:share=FRACTION]       a share of each client's examples comes from its dominant classes
     missing:COUNT                         each client lacks so many classes
@@ -67,9 +68,24 @@ class _Parameter:
         )
 
 
+@dataclass(frozen=True)
+class _Choice(_Parameter):
+    """A parameter that is one of some words."""
+
+    words: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> None:
+        if value not in self.words:
+            raise UserError(
+                f"partition '{self.example.partition(':')[0]}' has a wrong {self.meaning} (got '{value}'); it must be "
+                f"{' or '.join(self.words)}; write for example {self.example}."
+            )
+
+
 _ALPHA = _Parameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
 _PLAIN = _Parameter("capped", "cap", "dirichlet:0.5:plain", lambda _: False, 0, default=True)
 _MIN = _Parameter("min_examples", "minimum", "dirichlet:0.5:min=1", default=MIN_EXAMPLES)
+_DRAW = _Choice("draw", "draw order", "dirichlet:0.5:draw=pfllib", str, default="own", words=("own", "pfllib"))
 _CLASSES = _Parameter("classes_per_client", "number of classes", "classes:2")
 _DOMINANT = _Parameter("dominant_classes", "number of dominant classes", "dominant:1")
 _SHARE = _Parameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
@@ -125,11 +141,16 @@ def dirichlet(
     seed: int,
     capped: bool = True,
     min_examples: int = MIN_EXAMPLES,
+    draw: str = "own",
 ) -> Parts:
     """Every class cut among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
 
     Capped, a client that already holds N/K examples or more gets none of the classes still to come: its entry of p is
     set to zero and p renormalised (classes come in order).
+
+    `draw="pfllib"` takes numpy's `RandomState(seed)` in the order of PFLlib, so that labels in the order of its files
+    give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
+    client has is then as there, which images of the class these are is not.
 
     Args:
         labels: Class of each example, `[N]`.
@@ -138,6 +159,7 @@ def dirichlet(
         seed: Of everything random.
         capped: Whether the cap of N/K acts.
         min_examples: Fewest examples of a client, from 1.
+        draw: "own", or "pfllib".
 
     Returns:
         K arrays of positions that cover all examples.
@@ -148,17 +170,22 @@ def dirichlet(
     labels = _prepared(labels, num_clients)
     _ALPHA.check(alpha)
     _MIN.check(min_examples)
+    _DRAW.check(draw)
     if num_clients * min_examples > len(labels):
         raise UserError(
             f"partition 'dirichlet' cannot give {num_clients} clients {min_examples} examples each (got {len(labels)} "
             f"training examples); use fewer clients or a lower min=."
         )
-    rng, sizes, best = generator(seed, "partition"), np.bincount(labels), 0
+    sizes, best = np.bincount(labels), 0
+    rng = generator(seed, "partition") if draw == "own" else np.random.RandomState(seed % 2**32)
     for _ in range(MAX_DRAWS):
-        counts = _draw_counts(sizes, num_clients, alpha, capped, rng)
+        if draw == "own":
+            counts = _draw_counts(sizes, num_clients, alpha, capped, rng)
+        else:
+            order, counts = _draw_in_pfllibs_order(labels, num_clients, alpha, capped, rng)
         smallest = int(counts.sum(1).min())
         if smallest >= min_examples:
-            return _deal(counts, labels, rng)
+            return _deal(counts, labels, rng) if draw == "own" else _split(order, counts, rng)
         best = max(best, smallest)
     raise UserError(
         f"partition 'dirichlet' with concentration {alpha:g} found no draw in {MAX_DRAWS} in which each of the "
@@ -182,6 +209,34 @@ def _draw_counts(
         bounds = (cumulative / cumulative[-1] * size).astype(np.int64)  # the last one is `size` exactly
         counts[:, c] = np.diff(bounds, prepend=0)
     return counts
+
+
+def _draw_in_pfllibs_order(
+    labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.RandomState
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """One draw: for each class its shuffled positions, then its proportions. Returns those `[C][...]`, counts `[K, C]`.
+
+    Proportions are rounded as PFLlib does: cumulative, towards zero; the last client gets what is left, also where it
+    is full. A draw that gives no proportions (alpha near 0, in floats) has no examples.
+    """
+    order, counts = [], np.zeros((num_clients, labels.max() + 1), np.int64)
+    for c in range(counts.shape[1]):
+        order.append(np.flatnonzero(labels == c))
+        rng.shuffle(order[-1])
+        with np.errstate(all="ignore"):
+            p = rng.dirichlet(np.full(num_clients, alpha))
+            p = p * (counts.sum(1) < len(labels) / num_clients) if capped else p
+            bounds = np.cumsum(p / p.sum()) * len(order[-1])
+        if not np.isfinite(bounds).all():
+            return order, np.zeros_like(counts)
+        counts[:, c] = np.diff(bounds[:-1].astype(np.int64), prepend=0, append=len(order[-1]))
+    return order, counts
+
+
+def _split(order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState) -> Parts:
+    """Gives the clients the classes' positions `[C][...]` in turn by counts `[K, C]`; each client's are then mixed."""
+    pieces = [np.split(own, bounds[:-1]) for own, bounds in zip(order, counts.cumsum(0).T, strict=True)]  # [C][K]
+    return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
 
 
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
@@ -383,7 +438,7 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int) -> Part
 # Partitioner and parameters by their prefix in the flag; "" is the required one, which comes first.
 _FORMS: dict[str, tuple[Callable[..., Parts], dict[str, _Parameter]]] = {
     "iid": (iid, {}),
-    "dirichlet": (dirichlet, {"": _ALPHA, "plain": _PLAIN, "min=": _MIN}),
+    "dirichlet": (dirichlet, {"": _ALPHA, "plain": _PLAIN, "min=": _MIN, "draw=": _DRAW}),
     "classes": (classes, {"": _CLASSES}),
     "dominant": (dominant, {"": _DOMINANT, "share=": _SHARE}),
     "missing": (missing, {"": _MISSING}),

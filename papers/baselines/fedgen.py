@@ -26,18 +26,24 @@ Readings and deviations
     3. The generator is a linear layer of 512, batch normalisation, ReLU and a linear layer. Its input is the noise and
        the label as one of C. Clients run it in evaluation mode, as in the authors' code.
     4. What the clients receive is the trained generator. In HtFLlib, on which FedSA's code is built, the trained one is
-       not stored, so that clients go on with random features; expect other numbers than FedSA's.
-    5. The noise is normal, as in the paper; the authors' code and HtFLlib draw it uniformly from [0, 1).
+       not stored: clients learn random features of an untrained one, in training mode and from the first round on, with
+       labels from the class counts of all clients. That is `--form code`, which FedSA's protocols have. As nothing
+       comes of its training, the server has none here. Counts are of whole training parts, there without the last
+       batch where it is dropped.
+    5. The noise is normal, as in the paper; the authors' code and HtFLlib, and so the code's form, draw it uniformly
+       from [0, 1).
     6. In the first round the generator is untrained and clients train without it, as in the authors' code.
     7. The authors' code has more than the paper's objectives: a diversity loss of the generator, decaying weights, and
        a distance between outputs for real and for generated features. HtFLlib has none of the three, nor has this.
-    8. p(y) are the class counts of the round's clients; the paper starts from a uniform one. A generated batch is as
-       large as a real one. The server trains for 100 steps of Adam (rate 0.1), new in every round, as in HtFLlib.
+    8. p(y) are the class counts of the round's clients in the paper's form; the paper starts from a uniform one. A
+       generated batch is as large as a real one. The server trains for 100 steps of Adam (rate 0.1), new in every
+       round, as in HtFLlib.
 
 Run it
     fedcli run fedgen --dataset digits
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -62,6 +68,12 @@ class Config:
     )
     generator_steps: int = option(100, "Steps of the generator's training in a round", source="Algorithm 1", low=1)
     generator_lr: float = option(0.1, "Learning rate of the generator's training", symbol="α", low=0, open_low=True)
+    form: str = option(
+        "paper",
+        "The paper's method, or that of HtFLlib, whose generator is never trained",
+        choices=("paper", "code"),
+        before="paper",
+    )
 
 
 class Generator(NamedTuple):
@@ -111,7 +123,7 @@ def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num
 
     Args:
         params: Of the generator.
-        buffers: Of the generator; updated in place in training.
+        buffers: Of the generator; updated in place in training. In training they may be empty.
         noise: `[B, NOISE]`.
         labels: `[B]`.
         num_classes: C.
@@ -122,24 +134,27 @@ def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num
     """
     one_hot = (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(noise)
     hidden = F.linear(torch.cat([noise, one_hot], 1), params["hidden.weight"], params["hidden.bias"])
-    hidden = F.batch_norm(
-        hidden, buffers["norm.mean"], buffers["norm.var"], params["norm.weight"], params["norm.bias"], train
-    )
+    mean, var = buffers.get("norm.mean"), buffers.get("norm.var")
+    hidden = F.batch_norm(hidden, mean, var, params["norm.weight"], params["norm.bias"], train)
     return F.linear(hidden.relu(), params["out.weight"], params["out.bias"])
 
 
-def draw_samples(class_counts: Tensor, steps: int, size: int, draw: np.random.Generator) -> Samples:
-    """Noise from N(0, I) and labels from p(y).
+def draw_samples(
+    class_counts: Tensor, steps: int, size: int, draw: np.random.Generator, uniform: bool = False
+) -> Samples:
+    """Noise from N(0, I), or from [0, 1) alike, and labels from p(y).
 
     Args:
         class_counts: `[C]`, not all 0.
         steps: How many minibatches.
         size: Of each.
         draw: Where the draws come from.
+        uniform: Whether the noise is uniform.
     """
     shares = class_counts.cpu().double().numpy()
     labels = draw.choice(len(shares), (steps, size), p=shares / shares.sum())
-    return Samples(torch.from_numpy(draw.standard_normal((steps, size, NOISE))), torch.from_numpy(labels))
+    noise = (draw.random if uniform else draw.standard_normal)((steps, size, NOISE))  # Reading 5
+    return Samples(torch.from_numpy(noise), torch.from_numpy(labels))
 
 
 def train_generator(before: Generator, head: Params, samples: Samples, lr: float) -> Generator:
@@ -165,12 +180,14 @@ def train_generator(before: Generator, head: Params, samples: Samples, lr: float
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
     """The local objective J(theta_k); the context's samples are those of one minibatch."""
+    code = config.form == "code"
 
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
         (noise, labels), num_classes = context.samples, logits.shape[-1]
-        made = generate(*context.generator, noise, labels, num_classes, train=False)
+        weights, statistics = context.generator
+        made = generate(weights, {} if code else statistics, noise, labels, num_classes, train=code)  # Readings 3 and 4
         generated = cross_entropy(F.linear(made, params["head.weight"], params["head.bias"]), labels)
         terms = {"cross_entropy": task, "generated": generated}
         return task + config.generator_weight * generated, Aux(buffers, terms, features)
@@ -190,12 +207,12 @@ def sampling(step: Step) -> Step:
     return Step(update, step.init_optimizer)
 
 
-def client_samples(class_counts: Tensor, cohort, fed) -> Samples:
+def client_samples(class_counts: Tensor, cohort, fed, code: bool = False) -> Samples:
     """Every client's draws for the round, `[K, steps, ...]`: enough for the client with the most steps."""
-    size = fed.config.batch_size
+    size = max(fed.config.batch_size, 2 if code else 1)  # batch normalisation in training mode needs two
     steps = fed.config.local_epochs * -(-max(map(len, fed.training)) // size)
     draws = [generator(fed.config.seed, cohort.round, client, "generated") for client in cohort.client_ids]
-    samples = [draw_samples(class_counts, steps, size, draw) for draw in draws]
+    samples = [draw_samples(class_counts, steps, size, draw, code) for draw in draws]
     noise, labels = (torch.stack(parts).to(fed.device) for parts in zip(*samples, strict=True))
     return Samples(noise.to(fed.dtype), labels)
 
@@ -207,9 +224,9 @@ def server_samples(class_counts: Tensor, cohort, fed, config: Config) -> Samples
     return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
 
 
-def count_classes(cohort, fed) -> Tensor:
+def count_classes(client_ids: Iterable[int], fed) -> Tensor:
     """c_k: how many training examples of each class a client has, `[K, C]`, int64."""
-    labels = [fed.engine.labels[torch.as_tensor(fed.training[client])] for client in cohort.client_ids]
+    labels = [fed.engine.labels[torch.as_tensor(fed.training[client])] for client in client_ids]
     return torch.stack([torch.bincount(own, minlength=fed.num_classes) for own in labels])
 
 
@@ -220,16 +237,18 @@ def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
 
 
 def init(fed, config: Config) -> ServerState:
-    """The first head and generator, and a uniform p(y); nobody has trained yet.
+    """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet.
 
     Raises:
         UserError: If the networks' features have different widths.
     """
     first = initial_generator(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "generator"))
     params, _ = fed.initial_model(fed.networks[0])
-    uniform = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
+    class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
+    if config.form == "code":  # Reading 4
+        class_counts = count_classes(range(fed.num_clients), fed).sum(0)
     on_device = tree_map(lambda leaf: leaf.to(fed.device, fed.dtype), first)
-    return ServerState({name: params[name] for name in HEAD}, on_device, uniform, {})
+    return ServerState({name: params[name] for name in HEAD}, on_device, class_counts, {})
 
 
 def train_clients(state: ServerState, head: Params, cohort, fed, config: Config) -> tuple[dict, Params, dict]:
@@ -242,7 +261,8 @@ def train_clients(state: ServerState, head: Params, cohort, fed, config: Config)
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
         clients = Client({**own.params, **copies}, own.buffers, {}, memory=state.class_counts.new_zeros(size))
         step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
-        context = Context(state.generator, client_samples(state.class_counts, group, fed))
+        samples = client_samples(state.class_counts, group, fed, config.form == "code")
+        context = Context(state.generator, samples)
         clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
         kept = ClientState(without_head(clients.params, head), clients.buffers)
         states = fed.remember(states, group, kept)
@@ -252,14 +272,16 @@ def train_clients(state: ServerState, head: Params, cohort, fed, config: Config)
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
     """Algorithm 1, one round."""
-    head = fed.download(state.head, cohort)
-    local = config if cohort.round else replace(config, generator_weight=0.0)  # reading 6
+    code, head = config.form == "code", fed.download(state.head, cohort)
+    local = config if cohort.round or code else replace(config, generator_weight=0.0)  # Reading 6
     if local.generator_weight:
         fed.broadcast(*state.generator, cohort)  # counts it; all clients read the one generator
         fed.download(state.class_counts, cohort)
     states, heads, terms = train_clients(state, head, cohort, fed, local)
     head = weighted_mean(fed.upload(heads), cohort.weights)
-    class_counts = sum_counts(fed.upload(count_classes(cohort, fed)), state.class_counts)
+    if code:  # Reading 4
+        return ServerState(head, state.generator, state.class_counts, states), terms
+    class_counts = sum_counts(fed.upload(count_classes(cohort.client_ids, fed)), state.class_counts)
     trained = state.generator
     if config.generator_weight:
         samples = server_samples(class_counts, cohort, fed, config)

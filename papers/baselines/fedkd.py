@@ -22,21 +22,34 @@ Notation
     energy_share(...)       T               scalar
 
 Readings and deviations
-    1. Algorithm and equations exchange gradients, the authors' code the mentee's change over a local phase: so here.
-       HtFLlib, on which FedSA's code is built, truncates the mentee itself, so that clients go on from a distorted one.
-    2. Everybody starts from the same mentee and applies the same truncated mean, so clients stay in step with the
-       server. One that sat a round out is sent the whole mentee instead.
-    3. A convolution's weights are one matrix, output channels times the rest (in the authors' code and HtFLlib one of
-       every two last, or middle, dimensions). Where factors would have as many floats as the matrix or more, the matrix
-       is sent as it is; so are vectors, and running statistics of batch normalisation.
-    4. As many values are kept as reach the share. The authors' code keeps none at all where all would be needed.
-    5. The mean is not weighted. T goes linearly from T_start to T_end; in the first round it is one step above T_start,
-       in the last T_end, as in the authors' code.
-    6. The hidden features are the inputs of the last layers; there is no attention here, whose distance the paper adds.
-       W is a client's own and trained along.
-    7. In a network's loss the other's logits and the divisor are constants; in both codes gradients go everywhere. The
-       divisor is taken as 0.01 where it is smaller: a client with one class is soon certain. HtFLlib clips gradients.
-    8. The divergence is summed over classes, mean over samples; both codes also divide by the number of classes.
+    1.  Algorithm and equations exchange gradients, the authors' code the mentee's change over a local phase: so here.
+    2.  Everybody starts from the same mentee and applies the same truncated mean, so clients stay in step with the
+        server. One that sat a round out is sent the whole mentee instead.
+    3.  A convolution's weights are one matrix, output channels times the rest (in the authors' code one of every two
+        last, or middle, dimensions). Where factors would have as many floats as the matrix or more, the matrix is sent
+        as it is; so are vectors, and running statistics of batch normalisation.
+    4.  As many values are kept as reach the share. The authors' code keeps none at all where all would be needed.
+    5.  The mean is not weighted. T goes linearly from T_start to T_end; in the first round it is one step above
+        T_start, in the last T_end, as in the authors' code.
+    6.  The hidden features are the inputs of the last layers; there is no attention here, whose distance the paper
+        adds. W is a client's own and trained along.
+    7.  In a network's loss the other's logits and the divisor are constants; in both codes gradients go everywhere. The
+        divisor is taken as 0.01 where it is smaller: a client with one class is soon certain.
+    8.  The divergence is summed over classes, mean over samples; both codes also divide by the number of classes.
+
+The code's form
+    9.  HtFLlib, on which FedSA's code is built, has another method under this name, `--form code`; FedSA's protocols
+        have it. Divergences are divided by the number of classes, gradients go through both networks, the divisor and
+        W, the hidden distance counts once for either network, and the gradients of mentor, mentee and W are clipped at
+        norm 10, each by itself.
+    10. The mentee itself is truncated, on the way up and, as the mean, on the way down; clients go on from what is
+        left of it. A convolution is a matrix of height times width for each pair of channels, and all of these keep
+        equally many values. What is kept has to exceed the share, T begins at T_start, and of a tensor whose every
+        value would be needed none is kept: the mentee's head for ten classes, which is 10 x 512, and its convolutions
+        of 1 x 1 are 0 from then on until training moves them. Factors are sent even where they are larger.
+    11. There every client is sent the mentee in every round; the floats of those that sit out are not counted here.
+        The divisor is kept from 0, where there all becomes NaN. Running statistics stay behind with the clients, here
+        they are averaged; no result depends on them.
 
 Run it
     fedcli run fedkd --dataset digits
@@ -47,7 +60,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from fedcli.papers.baselines.fml import PRIVATE, SHARED, divergence, joined, part
+from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
 from torch import Tensor
 
 from fedcli import Method, option
@@ -80,6 +93,12 @@ class Config:
     energy_end: float = option(
         0.98, "Share that is kept at the end; 1 for both sends everything", symbol="T_end", low=0, high=1, open_low=True
     )
+    form: str = option(
+        "paper",
+        "The paper's objective and exchange, or those of HtFLlib, where the mentee itself is truncated",
+        choices=("paper", "code"),
+        before="paper",
+    )
 
 
 class ClientState(NamedTuple):
@@ -100,7 +119,7 @@ class ServerState(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """A truncated matrix, U diag(s) V."""
+    """A truncated matrix, U diag(s) V; in the code's form one for each pair of channels, which come first."""
 
     u: Tensor  # [P, r]
     s: Tensor  # [r]
@@ -140,11 +159,13 @@ def compress(change: Tensor, share: float) -> Factors | Tensor:
 
 def restore(sent: Factors | Tensor, like: Tensor) -> Tensor:
     """The change that was sent, in the shape of `like`."""
-    return ((sent.u * sent.s) @ sent.v).reshape(like.shape) if isinstance(sent, Factors) else sent
+    return ((sent.u * sent.s[..., None, :]) @ sent.v).reshape(like.shape) if isinstance(sent, Factors) else sent
 
 
 def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
     """The sum of the two networks' objectives: either depends on the parameters of its own network, and on W."""
+    if config.form == "code":
+        return make_code_loss(mentor, mentee, config)
 
     def local_loss(params, buffers, batch, context):
         own = mentor(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
@@ -154,13 +175,13 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
         hidden = masked_mean((own.features - projected).square().mean(-1), batch.mask)
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(own.logits, shared.logits, batch.mask),
+            "divergence": divergence(own.logits, shared.logits.detach(), batch.mask),  # Readings 7 and 8
             "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, own.logits, batch.mask),
+            "shared_divergence": divergence(shared.logits, own.logits.detach(), batch.mask),
             "hidden": hidden,
         }
         learned = terms["divergence"] + terms["shared_divergence"] + hidden
-        divisor = (task + shared_task).detach().clamp(min=LEAST)
+        divisor = (task + shared_task).detach().clamp(min=LEAST)  # Reading 7
         loss = task + shared_task + config.distillation_weight * learned / divisor
         return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
 
@@ -229,13 +250,84 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
     """One round."""
-    send_mentee(state, cohort, fed)
+    if config.form == "code":
+        return run_code_round(state, cohort, fed, config)
+    send_mentee(state, cohort, fed)  # Reading 2
     states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
-    share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)
+    share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)  # Reading 5
     params = exchange(trained, state, cohort, fed, share)
+    return next_state(params, buffers, cohort, fed, states), terms
+
+
+def next_state(params: Params, buffers: Params, cohort, fed, states: dict[int, ClientState]) -> ServerState:
+    """The state after a round, with the mean of the clients' running statistics `[K, ...]`, which are sent as well."""
     _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
     buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
-    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
+    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states)
+
+
+def make_code_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
+    """The sum of the two objectives in HtFLlib, which both networks and W follow. Reading 9."""
+
+    def local_loss(params, buffers, batch, context):
+        own = mentor(clipped(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
+        shared = mentee(clipped(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
+        (projection,) = clipped({"": params["projection"]}).values()
+        task, shared_task = (cross_entropy(logits, batch.y, batch.mask) for logits in (own.logits, shared.logits))
+        hidden = masked_mean((own.features - shared.features @ projection.T).square().mean(-1), batch.mask)
+        classes = own.logits.shape[-1]
+        terms = {
+            "cross_entropy": task,
+            "divergence": divergence(own.logits, shared.logits, batch.mask) / classes,
+            "shared_cross_entropy": shared_task,
+            "shared_divergence": divergence(shared.logits, own.logits, batch.mask) / classes,
+            "hidden": hidden,
+        }
+        learned = terms["divergence"] + terms["shared_divergence"] + 2 * hidden
+        divisor = (task + shared_task).clamp(min=torch.finfo(task.dtype).eps)  # Reading 11
+        loss = task + shared_task + config.distillation_weight * learned / divisor
+        return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
+
+    return local_loss
+
+
+def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
+    """What HtFLlib sends of a tensor, by which a share of its singular values' squares is exceeded. Reading 10.
+
+    Args:
+        weights: `[P, Q]`, or `[O, I, P, Q]`, of which the O I matrices keep equally many values.
+        share: T, in [0, 1].
+
+    Returns:
+        Factors, without any value where all of them would be needed; the tensor where it has one row or dimension.
+    """
+    if weights.dim() < 2 or len(weights) < 2:
+        return weights
+    u, s, v = torch.linalg.svd(weights, full_matrices=False)
+    energy = s.square().reshape(-1, s.shape[-1]).sum(0).cumsum(0)  # of all matrices' first values
+    if energy[-1] == 0:
+        return weights
+    enough = (energy[:-1] > share * energy[-1]).nonzero()
+    rank = int(enough[0]) + 1 if len(enough) else 0
+    return Factors(u[..., :rank], s[..., :rank], v[..., :rank, :])
+
+
+def exchange_mentees(trained: Params, cohort, fed, share: float) -> Params:
+    """The mean of the clients' truncated mentees `[K, ...]`, which is sent truncated as well. Reading 10."""
+    left = []
+    for k in range(len(cohort.client_ids)):
+        sent = fed.upload({name: code_factors(value[k], share) for name, value in trained.items()})
+        left.append({name: restore(sent[name], value[k]) for name, value in trained.items()})
+    mean = {name: sum(params[name] for params in left) / len(left) for name in trained}
+    sent = fed.download({name: code_factors(value, share) for name, value in mean.items()}, cohort)
+    return {name: restore(sent[name], value) for name, value in mean.items()}
+
+
+def run_code_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+    """One round of the code's form."""
+    states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
+    share = energy_share(config.energy_start, config.energy_end, cohort.round - 1, fed.num_rounds)  # Reading 10
+    return next_state(exchange_mentees(trained, cohort, fed, share), buffers, cohort, fed, states), terms
 
 
 METHOD = Method(

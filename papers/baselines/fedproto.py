@@ -23,6 +23,7 @@ Readings and deviations
        number of clients once more, which would shrink the prototypes.
     4. The class means are of the features of the last local epoch's batches, as training computes them: by a model that
        moves, in training mode, augmented, without the last batch where it is dropped. So does the authors' code.
+       FedSA's gathers the features of all local epochs (`--gathered-epochs all`); so do its protocols here.
     5. Global prototypes are those of the last round's cohort. A class that nobody in it has has none: its samples count
        with distance 0, and no test image is given that class. In the paper all clients take part in every round.
     6. In the first round there are no prototypes: cross-entropy alone.
@@ -41,7 +42,7 @@ from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregat
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Client, Params
+from fedcli.core import Client, Params, Step
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Config:
 
     prototype_weight: float = option(
         1.0, "Weight of the distance to the prototypes", symbol="λ", source="Eq. 7", low=0, off=0
+    )
+    gathered_epochs: str = option(
+        "last",
+        "Local epochs whose features the class means are of",
+        source="Eq. 3",
+        choices=("last", "all"),
+        before="last",
     )
 
 
@@ -74,6 +82,15 @@ def nothing_gathered(size: int, prototypes: Tensor) -> Gathered:
     return Gathered(prototypes.new_zeros(size, *prototypes.shape), counts, torch.zeros_like(counts[:, 0]).bool())
 
 
+def without_ends(step: Step) -> Step:
+    """The step in local epochs that never end, so that what is gathered by epoch is of all of them."""
+
+    def update(client, batch, context):
+        return step.update(client, batch._replace(epoch_end=torch.zeros_like(batch.epoch_end)), context)
+
+    return Step(update, step.slots)
+
+
 def init(fed, config: Config) -> ServerState:
     """Nobody has trained yet, and no class has a prototype.
 
@@ -92,6 +109,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
         own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
         memory = nothing_gathered(len(group.client_ids), state.prototypes)
         step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), fed.num_classes)  # Eq. 7
+        step = without_ends(step) if config.gathered_epochs == "all" else step  # Reading 4
         clients, group_terms = fed.train(Client(own.params, own.buffers, {}, memory), group, step, context)
         states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
         gathered.append(clients.memory)

@@ -20,13 +20,15 @@ Notation
     shared_task_share       beta
 
 Readings and deviations
-    1. The divergence is summed over classes, mean over samples. HtFLlib, on which FedSA's code is built, divides by
-       the number of classes too (the default of torch's `KLDivLoss`): with 100 classes it is 100 times weaker there.
+    1. The paper's form: the divergence is summed over classes, mean over samples, and the other network's output is a
+       constant in it. HtFLlib, on which FedSA's code is built, divides by the number of classes too (the default of
+       torch's `KLDivLoss`), lets the gradients of both losses through both networks, and clips each network's at norm
+       10: `--form code`. With 100 classes the divergence is 100 times weaker there. FedSA's protocols have this form.
     2. The shared networks are averaged without weights, as in HtFLlib. A client that took no step sends what it got.
+       Running statistics are averaged too; there they stay behind. No result depends on it: training does not use them.
     3. The shared network is the first that `--backbone` names, so a small one goes first. A private network of that
        kind starts from the same weights: with equal shares the two are one until the first averaging.
-    4. One optimizer, the run's, moves both networks; its state is new in every round. HtFLlib clips gradients to a norm
-       of 10, here they are not clipped.
+    4. One optimizer, the run's, moves both networks; its state is new in every round.
     5. The private network is what is tested, and nothing of it leaves the client.
 
 Run it
@@ -44,6 +46,7 @@ from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
+CLIP_NORM = 10.0  # of the code's form
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,12 @@ class Config:
         0.5, "Share of cross-entropy in the shared network's loss; the rest is divergence", symbol="β", low=0, high=1,
         off=1,
     )  # fmt: skip
+    form: str = option(
+        "paper",
+        "The paper's objective, or that of HtFLlib: weaker divergence, gradients through both networks, clipped",
+        choices=("paper", "code"),
+        before="paper",
+    )
 
 
 class ClientState(NamedTuple):
@@ -91,28 +100,55 @@ def divergence(logits: Tensor, teacher: Tensor, mask: Tensor | None = None) -> T
 
     Args:
         logits: `[B, C]`.
-        teacher: Logits `[B, C]`; no gradient goes there.
+        teacher: Logits `[B, C]`.
         mask: `[B]`, False for padding.
 
     Returns:
         Scalar, in nats.
     """
-    target = F.log_softmax(teacher.detach(), -1)
+    target = F.log_softmax(teacher, -1)
     return masked_mean((target.exp() * (target - F.log_softmax(logits, -1))).sum(-1), mask)
 
 
+class _Clip(torch.autograd.Function):
+    """The tensors it is given; the gradient by all of them together comes back no longer than `CLIP_NORM`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, ...]:
+        norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+        scale = (CLIP_NORM / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        return tuple(grad * scale for grad in grads)
+
+
+def clipped(params: Params) -> Params:
+    """The same parameters, by which the gradient of whatever is made of them has a norm of at most 10 in all."""
+    return dict(zip(params, _Clip.apply(*params.values()), strict=True))
+
+
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
-    """L_private + L_shared: either depends on the parameters of its own network alone."""
-    alpha, beta = config.private_task_share, config.shared_task_share
+    """L_private + L_shared; in the paper's form either depends on the parameters of its own network alone."""
+    alpha, beta, code = config.private_task_share, config.shared_task_share, config.form == "code"
+    gate, teacher = (clipped, lambda logits: logits) if code else (dict, Tensor.detach)  # Reading 1
 
     def local_loss(params, buffers, batch, context):
-        own = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-        meme = shared(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+        own = private(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
+        meme = shared(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
+        share = own.logits.shape[-1] if code else 1  # Reading 1
         terms = {
             "cross_entropy": cross_entropy(own.logits, batch.y, batch.mask),
-            "divergence": divergence(own.logits, meme.logits, batch.mask),
+            "divergence": divergence(own.logits, teacher(meme.logits), batch.mask) / share,
             "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
-            "shared_divergence": divergence(meme.logits, own.logits, batch.mask),
+            "shared_divergence": divergence(meme.logits, teacher(own.logits), batch.mask) / share,
         }
         private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
         shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
@@ -147,7 +183,7 @@ METHOD = Method(
     config=Config,
     init=init,
     run_round=run_round,
-    reduces_to=("local", {"private_task_share": 1.0}),
+    reduces_to=("local", {"private_task_share": 1.0, "shared_task_share": 1.0}),
     state_types=(ServerState, ClientState),
     default_protocol="fedsa:cifar10-silo",
     client_memory=lambda sizes: 2 * sizes.parameters,  # two networks, each counted as the largest of the run
