@@ -18,6 +18,7 @@ from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.results import comparison, jobs, metrics, reproduce
+from fedcli.results.render import render
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
@@ -25,6 +26,20 @@ TINY = {
 }  # fmt: skip
 DIVERGES = {"lr": 1e8}
 IMPOSSIBLE = {"batch_size": 1000, "drop_last": True}  # refused when the data are there, before there is a record
+
+
+def markdown_of(compared):
+    return render(comparison.sheet(compared))
+
+
+def latex_of(compared):
+    return render(comparison.sheet(compared), "latex")
+
+
+def csv_of(compared):
+    return render(comparison.sheet(compared), "csv")
+
+
 ROWS = {"FedAvg": ("fedavg", {}), "FedFM": ("fedfm", {})}
 
 
@@ -95,7 +110,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
         assert (row, column) in paper or noted or figure, (row, column)
     plan = reproduce.plan(one)
     assert len(plan.runs) <= len(places) * len(one.seeds)
-    assert comparison.markdown(comparison.compare(plan)).count("\n|") > len({row for row, _ in places})
+    assert markdown_of(comparison.compare(plan)).count("\n|") > len({row for row, _ in places})
     for planned in plan.cells:  # a cell in floats stands beside floats, and nothing else does
         assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
 
@@ -287,14 +302,14 @@ def test_a_failed_run_does_not_stop_the_others_and_is_shown():
     errors = jobs.execute(plan, watch)
     assert [bool(error) for *_, error in watch.ended] == [True, True, False]
     assert [run.folder for run in plan.runs[:2]] == list(errors)
-    text = comparison.markdown(comparison.compare(reproduce.plan(FAILING), errors))
+    text = markdown_of(comparison.compare(reproduce.plan(FAILING), errors))
     assert "| ours | failed | diverged |" in text
     assert re.search(r"- Failed: FedAvg, CIFAR-10 NIID-1, seed 0: --batch-size 1000 is larger", text)
     assert re.search(r"- Diverged: FedAvg, CIFAR-10 NIID-2, seed 0: the term 'cross_entropy' is not finite", text)
     later = reproduce.plan(FAILING)  # what has diverged is not tried again
     assert [run.state for run in later.runs] == ["not run", "diverged", "finished"]
     assert [run.label for run in later.to_run] == ["FedAvg, CIFAR-10 NIID-1"]
-    assert "diverged" in comparison.markdown(comparison.compare(later))
+    assert "diverged" in markdown_of(comparison.compare(later))
 
 
 def test_runs_whose_data_are_missing_are_left_out():
@@ -417,7 +432,7 @@ def lines(text):
 
 def shown(one, results, errors=None):
     """The Markdown cells of each row: paper, ours, difference."""
-    rows = lines(comparison.markdown(comparison.compare(filled(one, results), errors)))[2:]
+    rows = lines(markdown_of(comparison.compare(filled(one, results), errors)))[2:]
     found, row = {}, ""
     for name, what, *cells in rows:
         row = name or row
@@ -500,10 +515,34 @@ def test_what_is_missing_is_said():
             [DIVERGED, failed, STARTED],
         ),
     )
-    assert text["FedAvg", "ours"] == ["66.00 (1 of 3, 1 diverged)"]
+    assert text["FedAvg", "ours"] == ["66.00 (1 of 3, 1 of 3 diverged)"]
     assert text["FedProx", "ours"] == ["**67.00 ± 1.41 (2 of 3, 1 failed)**"]
     assert text["MOON", "ours"] == ["unfinished"]
     assert text["FedFM", "ours"] == ["diverged"]
+
+
+def best_validation(record):
+    return {**record, "summary": {**record["summary"], "selection": "best-validation"}}
+
+
+def test_a_diverged_run_counts_where_the_best_round_on_validation_does():
+    lost = best_validation(finished(0.5)) | {"status": "failed", "error": "NonFiniteLoss: in round 6; counted from 0"}
+    text = shown(
+        FOUR,
+        column(
+            [best_validation(finished(0.66)), lost, None],
+            [best_validation(finished(0.66)), lost, lost],
+            [lost, None, None],
+            [finished(0.66), DIVERGED, DIVERGED],
+        ),
+    )
+    assert text["FedAvg", "ours"] == ["*58.00 ± 11.31 (2 of 3, 1 diverged)*"]
+    assert text["FedProx", "ours"] == ["55.33 ± 9.24 (3, 2 diverged)"]
+    assert text["MOON", "ours"] == ["50.00 (1 of 3, 1 diverged)"]
+    assert text["FedFM", "ours"] == ["**66.00 (1, 2 of 3 diverged)**"]
+    compared = comparison.compare(filled(FOUR, column([lost], [None], [None], [None])))
+    assert any("seed 0: NonFiniteLoss: in round 7 (" in note for note in compared.notes)  # counted from 1
+    assert compared.entries["FedAvg", "CIFAR-10 NIID-1"].difference == "-16.69"
 
 
 def test_cells_that_the_paper_or_the_table_lacks_are_said():
@@ -514,13 +553,13 @@ def test_cells_that_the_paper_or_the_table_lacks_are_said():
         Cell("Ours", "CIFAR-10 NIID-1", "fedavg", {**TINY, "lr": 0.2}),
     ]
     one = table(cells, notes=("Ours: not in the paper.",))
-    text = comparison.markdown(comparison.compare(reproduce.plan(one)))
+    text = markdown_of(comparison.compare(reproduce.plan(one)))
     assert "| MOON | paper | 67.74 ± 0.30 | 71.09 ± 0.22 |\n|  | ours | not run | not planned |" in text
     assert "| Ours | paper | not reported |  |\n|  | ours | not run |  |" in text
     assert "- Not planned, rows of the paper: FedAvgM; FedProx; SCAFFOLD; FedDyn; FedNova; FedFM." in text
     assert "columns of the paper: CIFAR-10 memory floats; CINIC-10 NIID-1;" in text
     assert text.endswith("- Ours: not in the paper.\n")
-    part = comparison.markdown(comparison.compare(reproduce.plan(one, only=["FedAvg", "NIID-1"])))
+    part = markdown_of(comparison.compare(reproduce.plan(one, only=["FedAvg", "NIID-1"])))
     assert "NIID-2 |" not in part
 
 
@@ -540,7 +579,7 @@ def test_the_reduced_label_is_on_every_form(offered):
 def test_a_figure_has_ours_alone():
     one = replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text"))
     compared = comparison.compare(reproduce.plan(one))
-    text = comparison.markdown(compared)
+    text = markdown_of(compared)
     assert text.startswith("### FedFM, Fig7: Test accuracy\n")
     assert [line[:2] for line in lines(text)[2:]] == [["FedAvg", "ours"], ["FedFM", "ours"]]
     assert "- The paper prints none of these numbers." in text
@@ -570,9 +609,7 @@ def test_totals_are_compared_in_the_printed_hundred_millions():
     assert text["FedAvg", "paper"] == ["474e8"]
     assert text["FedAvg", "ours"] == ["47,410,504,000"]
     assert text["FedAvg", "difference"] == ["none"]
-    (row,) = csv.DictReader(
-        io.StringIO(comparison.csv(comparison.compare(filled(one, {(cell.row, cell.column): [record]}))))
-    )
+    (row,) = csv.DictReader(io.StringIO(csv_of(comparison.compare(filled(one, {(cell.row, cell.column): [record]})))))
     assert (float(row["paper"]), float(row["ours"])) == (474e8, 47_410_504_000)
 
 
@@ -601,7 +638,7 @@ def test_plain_numbers_have_three_decimals():
 
 
 def test_latex_is_booktabs_with_marks_and_minus_signs():
-    text = comparison.latex(
+    text = latex_of(
         comparison.compare(filled(FOUR, column([finished(0.5)], [finished(0.7)], [finished(0.6)], [finished(0.65)])))
     )
     assert r"\begin{tabular}{llr}" in text
@@ -618,7 +655,7 @@ def test_latex_is_booktabs_with_marks_and_minus_signs():
 
 def test_csv_has_a_line_a_cell_in_full_precision():
     results = column([finished(1 / 3), DIVERGED], [None, None], [None, STARTED], [finished(0.5), finished(0.6)])
-    rows = list(csv.DictReader(io.StringIO(comparison.csv(comparison.compare(filled(FOUR, results))))))
+    rows = list(csv.DictReader(io.StringIO(csv_of(comparison.compare(filled(FOUR, results))))))
     assert [row["row"] for row in rows] == ["FedAvg", "FedProx", "MOON", "FedFM"]
     first, second, third, last = rows
     assert float(first["ours"]) == pytest.approx(100 / 3, abs=1e-12)
@@ -630,7 +667,7 @@ def test_csv_has_a_line_a_cell_in_full_precision():
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():
     results = column([{**finished(0.5), "numerics": {"core": 0, "method": 1}}], [finished(0.5)], [None], [None])
-    text = comparison.markdown(comparison.compare(filled(FOUR, results)))
+    text = markdown_of(comparison.compare(filled(FOUR, results)))
     (note,) = [line for line in text.splitlines() if "another version" in line]
     assert note.count("seed-0") == 1
 

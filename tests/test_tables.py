@@ -9,8 +9,21 @@ import pytest
 
 from fedcli.errors import UserError
 from fedcli.results import tables
+from fedcli.results.render import MISSING, render
 
 PLANNED = 4
+
+
+def markdown(records, metrics=()):
+    return render(tables.sheet(records, metrics))
+
+
+def csv_text(records):
+    return render(tables.sheet(records), "csv")
+
+
+def latex(records):
+    return render(tables.sheet(records), "latex")
 
 
 def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNED, origin=None, **options):
@@ -66,7 +79,7 @@ SELECTED = "Selected (best-validation), %"
 
 def test_means_and_sample_deviations_of_known_values():
     # 50, 52, 57: mean 53, sample variance (9 + 1 + 16) / 2 = 13
-    (row,) = cells(tables.markdown([record(seed=seed, selected=value) for seed, value in enumerate((0.5, 0.52, 0.57))]))
+    (row,) = cells(markdown([record(seed=seed, selected=value) for seed, value in enumerate((0.5, 0.52, 0.57))]))
     assert row[SELECTED] == "53.00 ± 3.61 (3)"
     assert row["Last round, %"] == "33.00 ± 3.61 (3)"
     assert row["Validation at the selected round, %"] == "58.00 ± 3.61 (3)"
@@ -76,7 +89,7 @@ def test_means_and_sample_deviations_of_known_values():
 
 
 def test_a_single_run_has_no_deviation():
-    (row,) = cells(tables.markdown([record(selected=0.123456)]))
+    (row,) = cells(markdown([record(selected=0.123456)]))
     assert row[SELECTED] == "12.35 (1)"
 
 
@@ -84,8 +97,8 @@ def test_seconds_are_the_median_round_and_a_range_over_runs():
     slow = record(seed=1)
     for entry in slow["rounds"]:
         entry["seconds"]["train"] += 3
-    assert cells(tables.markdown([record()]))[0]["Seconds a round, median"] == "2.00"  # not moved by 61 s of warming up
-    assert cells(tables.markdown([record(), slow]))[0]["Seconds a round, median"] == "2.00 to 5.00"
+    assert cells(markdown([record()]))[0]["Seconds a round, median"] == "2.00"  # not moved by 61 s of warming up
+    assert cells(markdown([record(), slow]))[0]["Seconds a round, median"] == "2.00 to 5.00"
 
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group():
@@ -148,83 +161,135 @@ def test_unfinished_runs_are_shown_and_enter_no_mean():
         record(seed=1, selected=0.9, status="interrupted", done=2),
         record(seed=2, status="failed", done=0),
     ]
-    text = tables.markdown(runs)
+    text = markdown(runs)
     (row,) = cells(text)
     assert row[SELECTED] == "50.00 (1)"
     assert row["Seeds"] == "0; seed 1 interrupted after 2 of 4 rounds; seed 2 failed after 0 of 4 rounds"
-    assert "Only finished runs enter the means." in text
+    assert "Unfinished runs enter no mean." in text
 
 
 @pytest.mark.parametrize("failed", [0, 2])
 def test_costs_are_those_of_a_finished_run(failed):
-    (row,) = cells(tables.markdown([record(seed=failed, status="failed", done=0), record(seed=1)]))
+    (row,) = cells(markdown([record(seed=failed, status="failed", done=0), record(seed=1)]))
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
 
 
 def test_a_group_without_a_finished_run_has_no_numbers():
     running = record(status="running", done=0)
     running["summary"] = None
-    (row,) = cells(tables.markdown([running]))
+    (row,) = cells(markdown([running]))
     assert row["Selected (rule in the row), %"] == row["Last round, %"] == row["Seconds a round, median"] == "–"
     assert row["Seeds"] == "seed 0 running after 0 of 4 rounds"
     assert row["Floats up / down, client and round"] == "– / –"
-    assert tables.latex([running])
-    assert tables.csv([running])
+    assert latex([running])
+    assert csv_text([running])
 
 
 def test_rounds_without_evaluation_or_validation():
     run = record()
     for entry in run["rounds"]:
         entry |= {"validation_accuracy": None}
-    (row,) = cells(tables.markdown([run]))
+    (row,) = cells(markdown([run]))
     assert row["Validation at the selected round, %"] == "–"
 
 
 def test_what_only_some_runs_have_measured_gets_a_column():
     plain, *measured = record(), record("two", 0), record("two", 1)
-    assert "NMI" not in cells(tables.markdown([plain]))[0]
+    assert "NMI" not in cells(markdown([plain]))[0]
     for run, nmi, inside in zip(measured, (0.5, 0.6), (0.7, 0.9), strict=True):
         run["quality"] = {"nmi": nmi, "silhouette": -0.25, "examples": 9, "seed": 0}
         run["rounds"][1] |= {"intra": {"a": inside, "b": inside - 0.2}, "classifier_accuracy": 0.4}
-    without, with_ = cells(tables.markdown([plain, *measured]))
+    without, with_ = cells(markdown([plain, *measured]))
     names = ["By the classifier, %", "Inside its own domain, %", "NMI", "Silhouette"]
     assert [with_[name] for name in names] == [
-        "40.00 ± 0.00 (2)", "70.00 ± 14.14 (2)", "0.55 ± 0.07 (2)", "-0.25 ± 0.00 (2)",
+        "40.00 ± 0.00 (2)", "70.00 ± 14.14 (2)", "0.550 ± 0.071 (2)", "-0.250 ± 0.000 (2)",
     ]  # fmt: skip
     assert [without[name] for name in names] == [""] * 4
 
 
+def lost(seed=0, selected=0.5, done=2, selection="best-validation", **options):
+    """The record of a run that diverged."""
+    run = record(**{"seed": seed, "selected": selected, "status": "failed", "done": done, **options})
+    run["summary"]["selection"] = selection
+    return run | {"error": "NonFiniteLoss: the term 'loss' is not finite in round 2; use less"}
+
+
+def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
+    text = markdown([record(selected=0.5), lost(1, 0.4), lost(2, done=0)])
+    (row,) = cells(text)
+    assert row[SELECTED] == "45.00 ± 7.07 (2, 1 diverged, 1 of 3 diverged)"  # one ended before any round was tested
+    assert row["Last round, %"] == "30.00 (1, 2 of 3 diverged)"
+    assert row["Validation at the selected round, %"].startswith("50.00 ± 7.07 (2, 1 diverged")
+    assert row["Seeds"] == "0; seed 1 diverged after 2 of 4 rounds; seed 2 diverged after 0 of 4 rounds"
+    assert "Diverged: a loss became infinite or NaN." in text
+    assert "Unfinished" not in text
+    assert "Diverged" not in markdown([record(), record(seed=1, status="failed")])
+
+
+@pytest.mark.parametrize("selection", ["last", "mean-last-3", "best-test"])
+def test_elsewhere_diverged_runs_stand_beside_the_mean(selection):
+    runs = [record(), lost(1, 0.1)]
+    for run in runs:
+        run["summary"]["selection"] = selection
+    (row,) = cells(markdown(runs))
+    assert row[f"Selected ({selection}), %"] == "50.00 (1, 1 of 2 diverged)"
+    (row,) = cells(markdown([lost(selection=selection)]))
+    assert row[f"Selected ({selection}), %"] == "– (1 of 1 diverged)"
+
+
+def test_a_diverged_run_can_be_the_best_only_where_it_counts():
+    runs = [record("one", selected=0.5), lost(selected=0.6, method="two")]
+    assert bold(runs) == ["**two**"]
+    for run in runs:
+        run["summary"]["selection"] = "last"
+    assert bold(runs) == []
+
+
+def test_metrics_that_are_asked_for_get_columns(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def peak(record):\n    return 7 * len(record['rounds'])\n\ndef word(record):\n    return 'x'\n")
+    (row,) = cells(markdown([record(seed=seed, selected=0.5 + seed / 50) for seed in (0, 1)], ["best", f"{file}:peak"]))
+    assert row["best, %"] == "51.00 ± 1.41 (2)"
+    assert row["peak"] == "28.000 ± 0.000 (2)"
+    (line,) = csv.DictReader(io.StringIO(render(tables.sheet([record()], [f"{file}:peak"]), "csv")))
+    assert line["peak"] == "28"
+    with pytest.raises(UserError, match=r"'word' in .*mine\.py' is no metric \(it returned str\)"):
+        tables.sheet([record()], [f"{file}:word"])
+    with pytest.raises(UserError, match=r"unknown metric 'bst'; did you mean 'best'\?"):
+        tables.sheet([record()], ["bst"])
+
+
 def test_reduced_runs_are_labelled():
-    text = tables.markdown([record(train_examples=100)])
+    text = markdown([record(train_examples=100)])
     assert cells(text)[0]["Method"] == "one (reduced)"
     assert "Reduced against the protocol: training images 100 of all." in text
-    assert "Reduced" not in tables.markdown([record()])
+    assert "Reduced" not in markdown([record()])
     few = record() | {"reduced": [{"what": "rounds", "protocol": 2000, "run": 3}]}
-    text = tables.markdown([few])
+    text = markdown([few])
     assert cells(text)[0]["Method"] == "one"
     assert "Reduced against the protocol: rounds 3 of 2,000." in text
-    assert "rounds 3 of 2,000" in tables.csv([few])
+    assert "rounds 3 of 2,000" in csv_text([few])
 
 
 def test_seconds_that_other_work_disturbed_are_not_shown():
     noisy = record() | {"load": [{"round": 0, "start": 0.1, "end": 9.0, "others": 3.2}]}
-    assert cells(tables.markdown([record()]))[0]["Seconds a round, median"] == "2.00"
-    text = tables.markdown([noisy])
-    assert cells(text)[0]["Seconds a round, median"] == tables.MISSING
+    assert cells(markdown([record()]))[0]["Seconds a round, median"] == "2.00"
+    text = markdown([noisy])
+    assert cells(text)[0]["Seconds a round, median"] == MISSING
     assert "Seconds that were measured while the machine did other work are left out." in text
-    with_both = cells(tables.markdown([record(), {**noisy, "seed": 1}]))
+    with_both = cells(markdown([record(), {**noisy, "seed": 1}]))
     assert with_both[0]["Seconds a round, median"] == "2.00"
-    assert ",66.0," in tables.csv([record()])
-    assert ",66.0," not in tables.csv([noisy])
+    assert ",66.0," in csv_text([record()])
+    assert ",66.0," not in csv_text([noisy])
 
 
 def test_a_seed_that_ran_twice_is_pointed_out():
-    assert "more than once, and each run counts, in: one." in tables.markdown([record(), record(checkpoint_every=2)])
-    assert "more than once" not in tables.markdown([record(), record(seed=1), record("two")])
+    assert "more than once, and each run counts, in: one." in markdown([record(), record(checkpoint_every=2)])
+    assert "more than once" not in markdown([record(), record(seed=1), record("two")])
 
 
 def bold(runs):
-    return [row["Method"] for row in cells(tables.markdown(runs)) if row["Method"].startswith("**")]
+    return [row["Method"] for row in cells(markdown(runs)) if row["Method"].startswith("**")]
 
 
 def test_the_best_comparable_row_is_bold():
@@ -244,7 +309,7 @@ def test_the_best_comparable_row_is_bold():
     [{"partition": "iid"}, {"dataset": "other"}, {"rounds": 5}, {"protocol": "paper:other"}, {"train_examples": 9}],
 )
 def test_rows_that_cannot_be_compared_are_not_bold(option):
-    text = tables.markdown([record("one"), record("two", selected=0.6, **option)])
+    text = markdown([record("one"), record("two", selected=0.6, **option)])
     assert "**" not in text
     assert "Bold" not in text
 
@@ -252,20 +317,20 @@ def test_rows_that_cannot_be_compared_are_not_bold(option):
 def test_different_selection_rules_are_not_compared_and_stand_in_the_row():
     other = record("two", selected=0.6)
     other["summary"]["selection"] = "best-test"
-    text = tables.markdown([record("one"), other])
+    text = markdown([record("one"), other])
     assert "**" not in text
     assert [row["Settings"] for row in cells(text)] == ["selection best-validation", "selection best-test"]
 
 
 def test_what_all_rows_share_stands_above_them():
     shared = "All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
-    assert tables.markdown([record("one"), record("two")]).startswith(shared)
-    assert tables.markdown([record(), record(dataset="x")]).startswith("All rows: protocol paper:skew, partition")
+    assert markdown([record("one"), record("two")]).startswith(shared)
+    assert markdown([record(), record(dataset="x")]).startswith("All rows: protocol paper:skew, partition")
 
 
 def test_csv_has_one_line_a_run_in_full_precision():
     runs = [record("one", selected=1 / 3), record("two", seed=1, mu=0.25, status="interrupted", done=2)]
-    first, second = csv.DictReader(io.StringIO(tables.csv(runs)))
+    first, second = csv.DictReader(io.StringIO(csv_text(runs)))
     assert float(first["selected"]) == 1 / 3
     assert (second["status"], second["rounds_done"], second["config.rounds"]) == ("interrupted", "2", "4")
     assert (first["config.mu"], second["config.mu"]) == ("", "0.25")
@@ -275,7 +340,9 @@ def test_csv_has_one_line_a_run_in_full_precision():
 
 def test_latex_is_booktabs_with_everything_escaped():
     runs = [record("one", selected=0.5), record("my_method", 0, 0.6), record("my_method", 1, 0.62)]
-    lines = tables.latex(runs).splitlines()
+    lines = latex(runs).splitlines()
+    assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
+    lines = lines[1:]
     assert lines[1] == r"\begin{tabular}{llrrr}"
     assert lines[3] == r"Method & Seeds & Selected (best-validation), \% & Last round, \% & Rounds \\"
     assert lines[5] == r"one & 0 & 50.00 (1) & 30.00 (1) & 4 \\"
@@ -286,7 +353,7 @@ def test_latex_is_booktabs_with_everything_escaped():
 def test_tables_leave_the_records_as_they_are():
     runs = [record("one"), record("two", mu=1)]
     before = copy.deepcopy(runs)
-    tables.markdown(runs), tables.csv(runs), tables.latex(runs)
+    markdown(runs), csv_text(runs), latex(runs)
     assert runs == before
 
 
@@ -304,7 +371,7 @@ def test_a_folder_without_a_record_is_refused(tmp_path):
     with pytest.raises(UserError, match="no record"):
         tables.find_records([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="no run to show"):
-        tables.markdown([])
+        markdown([])
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "schema"), ('{"schema": 2}', "schema 2")])
@@ -325,9 +392,9 @@ def test_the_page_of_a_study(tmp_path):
     (study / "intro.md").write_text("# Skew\n\nA question.\n")
     page = tables.page(study)
     assert page.startswith("# Skew\n\nA question.\n\n## Results\n\nAll rows: ")
-    assert tables.markdown(runs).strip() in page
+    assert markdown(runs).strip() in page
     assert "](figures/skew-curves.png)" in page
-    assert "| one | 1 | finished | 52.00 | 1 | 32.00 | 66 | `abababababab` | `111111111111` |" in page
+    assert "| one | 1 | finished | 52.00 | 2 | 32.00 | 66 | `abababababab` | `111111111111` |" in page
     assert "| two | 0 | interrupted after 2 of 4 rounds |" in page
     assert "- 3 runs: device cpu, cores 2 · torch 2.13" in page
     assert page.endswith("```console\n$ fedcli run one --seeds 0,1\n$ fedcli run two --seeds 0,1\n```\n")

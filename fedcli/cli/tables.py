@@ -34,6 +34,9 @@ def table(
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
+    metric: Annotated[
+        str | None, typer.Option(help="Metrics that get a column, e.g. best,at:1/2; or your own, ./file.py:NAME.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. \\[default: the terminal]")] = None,
     dry_run: Annotated[
@@ -81,11 +84,12 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
     from fedcli.results import tables
+    from fedcli.results.render import render
 
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
            "--train-examples": train_examples, "--jobs": jobs > 1, "--runs": folder}  # fmt: skip
     names = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    if names and (len(runs) > 1 or page is not None):
+    if names and (len(runs) > 1 or page is not None or metric is not None):
         raise UserError(f"one paper's table at a time (got {names[0]} with others); give it alone.")
     if names:
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
@@ -98,10 +102,16 @@ def table(
     if bool(runs) == (page is not None):
         given = "both" if runs else "neither"
         raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
-    if page is not None and format is not Format.markdown:
-        raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
-    forms = {Format.markdown: tables.markdown, Format.csv: tables.csv, Format.latex: tables.latex}
-    text = tables.page(page) if page is not None else forms[format](tables.find_records(map(Path, runs)))
+    for flag, value in (("--format", format), ("--metric", metric)):
+        if page is not None and value not in (None, Format.markdown):
+            raise UserError(
+                f"--page is written in Markdown (got {flag} {value}), with its own columns; leave {flag} out."
+            )
+    if page is not None:
+        text = tables.page(page)
+    else:
+        names = metric.split(",") if metric else ()
+        text = render(tables.sheet(tables.find_records(map(Path, runs)), names), format)
     if out is None and format is Format.markdown and console().is_terminal:
         console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
     else:
@@ -121,6 +131,7 @@ def _paper_table(
     from fedcli.cli import display
     from fedcli.results import comparison, reproduce
     from fedcli.results.jobs import execute
+    from fedcli.results.render import render
 
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
@@ -142,8 +153,7 @@ def _paper_table(
     if out is None and format is Format.markdown and console().is_terminal:
         console().print(display.drawn(compared, console().width))
     else:
-        forms = {Format.markdown: comparison.markdown, Format.csv: comparison.csv, Format.latex: comparison.latex}
-        print_or_write(forms[format](compared), out)
+        print_or_write(render(comparison.sheet(compared), format), out)
     if errors:
         raise typer.Exit(1)
 

@@ -1,7 +1,5 @@
-"""A paper's table beside ours: the paper's number, ours and the difference of each cell, in Markdown, CSV and LaTeX."""
+"""A paper's table beside ours: the paper's number, ours and the difference of each cell."""
 
-import csv as csv_
-import io
 import json
 import re
 from collections import Counter
@@ -14,13 +12,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcli.registry import Gain, Table
-from fedcli.results.metrics import Metric
-from fedcli.results.reproduce import IN_TEXT, STATES, Plan, PlannedCell, PlannedRun
-from fedcli.results.tables import github, tex
+from fedcli.results.metrics import DECIMALS, Metric
+from fedcli.results.render import Sheet
+from fedcli.results.reproduce import IN_TEXT, STATES, PlannedCell, PlannedRun, TablePlan
 
 NOT_REPORTED = "not reported"
 LINES = ("paper", "ours", "difference")
-DECIMALS = {"percent": 2, "": 3, "floats": 0}
 SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
 
 
@@ -101,7 +98,7 @@ def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
     return {(entry["method"], entry["column"]): entry for entry in reported()[paper][name]["rows"]}
 
 
-def compare(plan: Plan, errors: dict[Path, str] | None = None) -> Comparison:
+def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Comparison:
     """The table as it stands, beside the paper's.
 
     Args:
@@ -119,7 +116,7 @@ def compare(plan: Plan, errors: dict[Path, str] | None = None) -> Comparison:
         if place in cells:
             entries[place] = _entry(cells[place], paper.get(place, {}), errors)
         elif place[0] in rows and place[1] in columns and not _is_planned(plan.table, place):
-            entries[place] = Entry(_paper_text(paper[place], _like(cells, place[1])), "not planned")
+            entries[place] = Entry(_paper_text(paper[place], _metric_of(cells, place[1])), "not planned")
     marked = _marked(entries, cells)
     gains = {(gain.row, gain.column): _gain(gain, entries, cells, paper) for gain in plan.table.gains}
     entries |= {place: entry for place, entry in gains.items() if entry is not None}
@@ -129,46 +126,18 @@ def compare(plan: Plan, errors: dict[Path, str] | None = None) -> Comparison:
     return Comparison(plan.title, plan.reduction, rows, columns, {**entries, **marked}, notes)
 
 
-def markdown(comparison: Comparison) -> str:
-    """The table in GitHub's Markdown: best of ours in a column bold, second best in italics."""
-    marks = {"best": "**{}**", "second": "*{}*", "": "{}"}
-    titles = ["Method", "", *map(heading, comparison.columns)]
-    rows = [
-        [marks[mark].format(text) for text, mark in line]
-        for row in comparison.rows
-        for line in comparison.lines(row, comparison.columns)
-    ]
-    head = [f"### {comparison.title}", ""]
-    if comparison.reduced:
-        head += [f"**Reduced: {comparison.reduced}. Not the paper's setting.**", ""]
-    return "\n".join([*head, *github(titles, rows), "", *(f"- {note}" for note in comparison.notes)]) + "\n"
-
-
-def latex(comparison: Comparison) -> str:
-    r"""The table as a LaTeX `tabular` with `booktabs`: best of ours bold, second best underlined."""
-    marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-    columns = comparison.columns
-    reduced = [f"% Reduced: {comparison.reduced}. Not the paper's setting."] if comparison.reduced else []
-    lines = [f"% {comparison.title}", *reduced, r"% needs \usepackage{booktabs}"]
-    lines += [rf"\begin{{tabular}}{{ll{'r' * len(columns)}}}", r"\toprule"]
-    lines += [" & ".join(map(tex, ["Method", "", *map(heading, columns)])) + r" \\"]
-    for row in comparison.rows:
-        lines.append(r"\midrule")
-        for line in comparison.lines(row, columns):
-            texts = [marks[mark].format(re.sub(r"^-(?=\d)", "$-$", tex(text))) for text, mark in line]
-            lines.append(" & ".join(texts) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
-
-
-def csv(comparison: Comparison) -> str:
-    """Comma-separated values, one line a cell: numbers in full precision, also the paper's floats in ones."""
+def sheet(comparison: Comparison) -> Sheet:
+    """The table to be written; of its values each is a cell, floats in ones also where the paper rounds them."""
     entries = [entry for entry in comparison.entries.values() if entry.values]
-    rows = [{**entry.values, "mark": entry.mark, "reduced": comparison.reduced} for entry in entries]
-    out = io.StringIO()
-    writer = csv_.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return Sheet(
+        ["Method", "", *map(heading, comparison.columns)],
+        [lines for row in comparison.rows if (lines := comparison.lines(row, comparison.columns))],
+        numbers=2,
+        values=[{**entry.values, "mark": entry.mark, "reduced": comparison.reduced} for entry in entries],
+        title=comparison.title,
+        setting=f"**Reduced: {comparison.reduced}. Not the paper's setting.**" if comparison.reduced else "",
+        notes=comparison.notes,
+    )
 
 
 def heading(column: str) -> str:
@@ -180,14 +149,9 @@ def _is_planned(table: Table, place: tuple[str, str]) -> bool:
     return any((cell.row, cell.column) == place for cell in (*table.cells, *table.gains))
 
 
-def _like(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric:
+def _metric_of(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric:
     """What a column measures."""
     return next(planned.metric for (_, own), planned in cells.items() if own == column)
-
-
-def _number(value: float, metric: Metric) -> str:
-    decimals = DECIMALS.get(metric.unit, 0 if value == round(value) else 1)
-    return f"{value:,.{decimals}f}"
 
 
 def _scale(column: str) -> tuple[float, str]:
@@ -204,16 +168,16 @@ def _paper_text(entry: dict[str, Any], metric: Metric) -> str:
         return "not legible" if entry.get("missing_in_source") else never
     if metric.unit == "floats":
         return f"{value:,.0f}{_scale(entry['column'])[1]}"
-    spread = f" ± {_number(entry['std'], metric)}" if metric.field == "mean" and entry.get("std") is not None else ""
-    return _number(value, metric) + spread
+    spread = f" ± {metric.text(entry['std'])}" if metric.field == "mean" and entry.get("std") is not None else ""
+    return metric.text(value) + spread
 
 
 def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str]) -> Entry:
     """A cell of ours beside the paper's."""
     metric, cell = planned.metric, planned.cell
     states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
-    measured = [metric.value(run.record) for run in planned.runs if run.state == "finished"]
-    values = [value for value in measured if value is not None]
+    records = [run.record for run in planned.runs if run.record is not None]
+    values, done = metric.values(records), sum(map(metric.counts, records))
     (scale, _), target = _scale(cell.column), paper.get(metric.field)
     row = {
         "row": cell.row,
@@ -226,9 +190,11 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
         "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
         "runs_planned": len(planned.runs),
+        "runs_counted": done,
         **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
     }
-    return Entry(_paper_text(paper, metric), _our_text(metric, row, states), _difference(metric, row, scale), "", row)
+    ours = _our_text(metric, row, states, done)
+    return Entry(_paper_text(paper, metric), ours, _difference(metric, row, scale), "", row)
 
 
 def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], paper: dict) -> Entry | None:
@@ -237,7 +203,7 @@ def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], 
     places = [[(row, column) for row in rows] for rows in (gain.more, gain.less)]
     if not all(place in cells for rows in places for place in rows):
         return None
-    metric, target = _like(cells, column), paper.get((gain.row, gain.column), {})
+    metric, target = _metric_of(cells, column), paper.get((gain.row, gain.column), {})
     more, less = ([entries[place].values["ours"] for place in rows] for rows in places)
     ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
     row = {
@@ -248,19 +214,21 @@ def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], 
     return Entry(_paper_text(target, metric), text, _difference(metric, row, 1), "", row)
 
 
-def _our_text(metric: Metric, row: dict[str, Any], states: Counter) -> str:
-    """Mean, deviation and number of finished runs; where there are none, the furthest that a run came."""
-    if not states["finished"]:
+def _our_text(metric: Metric, row: dict[str, Any], states: Counter, done: int) -> str:
+    """Mean, deviation and number of the runs that count (`done`); where none does, the furthest that a run came."""
+    planned, lost = row["runs_planned"], states["finished"] + states["diverged"] - done
+    if not done:
         return next(state for state in STATES if states[state])
-    done, planned = states["finished"], row["runs_planned"]
-    count = str(done) if done == planned else f"{done} of {planned}"
-    count += "".join(f", {states[state]} {state}" for state in ("diverged", "failed") if states[state])
+    count = str(done) if done + lost == planned else f"{done} of {planned}"
+    count += f", {states['diverged'] - lost} diverged" if states["diverged"] > lost else ""
+    count += f", {lost} of {planned} diverged" if lost else ""
+    count += f", {states['failed']} failed" if states["failed"] else ""
     if row["ours"] is None:
         return f"{metric.none} ({count})"
     spread = row["ours_std"]
     if metric.unit == "floats" and not spread and done == planned:
-        return _number(row["ours"], metric)  # a count, the same with every seed
-    return _number(row["ours"], metric) + ("" if spread is None else f" ± {_number(spread, metric)}") + f" ({count})"
+        return metric.text(row["ours"])  # a count, the same with every seed
+    return metric.text(row["ours"]) + ("" if spread is None else f" ± {metric.text(spread)}") + f" ({count})"
 
 
 def _difference(metric: Metric, row: dict[str, Any], scale: float) -> str:
@@ -277,10 +245,10 @@ def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tu
     """The entries that are the best or, of three or more, the second best of ours in their column, so marked."""
     marked = {}
     for column in dict.fromkeys(column for _, column in cells):
-        metric = _like(cells, column)
+        metric = _metric_of(cells, column)
         sign = {"higher": 1, "lower": -1}.get(metric.better)
         values = {
-            place: sign * float(_number(entries[place].values["ours"], metric).replace(",", ""))
+            place: sign * float(metric.text(entries[place].values["ours"]).replace(",", ""))
             for place in cells
             if sign and place[1] == column and entries[place].values["ours"] is not None
         }
@@ -291,10 +259,15 @@ def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tu
     return marked
 
 
-def _notes(plan: Plan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
+def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, units = plan.table, {planned.metric.unit for planned in plan.cells}
-    yield "Ours: mean ± sample standard deviation over seeds (finished runs). Difference: ours less the paper's."
+    yield "Ours: mean ± sample standard deviation over seeds (runs). Difference: ours less the paper's."
+    if any(run.state == "diverged" for run in plan.runs):
+        yield (
+            "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
+            "does; other means are without it."
+        )
     if marks:
         yield "Marked: the best and the second best of ours in a column; not a test of significance."
     if rules := sorted({run.setup.selection for run in plan.runs}):
@@ -324,7 +297,7 @@ def _absences(table: Table) -> Iterator[str]:
             yield f"Not planned, {what} of the paper: {'; '.join(absent)}."
 
 
-def _failures(plan: Plan, errors: dict[Path, str]) -> Iterator[str]:
+def _failures(plan: TablePlan, errors: dict[Path, str]) -> Iterator[str]:
     """The runs that have failed, those that differ only in the seed together, with the first one's error."""
     failed: dict[tuple[str, str], list[tuple[PlannedRun, str]]] = {}
     for run in plan.runs:
@@ -334,4 +307,12 @@ def _failures(plan: Plan, errors: dict[Path, str]) -> Iterator[str]:
     for (state, label), members in failed.items():
         seeds = ", ".join(str(run.setup.run.seed) for run, _ in members)
         first, error = members[0]
-        yield f"{state}: {label}, seed {seeds}: {error.split(';')[0].rstrip('.')} ({first.folder})."
+        yield f"{state}: {label}, seed {seeds}: {_first_clause(error)} ({first.folder})."
+
+
+def _first_clause(error: str) -> str:
+    """What was wrong, with a round counted from 1."""
+    clause = error.split(";")[0].rstrip(".")
+    if "counted from 0" not in error:
+        return clause
+    return re.sub(r"in round (\d+)", lambda found: f"in round {int(found[1]) + 1}", clause)

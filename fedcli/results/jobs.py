@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from fedcli.results.reproduce import Plan, PlannedRun
+from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
 from fedcli.runs.records import RECORD, read_record
 
@@ -31,7 +31,7 @@ class Watch:
         """The run has finished, or has failed with `error`; there may be no record then."""
 
 
-def execute(plan: Plan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
+def execute(plan: TablePlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 
     Args:

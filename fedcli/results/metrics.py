@@ -1,33 +1,21 @@
-"""Numbers that a paper's table reads from the record of a finished run, by name.
+"""Numbers that tables read from the record of a run, by name.
 
-    selected            test accuracy by the protocol's selection rule
-    last                test accuracy of the last round
-    best                highest test accuracy of any round
-    validation          validation accuracy at the selected round
-    post                test accuracy after the step that follows the last round
-    classifier          accuracy of the classifier, for methods whose headline is the nearest prototype's
-    at:1/5              test accuracy after that fraction of the rounds
-    rounds-to:70        the first round whose test accuracy reaches 70 percent, counted from 1; no value if none does
-    domain:NAME         accuracy on the test images of a domain; `domain` is the mean over the domains
-    intra:NAME          accuracy of the models of a domain's clients on that domain; `intra` is the mean
-    inter:NAME          accuracy of the models of a domain's clients on the other domains; `inter` is the mean
-    quality:NAME        a measure of the features, such as nmi or silhouette
-    floats-up           floats a client sends in a round
-    floats-down         floats a client receives in a round
-    memory-floats       floats a client must hold
-    total-floats        floats sent up by all clients in all rounds
-    total-memory-floats the memory of all clients, counted anew in each round
-
-Accuracies are fractions in a record and percent here.
+`@metric` makes a function of a record a metric, and says what it is; some take a parameter, `NAME:PARAMETER`. A user's
+own is a plain function in a file, `./file.py:NAME`. Accuracies are fractions in a record and percent in tables.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from statistics import fmean
 from typing import Any
 
+from fedcli.errors import UserError, unknown
+from fedcli.registry import from_file, is_from_file
+
 Record = dict[str, Any]
+DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
 @dataclass(frozen=True)
@@ -37,10 +25,11 @@ class Metric:
     Attributes:
         name: As in a table's cells.
         unit: "percent", "floats", "rounds", or "" for a plain number.
-        value: From the record of a finished run to the number, in that unit; None where there is none.
+        value: From the record of a run to the number, in that unit; None where there is none.
         better: "higher", "lower", or "" where no value is the best.
         field: Where papers/reported.json has the paper's number.
         none: What a finished run without a value is shown as.
+        of_selected: Whether it is read at the round that the selection rule chooses.
     """
 
     name: str
@@ -49,38 +38,103 @@ class Metric:
     better: str = ""
     field: str = "mean"
     none: str = "not measured"
+    of_selected: bool = False
+
+    @property
+    def title(self) -> str:
+        """Name and unit, as over a column."""
+        return f"{self.name}, %" if self.unit == "percent" else self.name
+
+    def text(self, value: float) -> str:
+        """A value with the decimals of the unit."""
+        return f"{value:,.{DECIMALS.get(self.unit, 0 if value == round(value) else 1)}f}"
+
+    def counts(self, record: Record) -> bool:
+        """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
+        if self.of_selected and diverged(record) and record["summary"]["selection"] == "best-validation":
+            return self.value(record) is not None
+        return record["status"] == "finished"
+
+    def values(self, records: Iterable[Record]) -> list[float]:
+        """The values of the runs that count and have one."""
+        found = [self.value(record) for record in records if self.counts(record)]
+        return [value for value in found if value is not None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An entry of `METRICS`; the attributes that are not here are those of `Metric`.
+
+    Attributes:
+        read: From a record, and the parameter of metrics that have one, to the number; accuracies as fractions.
+        help: What it is, one line.
+        parameter: From what stands behind the colon to the parameter; None for a metric without one.
+        optional: Whether the parameter may be left out; it is "" then.
+    """
+
+    read: Callable[..., float | None]
+    help: str
+    parameter: Callable[[str], Any] | None = None
+    optional: bool = False
+    unit: str = "percent"
+    better: str = "higher"
+    field: str = "mean"
+    none: str = "not measured"
+    of_selected: bool = False
+
+
+METRICS: dict[str, Kind] = {}
+
+
+def metric(name: str, help: str, **about: Any) -> Callable[[Callable], Callable]:
+    """Registers the function below it as the metric of that name; the arguments are those of `Kind`."""
+
+    def register(read: Callable[..., float | None]) -> Callable[..., float | None]:
+        METRICS[name] = Kind(read, help, **about)
+        return read
+
+    return register
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name.
+    """The metric of that name, or a user's own, `./file.py:NAME`, a function of a record.
 
     Raises:
-        ValueError: If there is none; a table that names it is wrong.
+        UserError: If there is none, or it has another parameter; of a user's own also when it gives no number.
     """
-    kind, _, parameter = name.partition(":")
-    if not parameter and kind in COSTS:
-        return Metric(name, "floats", COSTS[kind])
-    if not parameter and kind in ACCURACIES:
-        return Metric(name, "percent", _percent(ACCURACIES[kind]), "higher")
-    if kind in ("domain", "intra", "inter"):
-        value = _of_domain("domains" if kind == "domain" else kind, parameter)
-        return Metric(name, "percent", _percent(value), "higher")
-    if parameter and kind == "at":
-        return Metric(name, "percent", _percent(_at(Fraction(parameter))), "higher")
-    if parameter and kind == "rounds-to":
-        value = _rounds_to(float(parameter) / 100)
-        return Metric(name, "rounds", value, "lower", field="rounds_to_target", none="never")
-    if parameter and kind == "quality":
-        return Metric(name, "", lambda record: record.get("quality", {}).get(parameter), "higher")
-    raise ValueError(f"unknown metric '{name}'; see fedcli/results/metrics.py")
+    if is_from_file(name):
+        own = from_file(name, "metric")
 
+        def checked(record: Record) -> float | None:
+            found = own(record)
+            if not (found is None or isinstance(found, int | float)):
+                raise own.refuse(f"is no metric (it returned {type(found).__name__})", "return a number or None")
+            return found
 
-def _percent(fraction: Callable[[Record], float | None]) -> Callable[[Record], float | None]:
+        return Metric(own.name, "", checked)
+    key, colon, text = name.partition(":")
+    if key not in METRICS:
+        raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
+    kind = METRICS[key]
+    wanted = "" if kind.parameter is None else f"{key}:PARAMETER"
+    if bool(colon) != bool(text) or (text and not wanted) or (wanted and not text and not kind.optional):
+        raise UserError(f"the metric '{key}' is not read so (got '{name}'); it is {wanted or key}, write it like that.")
+    try:
+        given = [] if kind.parameter is None else [kind.parameter(text) if text else ""]
+    except ValueError:
+        raise UserError(f"the metric '{name}' has no number behind the colon (got '{text}'); give one.") from None
+    scale = 100 if kind.unit == "percent" else 1
+
     def value(record: Record) -> float | None:
-        found = fraction(record)
-        return None if found is None else 100 * found
+        found = kind.read(record, *given)
+        return None if found is None else scale * found
 
-    return value
+    return Metric(name, kind.unit, value, kind.better, kind.field, kind.none, kind.of_selected)
+
+
+def diverged(record: Record) -> bool:
+    """Whether the run ended because a loss was infinite or NaN."""
+    return record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss")
 
 
 def _tested(record: Record) -> list[dict]:
@@ -98,67 +152,98 @@ def _selected_mean(record: Record, read: Callable[[dict], float | None]) -> floa
     return fmean(values) if values and None not in values else None
 
 
-def _of_domain(key: str, name: str) -> Callable[[Record], float | None]:
-    def read(entry: dict) -> float | None:
-        by_domain = entry.get(key) or {}
-        if not name:
-            return fmean(by_domain.values()) if by_domain else None
-        return by_domain.get(name)
-
-    return lambda record: _selected_mean(record, read)
+@metric("selected", "test accuracy by the protocol's selection rule", of_selected=True)
+def _selected(record: Record) -> float | None:
+    return record["summary"]["selected"]
 
 
-def _at(fraction: Fraction) -> Callable[[Record], float | None]:
-    """Accuracy after that share of the planned rounds, to the nearest round; None if it was not evaluated there."""
-
-    def value(record: Record) -> float | None:
-        number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
-        found = [entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1]
-        return found[0] if found else None
-
-    return value
+@metric("last", "test accuracy of the last round")
+def _last(record: Record) -> float | None:
+    return record["summary"]["last"]
 
 
-def _rounds_to(target: float) -> Callable[[Record], float | None]:
-    def value(record: Record) -> float | None:
-        reached = (entry["round"] + 1 for entry in _tested(record) if entry["test_accuracy"] >= target)
-        return next(reached, None)
-
-    return value
+@metric("best", "highest test accuracy of any round")
+def _best(record: Record) -> float | None:
+    return max((entry["test_accuracy"] for entry in _tested(record)), default=None)
 
 
-def _cost(key: str, in_all: bool = False) -> Callable[[Record], float | None]:
-    """Floats of one client in one round, or of the cohort in all rounds, one way as the papers count."""
-
-    def value(record: Record) -> float | None:
-        config, found = record["config"], (record["cost"] or {}).get(key)
-        return found if found is None or not in_all else found * config["cohort_size"] * config["rounds"]
-
-    return value
+@metric("validation", "validation accuracy at the selected round", of_selected=True)
+def _validation(record: Record) -> float | None:
+    return _selected_mean(record, lambda entry: entry["validation_accuracy"])
 
 
+@metric("post", "test accuracy after the step that follows the last round")
+def _post(record: Record) -> float | None:
+    return record.get("post", {}).get("test_accuracy")
+
+
+@metric("classifier", "accuracy of the classifier, where the headline is the nearest prototype's", of_selected=True)
+def _classifier(record: Record) -> float | None:
+    return _selected_mean(record, lambda entry: entry.get("classifier_accuracy"))
+
+
+@metric("at", "test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest", parameter=Fraction)
+def _at(record: Record, fraction: Fraction) -> float | None:
+    number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
+    found = [entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1]
+    return found[0] if found else None
+
+
+@metric(
+    "rounds-to", "the first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70",
+    parameter=float, unit="rounds", better="lower", field="rounds_to_target", none="never",
+)  # fmt: skip
+def _rounds_to(record: Record, percent: float) -> float | None:
+    reached = (entry["round"] + 1 for entry in _tested(record) if entry["test_accuracy"] >= percent / 100)
+    return next(reached, None)
+
+
+def _by_domain(name: str, key: str, help: str) -> None:
+    """Registers an accuracy that rounds have by domain; without the name of one, it is the mean over them."""
+
+    def read(record: Record, domain: str) -> float | None:
+        def of_round(entry: dict) -> float | None:
+            found = entry.get(key) or {}
+            return found.get(domain) if domain else fmean(found.values()) if found else None
+
+        return _selected_mean(record, of_round)
+
+    metric(name, help, parameter=str, optional=True, of_selected=True)(read)
+
+
+_by_domain("domain", "domains", "accuracy on the test images of a domain, or the mean over domains")
+_by_domain("intra", "intra", "accuracy of the models of a domain's clients on that domain, or the mean over domains")
+_by_domain("inter", "inter", "accuracy of the models of a domain's clients on the other domains, or the mean")
+
+
+@metric("quality", "a measure of the features, as quality:nmi or quality:silhouette", parameter=str, unit="")
+def _quality(record: Record, name: str) -> float | None:
+    return record.get("quality", {}).get(name)
+
+
+def _cost(record: Record, key: str) -> int | None:
+    return (record["cost"] or {}).get(key)
+
+
+for _key, _help in (
+    ("floats_up", "floats a client sends in a round"),
+    ("floats_down", "floats a client receives in a round"),
+    ("memory_floats", "floats a client must hold"),
+):
+    metric(_key.replace("_", "-"), _help, unit="floats", better="")(partial(_cost, key=_key))
+
+
+@metric("total-floats", "floats sent up by all clients in all rounds, as the papers count", unit="floats", better="")
 def _all_sent(record: Record) -> float | None:
-    """Floats that all clients send in all rounds; a round may send more than another."""
-    last = (record["cost"] or {}).get("floats_up")
+    last = _cost(record, "floats_up")
     if last is None:
         return None
-    config = record["config"]
-    per_round = fmean(entry.get("floats_up", last) for entry in record["rounds"])  # the last one's in older records
+    config = record["config"]  # a round may send more than another; older records have the last one's alone
+    per_round = fmean(entry.get("floats_up", last) for entry in record["rounds"])
     return per_round * config["cohort_size"] * config["rounds"]
 
 
-ACCURACIES = {
-    "selected": lambda record: record["summary"]["selected"],
-    "last": lambda record: record["summary"]["last"],
-    "best": lambda record: max((entry["test_accuracy"] for entry in _tested(record)), default=None),
-    "post": lambda record: record.get("post", {}).get("test_accuracy"),
-    "validation": lambda record: _selected_mean(record, lambda entry: entry["validation_accuracy"]),
-    "classifier": lambda record: _selected_mean(record, lambda entry: entry.get("classifier_accuracy")),
-}
-COSTS = {
-    "floats-up": _cost("floats_up"),
-    "floats-down": _cost("floats_down"),
-    "memory-floats": _cost("memory_floats"),
-    "total-floats": _all_sent,
-    "total-memory-floats": _cost("memory_floats", in_all=True),
-}
+@metric("total-memory-floats", "the memory of all clients, counted anew in each round", unit="floats", better="")
+def _all_memory(record: Record) -> float | None:
+    found, config = _cost(record, "memory_floats"), record["config"]
+    return None if found is None else found * config["cohort_size"] * config["rounds"]

@@ -15,8 +15,9 @@ from fedcli import registry
 from fedcli.errors import UserError
 from fedcli.registry import Method, Table
 from fedcli.results import comparison, reproduce
-from fedcli.results.reproduce import Plan, PlannedCell, PlannedRun
-from fedcli.results.tables import MISSING, find_records, github
+from fedcli.results.render import MISSING, github, render
+from fedcli.results.reproduce import ENDED, PlannedCell, PlannedRun, TablePlan
+from fedcli.results.tables import find_records
 
 BEGIN, END = "<!-- papers: written by 'make tables' -->", "<!-- papers: end -->"
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
@@ -53,7 +54,7 @@ class Standing(NamedTuple):
     """A table as it stands: the plan where a cell has a finished run, else None."""
 
     table: Table
-    plan: Plan | None
+    plan: TablePlan | None
 
     @property
     def finished(self) -> int:
@@ -122,13 +123,13 @@ def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
         studies: What it holds.
     """
     wanted = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
-    records = [record for study in studies for record in study.records if record["status"] == "finished"]
+    records = [record for study in studies for record in study.records if reproduce.state_of(record) in ENDED]
     fitting = [record for record in records if (record["method"], record["dataset"]) in wanted]
     found: dict[tuple[str, str], list[PlannedRun]] = {}
     for seed, every in sorted({(record["seed"], record["config"]["eval_every"]) for record in fitting}):
         cells = tuple(replace(cell, settings={**cell.settings, "eval_every": every}) for cell in table.cells)
         for cell in reproduce.plan(replace(table, cells=cells), folder, seeds=(seed,)).cells:
-            if cell.runs[0].state == "finished":
+            if cell.runs[0].state in ENDED:
                 found.setdefault((cell.cell.row, cell.cell.column), []).append(cell.runs[0])
     if not found:
         return Standing(table, None)
@@ -136,7 +137,7 @@ def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     return Standing(table, _with_runs(plan, found))
 
 
-def _with_runs(plan: Plan, found: dict[tuple[str, str], list[PlannedRun]]) -> Plan:
+def _with_runs(plan: TablePlan, found: dict[tuple[str, str], list[PlannedRun]]) -> TablePlan:
     """The plan with runs found by row and column in the place of ones that were not run; each seed counts once."""
     cells = []
     for planned in plan.cells:
@@ -204,7 +205,7 @@ def _compared(standing: Standing) -> str:
     """A table beside the paper's, with the seeds that are not the table's."""
     others = {run.setup.run.seed for run in standing.plan.runs if run.record} - set(standing.table.seeds)
     note = f"- In place of the table's seeds: {', '.join(map(str, sorted(others)))}.\n" if others else ""
-    return (comparison.markdown(comparison.compare(standing.plan)) + note).rstrip()
+    return (render(comparison.sheet(comparison.compare(standing.plan))) + note).rstrip()
 
 
 def _not_run(tables: Sequence[Table]) -> Iterator[str]:

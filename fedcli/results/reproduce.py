@@ -15,7 +15,7 @@ from typing import Any
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import Cell, Table, check_value, find_method
-from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import RECORD, environment, outdated, quiet, read_record
@@ -53,7 +53,7 @@ class PlannedRun:
     @property
     def state(self) -> str:
         """One of `STATES`."""
-        return "not run" if self.record is None else _state(self.record)
+        return "not run" if self.record is None else state_of(self.record)
 
     @property
     def to_do(self) -> bool:
@@ -91,7 +91,7 @@ class PlannedCell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """A table, or the part of it that was asked for, as it stands.
 
     Attributes:
@@ -144,7 +144,7 @@ def plan(
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
     limits: Mapping[str, int] | None = None,
-) -> Plan:
+) -> TablePlan:
     """What a table needs and what is there of it; nothing is run and no data set is read.
 
     Args:
@@ -172,10 +172,10 @@ def plan(
         shared = tuple(known.setdefault(_identity(run.setup), run) for run in its_runs)
         cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
     used = {name: limit for run in known.values() for name, limit in run.limits.items()}
-    return Plan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search)
+    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search)
 
 
-def estimate(plan: Plan) -> tuple[float, int]:
+def estimate(plan: TablePlan) -> tuple[float, int]:
     """Seconds that the runs to do take one after the other, by the runs in the folder that were timed on this machine.
 
     A run counts by its own method with the same data set, network and batch size, else by any method with these,
@@ -187,7 +187,7 @@ def estimate(plan: Plan) -> tuple[float, int]:
     seconds, count = 0.0, 0
     paces = _paces(plan) if plan.to_run else {}
     for run in plan.to_run:
-        alike = _like(run.setup.values())
+        alike = _pace_key(run.setup.values())
         pace = paces.get((run.setup.method.name, *alike)) or paces.get(alike)
         if pace:
             seconds += median(pace) * run.round_work * (run.setup.run.rounds - run.rounds_done)
@@ -240,17 +240,17 @@ def _planned_run(
     found = [
         (path, record)
         for path, record in records.get((method.name, seed), ())
-        if _is_of(record, setup) and (path.is_relative_to(folder) or _state(record) in ENDED)
+        if _is_of(record, setup) and (path.is_relative_to(folder) or state_of(record) in ENDED)
     ]
     place = folder / _folder_name(setup) / f"seed-{seed}"
-    furthest = max(found, key=lambda pair: (_state(pair[1]) in ENDED, len(pair[1]["rounds"])), default=None)
+    furthest = max(found, key=lambda pair: (state_of(pair[1]) in ENDED, len(pair[1]["rounds"])), default=None)
     path, record = furthest or (place, None)
     return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, lower, path, record)
 
 
-def _state(record: dict[str, Any]) -> str:
+def state_of(record: dict[str, Any]) -> str:
     """Which of `STATES` a run is in."""
-    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
+    if diverged(record):
         return "diverged"
     return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
@@ -314,20 +314,20 @@ def _round_work(config: Mapping[str, Any]) -> float:
     return config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
-def _like(config: Mapping[str, Any]) -> tuple:
+def _pace_key(config: Mapping[str, Any]) -> tuple:
     """What the time of an example depends on most, but for the method."""
     return config["dataset"], config["backbone"], config["batch_size"], config["precision"]
 
 
-def _paces(plan: Plan) -> dict[tuple, list[float]]:
-    """Seconds an example of the runs there that were made on this machine, by `_like`, also with the method."""
+def _paces(plan: TablePlan) -> dict[tuple, list[float]]:
+    """Seconds an example of the runs there that were made on this machine, by `_pace_key`, also with the method."""
     found: dict[tuple, list[float]] = {}
     machine = environment(plan.runs[0].setup.device)["hardware"]["name"]
     for (method, _), pairs in _records(plan.search).items():
         for _, record in pairs:
             if record["rounds"] and record["hardware"]["name"] == machine and quiet(record):
                 seconds = median(sum(entry["seconds"].values()) for entry in record["rounds"])
-                alike = _like(record["config"])
+                alike = _pace_key(record["config"])
                 for key in (alike, (method, *alike)):
                     found.setdefault(key, []).append(seconds / _round_work(record["config"]))
     return found

@@ -1,19 +1,18 @@
-"""Tables from run records: Markdown, LaTeX and CSV, and the page of a study.
+"""Tables from run records, and the page of a study.
 
 A record is read from `record.json` and never changed. Accuracies are fractions there and percent here.
 """
 
-import io
 import json
-from collections.abc import Iterable
-from csv import DictWriter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.results.metrics import find_metric
+from fedcli.results.metrics import Metric, diverged, find_metric
+from fedcli.results.render import MISSING, Sheet, github, render
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
@@ -21,7 +20,6 @@ from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_re
 NOT_IN_IDENTITY = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
-MISSING = "–"
 # Columns that stand there only where a run has the number, and its metric.
 SOMETIMES = {
     "After --post, %": "post",
@@ -33,7 +31,7 @@ SOMETIMES = {
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that agree in everything but the seed.
 
     Attributes:
@@ -50,8 +48,13 @@ class Group:
 
     @property
     def finished(self) -> list[dict]:
-        """The runs that went through; only they enter means."""
+        """The runs that went through."""
         return [record for record in self.records if record["status"] == "finished"]
+
+    @property
+    def diverged(self) -> list[dict]:
+        """The runs that ended because a loss was infinite or NaN."""
+        return [record for record in self.records if diverged(record)]
 
     @property
     def selection(self) -> str:
@@ -79,7 +82,7 @@ def find_records(paths: Iterable[Path]) -> list[dict]:
     return [read_record(file) for file in files.values()]
 
 
-def group(records: Iterable[dict]) -> list[Group]:
+def group(records: Iterable[dict]) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
     A partition seed that follows the run's seed does not divide a group, nor does the machine (device, chunk
@@ -98,9 +101,9 @@ def group(records: Iterable[dict]) -> list[Group]:
     groups = []
     for first, runs, settings in zip(firsts, members.values(), _differences(firsts), strict=True):
         method = first["method"] + (" (reduced)" if _is_part(first) else "")
-        told_apart = describe(settings)
+        told_apart = settings_text(settings)
         label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
-        groups.append(Group(label, method, settings, sorted(runs, key=lambda record: record["seed"])))
+        groups.append(SeedGroup(label, method, settings, sorted(runs, key=lambda record: record["seed"])))
     return groups
 
 
@@ -116,7 +119,7 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {key: rows[0][key] for key, values in named.items() if len(values) == 1 and rows[0].get(key)}
 
 
-def describe(settings: dict[str, Any]) -> str:
+def settings_text(settings: dict[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
     words = {True: "on", False: "off", None: "none"}
 
@@ -129,49 +132,33 @@ def describe(settings: dict[str, Any]) -> str:
     )
 
 
-def markdown(records: Iterable[dict]) -> str:
-    """A GitHub table with one row a group, and the notes that its numbers need."""
-    groups = group(records)
-    columns, rows, bold = _rows(groups)
-    for row, strong in zip(rows, bold, strict=True):
-        for column in (columns[0], _selected_title(groups)):
-            row[column] = f"**{row[column]}**" if strong else row[column]
-    lines = github(columns, [[row[column] for column in columns] for row in rows])
-    if same := agreed(record for member in groups for record in member.records):
-        lines = ["All rows: " + ", ".join(f"{key} {value}" for key, value in same.items()) + ".", "", *lines]
-    return "\n".join([*lines, "", _notes(groups, any(bold))]) + "\n"
+def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
+    """A table with one row a group; its values are the runs, one a line, as their records have them.
 
+    Args:
+        records: The runs.
+        metrics: Names of metrics that get a column of their own.
 
-def latex(records: Iterable[dict]) -> str:
-    r"""A LaTeX `tabular` with one row a group; it needs `\usepackage{booktabs}`."""
+    Raises:
+        UserError: If there is no record, or a metric is not known.
+    """
+    records = list(records)
     groups = group(records)
-    columns, rows, bold = _rows(groups)
-    kept = [column for column in columns if not column.startswith(("Validation", "Floats", "Seconds"))]
-    selected = _selected_title(groups)
-    texts = kept.index(selected)
+    own = [find_metric(name) for name in metrics]
+    rows = _rows(groups, own)
+    optional = ("Settings", *SOMETIMES)
+    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
+    selected, best = _selected_title(groups), _best(groups)
     lines = [
-        r"% needs \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(kept) - texts)}}}",
-        r"\toprule",
+        [(row[column], "best" if strong and column in (columns[0], selected) else "") for column in columns]
+        for row, strong in zip(rows, best, strict=True)
     ]
-    lines += [" & ".join(map(tex, kept)) + r" \\", r"\midrule"]
-    for row, strong in zip(rows, bold, strict=True):
-        cells = {column: tex(row[column]) for column in kept}
-        if strong:
-            cells |= {column: rf"\textbf{{{cells[column]}}}" for column in (kept[0], selected)}
-        lines.append(" & ".join(cells.values()) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", "% " + _notes(groups, any(bold))]) + "\n"
-
-
-def csv(records: Iterable[dict]) -> str:
-    """Comma-separated values with one line a run, fractions in full precision, options as `config.NAME`."""
-    rows = [_flat(record) for record in records]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    out = io.StringIO()
-    writer = DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    same = ", ".join(f"{key} {value}" for key, value in agreed(records).items())
+    return Sheet(
+        columns, [lines], columns.index(selected), [_flat(record, own) for record in records],
+        setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(best))),
+        details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
+    )  # fmt: skip
 
 
 def page(study: Path) -> str:
@@ -191,7 +178,7 @@ def page(study: Path) -> str:
     records = find_records([study])
     sections = [
         intro.read_text(encoding="utf-8").strip(),
-        "## Results\n\n" + markdown(records).strip(),
+        "## Results\n\n" + render(sheet(records)).strip(),
         f"![Test accuracy over rounds](figures/{study.resolve().name}-curves.png)",
         "## Every run\n\n" + "\n".join(_every_run(group(records))),
         "## Machines and versions\n\n" + "\n".join(_machines(records)),
@@ -247,17 +234,6 @@ def _summary(record: dict, key: str) -> Any:
     return (record.get("summary") or {}).get(key)
 
 
-def _validation(record: dict) -> float | None:
-    """Validation accuracy of the selected round; None where it was not measured."""
-    found = [row for row in record["rounds"] if row["round"] == _summary(record, "selected_round")]
-    return found[0].get("validation_accuracy") if found else None
-
-
-def _post(record: dict) -> float | None:
-    """Test accuracy after the step that follows the last round; None without such a step."""
-    return record.get("post", {}).get("test_accuracy")
-
-
 def _round_seconds(record: dict) -> float | None:
     """Seconds of the run's median round, which the first one, a warm-up, does not move; None if they were disturbed."""
     totals = [sum(row["seconds"].values()) for row in record["rounds"] if row.get("seconds") and quiet(record)]
@@ -269,24 +245,25 @@ def _total_seconds(record: dict) -> float | None:
     return record.get("seconds_total") if quiet(record) else None
 
 
-def _percent(values: Iterable[float | None]) -> str:
-    """Mean ± sample standard deviation (number of values) in percent; the value alone where there is one."""
-    return _mean(100 * value for value in values if value is not None)
+def _mean(metric: Metric, records: list[dict], always: bool = True) -> str:
+    """Mean ± sample standard deviation (number of values, and the runs that diverged); the value alone where it is one.
 
-
-def _mean(values: Iterable[float]) -> str:
-    known = list(values)
-    if not known:
-        return MISSING
-    spread = f" ± {stdev(known):.2f}" if len(known) > 1 else ""
-    return f"{fmean(known):.2f}{spread} ({len(known)})"
-
-
-def _sometimes(name: str, records: list[dict]) -> str:
-    """Mean of a metric over the runs that have it; empty where none has."""
-    value = find_metric(name).value
-    known = [found for record in records if (found := value(record)) is not None]
-    return _mean(known) if known else ""
+    Args:
+        metric: What is read of each run.
+        records: All runs of a group.
+        always: Whether there is a text also where no run has the value.
+    """
+    known = metric.values(records)
+    if not known and not always:
+        return ""
+    lost = [record for record in records if diverged(record)]
+    counted = sum(metric.counts(record) for record in lost)
+    notes = [str(len(known))] if known else []
+    notes += [f"{counted} diverged"] if counted else []
+    notes += [f"{len(lost) - counted} of {len(records)} diverged"] if len(lost) > counted else []
+    spread = f" ± {metric.text(stdev(known))}" if len(known) > 1 else ""
+    mean = f"{metric.text(fmean(known))}{spread}" if known else MISSING
+    return f"{mean} ({', '.join(notes)})" if notes else mean
 
 
 def _seconds(records: list[dict]) -> str:
@@ -310,10 +287,11 @@ def _progress(record: dict) -> str:
     """`finished`, or how far a run came that is not."""
     if record["status"] == "finished":
         return "finished"
-    return f"{record['status']} after {len(record['rounds'])} of {record['config'].get('rounds', '?')} rounds"
+    status = "diverged" if diverged(record) else record["status"]
+    return f"{status} after {len(record['rounds'])} of {record['config'].get('rounds', '?')} rounds"
 
 
-def _seeds(member: Group) -> str:
+def _seeds(member: SeedGroup) -> str:
     """The seeds of the finished runs, then each unfinished one with how far it came."""
     finished = ", ".join(str(record["seed"]) for record in member.finished)
     others = [
@@ -322,48 +300,46 @@ def _seeds(member: Group) -> str:
     return "; ".join(filter(None, [finished, *others]))
 
 
-def _selected_title(groups: list[Group]) -> str:
+def _selected_title(groups: list[SeedGroup]) -> str:
     rules = {member.selection for member in groups} - {""}
     return f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
 
 
-def _rows(groups: list[Group]) -> tuple[list[str], list[dict[str, str]], list[bool]]:
-    """The columns, the cells of each group by column, and whether a group has the best mean of its like."""
-    selected = _selected_title(groups)
+def _rows(groups: list[SeedGroup], own: Sequence[Metric]) -> list[dict[str, str]]:
+    """The cells of each group by column."""
     several = len({member.selection for member in groups} - {""}) > 1
     rows = []
     for member in groups:
-        settings = dict(member.settings)
+        settings, runs, done = dict(member.settings), member.records, member.finished
         if several:
             settings["selection"] = member.selection or None
-        done = member.finished
         rows.append(
             {
                 "Method": member.method,
-                "Settings": describe(settings),
+                "Settings": settings_text(settings),
                 "Seeds": _seeds(member),
-                selected: _percent(_summary(record, "selected") for record in done),
-                "Last round, %": _percent(_summary(record, "last") for record in done),
-                **{title: _sometimes(name, done) for title, name in SOMETIMES.items()},
-                "Rounds": str(member.records[0]["config"].get("rounds", MISSING)),
-                "Validation at the selected round, %": _percent(map(_validation, done)),
-                "Floats up / down, client and round": _floats((done or member.records)[0]),
+                _selected_title(groups): _mean(find_metric("selected"), runs),
+                "Last round, %": _mean(find_metric("last"), runs),
+                **{title: _mean(find_metric(name), runs, always=False) for title, name in SOMETIMES.items()},
+                **{metric.title: _mean(metric, runs) for metric in own},
+                "Rounds": str(runs[0]["config"].get("rounds", MISSING)),
+                "Validation at the selected round, %": _mean(find_metric("validation"), runs),
+                "Floats up / down, client and round": _floats((done or runs)[0]),
                 "Seconds a round, median": _seconds(done),
             }
         )
-    optional = ("Settings", *SOMETIMES)
-    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
-    return columns, rows, _best(groups)
+    return rows
 
 
-def _best(groups: list[Group]) -> list[bool]:
+def _best(groups: list[SeedGroup]) -> list[bool]:
     """Whether a group has the highest mean, as printed, among two or more that can be compared."""
+    selected = find_metric("selected")
     keys, means = [], []
     for member in groups:
         settings = _settings(member.records[0])
         keys.append(_text([*(settings.get(key) for key in COMPARABLE), member.selection]))
-        known = [value for record in member.finished if (value := _summary(record, "selected")) is not None]
-        means.append(round(100 * fmean(known), 2) if known else None)
+        known = selected.values(member.records)
+        means.append(round(fmean(known), 2) if known else None)
     best = []
     for key, mean in zip(keys, means, strict=True):
         rivals = [other for other_key, other in zip(keys, means, strict=True) if other_key == key and other is not None]
@@ -371,50 +347,43 @@ def _best(groups: list[Group]) -> list[bool]:
     return best
 
 
-def _notes(groups: list[Group], bold: bool) -> str:
+def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
     repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
-    text = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
-    if any(record["status"] != "finished" for record in records):
-        text.append("Only finished runs enter the means.")
+    yield "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."
+    if any(map(diverged, records)):
+        yield (
+            "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
+            "does; other means are without it, and say so."
+        )
+    if any(record["status"] != "finished" and not diverged(record) for record in records):
+        yield "Unfinished runs enter no mean."
     if repeated:
-        text.append(f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}.")
+        yield f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}."
     if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
-        text.append(f"Reduced against the protocol: {'; or '.join(smaller)}.")
+        yield f"Reduced against the protocol: {'; or '.join(smaller)}."
     if not all(map(quiet, records)):
-        text.append("Seconds that were measured while the machine did other work are left out.")
+        yield "Seconds that were measured while the machine did other work are left out."
     if bold:
-        text.append(
+        yield (
             "Bold: highest mean among rows with the same protocol, data set, partition, rounds and selection rule; "
             "not a test of significance."
         )
-    return " ".join(text)
 
 
-def github(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """The lines of a GitHub table with these titles and cells."""
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def tex(text: str) -> str:
-    """The text with LaTeX's special characters escaped."""
-    special = {character: "\\" + character for character in "&%$#_{}"}
-    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"±": r"$\pm$", MISSING: "--"}
-    return text.translate(str.maketrans(special))
-
-
-def _flat(record: dict) -> dict[str, Any]:
-    """One run as a flat row."""
+def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
+    """One run as a flat row; rounds are counted from 0 as in the record."""
     summary, cost = ((record.get(part) or {}) for part in ("summary", "cost"))
     row = {key: record.get(key) for key in ("method", "protocol", "dataset", "seed", "status")}
     row |= {"reduced": describe_reductions(reductions_of(record))}
     row |= {"partition_fingerprint": record.get("partition", {}).get("fingerprint")}
     row |= {key: summary.get(key) for key in ("selection", "selected", "selected_round", "last")}
-    row |= {"validation_accuracy": _validation(record), "rounds_done": len(record["rounds"])}
-    row |= {"post_accuracy": _post(record)} if "post" in record else {}
+    chosen = [entry for entry in record["rounds"] if entry["round"] == summary.get("selected_round")]
+    row |= {"validation_accuracy": chosen[0].get("validation_accuracy") if chosen else None}
+    row |= {"rounds_done": len(record["rounds"])}
+    row |= {"post_accuracy": record["post"].get("test_accuracy")} if "post" in record else {}
+    row |= {metric.title: metric.value(record) for metric in own}
     row |= {key: cost.get(key) for key in ("floats_down", "floats_up", "memory_floats", "buffer_floats")}
     row |= {"parameters": record.get("model", {}).get("parameters"), "params_sha256": summary.get("params_sha256")}
     row |= {"seconds_round_median": _round_seconds(record), "seconds_total": _total_seconds(record)}
@@ -422,7 +391,7 @@ def _flat(record: dict) -> dict[str, Any]:
     return row | {f"config.{key}": value for key, value in record["config"].items()}
 
 
-def _every_run(groups: list[Group]) -> list[str]:
+def _every_run(groups: list[SeedGroup]) -> list[str]:
     """A table with one row a run."""
     rows = []
     for member in groups:
@@ -432,11 +401,11 @@ def _every_run(groups: list[Group]) -> list[str]:
             rows.append(
                 {
                     "Method": member.method,
-                    "Settings": describe(member.settings),
+                    "Settings": settings_text(member.settings),
                     "Seed": str(record["seed"]),
                     "Status": _progress(record),
                     "Selected, %": MISSING if selected is None else f"{100 * selected:.2f}",
-                    "Selected round": MISSING if chosen is None else str(chosen),
+                    "Selected round": MISSING if chosen is None else str(chosen + 1),
                     "Last round, %": MISSING if last is None else f"{100 * last:.2f}",
                     "Seconds": MISSING if total is None else f"{total:,.0f}",
                     "Partition": f"`{record.get('partition', {}).get('fingerprint', MISSING)[:12]}`",

@@ -1,0 +1,98 @@
+"""A table of texts as Markdown, LaTeX or CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MISSING = "–"
+Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best", "second" or ""
+MARKS = {
+    "markdown": {"best": "**{}**", "second": "*{}*", "": "{}"},
+    "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"},
+}
+SPECIAL = {character: "\\" + character for character in "&%$#_{}"}
+SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL |= {"±": r"$\pm$", MISSING: "--"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table that can be written.
+
+    Attributes:
+        columns: Titles.
+        blocks: Its lines, those that belong together in one block.
+        numbers: The first of the columns that hold numbers, which stand to the right.
+        values: The same with full precision, a line of the CSV each.
+        title: Of the table; empty for none.
+        setting: What the whole table is of, in a sentence; empty for nothing.
+        notes: What a reader must know of the numbers.
+        details: Columns that the LaTeX leaves out.
+    """
+
+    columns: Sequence[str]
+    blocks: Sequence[Sequence[Line]]
+    numbers: int
+    values: Sequence[dict[str, Any]]
+    title: str = ""
+    setting: str = ""
+    notes: Sequence[str] = ()
+    details: Sequence[str] = ()
+
+
+def render(sheet: Sheet, form: str = "markdown") -> str:
+    """The text of a table in one of `FORMS`."""
+    return FORMS[form](sheet)
+
+
+def _markdown(sheet: Sheet) -> str:
+    rows = [[MARKS["markdown"][mark].format(text) for text, mark in line] for block in sheet.blocks for line in block]
+    above = [f"### {sheet.title}"] if sheet.title else []
+    above += [sheet.setting] if sheet.setting else []
+    table = "\n".join(github(sheet.columns, rows, sheet.numbers))
+    return "\n\n".join([*above, table, "\n".join(f"- {note}" for note in sheet.notes)]).rstrip() + "\n"
+
+
+def _latex(sheet: Sheet) -> str:
+    r"""A `tabular`; it needs `\usepackage{booktabs}`."""
+    kept = [place for place, column in enumerate(sheet.columns) if column not in sheet.details]
+    texts = sum(place < sheet.numbers for place in kept)
+    lines = [f"% {text}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
+    lines += [r"% needs \usepackage{booktabs}"]
+    lines += [rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(kept) - texts)}}}", r"\toprule"]
+    lines.append(" & ".join(_tex(sheet.columns[place]) for place in kept) + r" \\")
+    for block in sheet.blocks:
+        lines.append(r"\midrule")
+        for line in block:
+            cells = (MARKS["latex"][line[place][1]].format(_tex(line[place][0])) for place in kept)
+            lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in sheet.notes)]) + "\n"
+
+
+def _csv(sheet: Sheet) -> str:
+    """One line for each of the values; those that a line lacks stay empty."""
+    out = io.StringIO()
+    columns = list(dict.fromkeys(column for row in sheet.values for column in row))
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(sheet.values)
+    return out.getvalue()
+
+
+FORMS = {"markdown": _markdown, "csv": _csv, "latex": _latex}
+
+
+def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> list[str]:
+    """The lines of a GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
+    texts = len(columns) if numbers is None else numbers
+    rules = ["---" if place < texts else "---:" for place in range(len(columns))]
+    lines = [columns, rules, *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _tex(text: str) -> str:
+    """The text with LaTeX's special characters escaped, and a minus sign before a negative number."""
+    return re.sub(r"^-(?=\d)", "$-$", text.translate(str.maketrans(SPECIAL)))
