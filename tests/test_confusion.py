@@ -10,8 +10,9 @@ import fedcli
 from fedcli.cli import app as cli
 from fedcli.errors import UserError
 from fedcli.figures import matrices as confusion
-from fedcli.figures import quality
-from fedcli.figures.matrices import Panel
+from fedcli.figures import plots, quality
+from fedcli.figures.matrices import Confusion
+from fedcli.figures.quality import Shown
 from tests.test_quality import TINY
 
 SHARES = np.array([[75.0, 25.0, 0.0], [0.3, 99.7, 0.0], [np.nan, np.nan, np.nan]])
@@ -33,7 +34,9 @@ def test_rows_are_true_classes_in_percent():
 
 
 def test_cells_have_their_colours_and_numbers():
-    figure = confusion.confusion_figure([Panel("one", SHARES), Panel("two", SHARES.T)], ["a", "b", "c"], "digits, iid")
+    figure = confusion.confusion_figure(
+        [Confusion("one", SHARES), Confusion("two", SHARES.T)], ["a", "b", "c"], "digits, iid"
+    )
     first, second, bar = figure.axes
     assert figure.get_suptitle() == "digits, iid"
     for axes, shares in ((first, SHARES), (second, SHARES.T)):
@@ -58,7 +61,7 @@ def test_the_numbers_can_be_read_on_their_colours():
 
     figure = Figure()
     axes = figure.subplots()
-    shades = matplotlib.colormaps[confusion.MAP]
+    shades = matplotlib.colormaps[confusion.SHARES_MAP]
     shares = np.arange(1.0, 101.0).reshape(10, 10)
     confusion._write_numbers(axes, shares)
     for text, share in zip(axes.texts, shares.flat, strict=True):
@@ -70,7 +73,7 @@ def test_the_numbers_can_be_read_on_their_colours():
 
 def test_many_classes_have_neither_numbers_nor_names():
     names = [str(label) for label in range(11)]
-    (axes, _) = confusion.confusion_figure([Panel("one", 100 * np.eye(11))], names, "").axes
+    (axes, _) = confusion.confusion_figure([Confusion("one", 100 * np.eye(11))], names, "").axes
     assert (len(axes.texts), axes.get_ylabel(), list(axes.get_xticks())) == (0, "11 classes", [])
 
 
@@ -84,7 +87,7 @@ def test_the_chart_has_a_panel_a_setting_with_the_outputs_of_its_first_seed(runs
     confusion_figure = confusion.confusion_figure
     monkeypatch.setattr(confusion, "confusion_figure", kept)
     before = dict(matplotlib.rcParams)
-    files = confusion.confusion_chart([runs], tmp_path / "one.png")
+    files = plots.write(tmp_path / "one.png", confusion.confusion_chart, [runs])
     assert dict(matplotlib.rcParams) == before
     assert [file.name for file in files] == ["one.png", "one.pdf"]
     ((panels, names, title),) = figures
@@ -95,23 +98,23 @@ def test_the_chart_has_a_panel_a_setting_with_the_outputs_of_its_first_seed(runs
         right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
         assert shown.title == f"{method} (reduced)\n{right}"
         np.testing.assert_array_equal(shown.shares, confusion.confusion(labels, predicted, 10))
-    again = confusion.confusion_chart([runs], tmp_path / "two.png")
+    again = plots.write(tmp_path / "two.png", confusion.confusion_chart, [runs])
     assert [file.read_bytes() for file in again] == [file.read_bytes() for file in files]
 
 
 def test_a_panel_of_a_client_says_which(runs):
     folder = runs / "fedavg-0"
     record = {**fedcli.runs.records.read_record(folder), "quality": {"client": 3}}
-    assert confusion._panel("local", record, folder).title.startswith("local, client 3\n")
+    assert confusion._confusion(Shown("local", record, folder)).title.startswith("local, client\N{NO-BREAK SPACE}3\n")
 
 
 def test_runs_without_outputs_or_of_two_data_sets_are_refused(runs, tmp_path):
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **TINY).path
     with pytest.raises(UserError, match="have not been kept"):
-        confusion.confusion_chart([folder], tmp_path / "out")
+        plots.write(tmp_path / "out", confusion.confusion_chart, [folder])
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "dataset": "digit-domains"}).path
     with pytest.raises(UserError, match="of one data set"):
-        confusion.confusion_chart([runs, other], tmp_path / "out")
+        plots.write(tmp_path / "out", confusion.confusion_chart, [runs, other])
     assert not (tmp_path / "out.png").exists()
 
 
@@ -125,7 +128,7 @@ def test_the_command_draws_it(runs, tmp_path, monkeypatch):
 
 def test_many_panels_fill_rows(monkeypatch):
     monkeypatch.setattr(confusion, "ACROSS", 2)
-    panels = [confusion.Panel(str(number), np.eye(2) * 100) for number in range(3)]
+    panels = [confusion.Confusion(str(number), np.eye(2) * 100) for number in range(3)]
     figure = confusion.confusion_figure(panels, ["a", "b"], "title")
     shown = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_subplotspec().get_gridspec().get_geometry() for axes in shown] == [(2, 2)] * 3

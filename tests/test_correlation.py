@@ -13,8 +13,9 @@ import fedcli
 from fedcli.cli import app as cli
 from fedcli.core.evaluation import models
 from fedcli.errors import UserError
-from fedcli.figures import correlation
-from fedcli.figures.correlation import Matrices
+from fedcli.figures import matrices as correlation
+from fedcli.figures import plots
+from fedcli.figures.matrices import Matrices
 from fedcli.registry import find_method
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import restore
@@ -84,7 +85,7 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
     _, fed = restore(record, method)
     state = torch.load(folder / "checkpoint.pt", weights_only=True)["state"]["__items__"][0]
     assert sorted(state) == [0, 1, 2, 3]
-    public, private = correlation.measure(folder, torch.zeros(0))
+    public, private = correlation.correlations(folder, torch.zeros(0))
 
     def scores(images, pixels):
         """Logits by every client's model from its checkpoint; pixels are normalised to [-1, 1]."""
@@ -152,7 +153,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
 
     drawn = correlation.correlation_figure
     monkeypatch.setattr(correlation, "correlation_figure", kept)
-    files = correlation.correlation_chart([runs], tmp_path / "one.png")
+    files = plots.write(tmp_path / "one.png", correlation.correlation_chart, [runs])
     assert [file.name for file in files] == ["one.png", "one.pdf"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
     (((local, plus), title),) = figures
@@ -161,7 +162,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
     _, lender = restore(read_record(runs / "c"), find_method("fccl-plus"))  # the first shown with public images
     for row, folder in ((local, runs / "a"), (plus, runs / "c")):
         for found, expected in zip(
-            row[1:], correlation.measure(folder, correlation.public_sample(lender)), strict=True
+            row[1:], correlation.correlations(folder, correlation.public_sample(lender)), strict=True
         ):
             assert found.tolist() == expected.tolist()
 
@@ -180,7 +181,7 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
         ([broken], "checkpoint of .* is missing"),
     ):
         with pytest.raises(UserError, match=message):
-            correlation.correlation_chart(paths, tmp_path / "out")
+            plots.write(tmp_path / "out", correlation.correlation_chart, paths)
     assert not (tmp_path / "out.png").exists()
 
 
@@ -189,7 +190,7 @@ def test_a_checkpoint_of_another_round_is_refused(runs, tmp_path):
     record = json.loads((folder / "record.json").read_text())
     write_record(folder, {**record, "summary": {**record["summary"], "params_sha256": "0" * 64}})
     with pytest.raises(UserError, match="does not hold the run's last model"):
-        correlation.correlation_chart([folder], tmp_path / "out")
+        plots.write(tmp_path / "out", correlation.correlation_chart, [folder])
 
 
 @pytest.mark.parametrize("kind", ["correlation", "domains"])

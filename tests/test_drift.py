@@ -9,8 +9,9 @@ import torch
 import fedcli
 from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.figures import client_features, plots
-from fedcli.figures.quality import measure
+from fedcli.figures import features as drawing
+from fedcli.figures import plots
+from fedcli.figures.quality import separation
 from fedcli.registry import find_method
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
@@ -176,8 +177,8 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     runs = [drifting(), drifting(seed=1, values=((3, 0.1), (9, 9), (5, -0.5))), drifting("two"), curve("three")]
     figure = plots.drift_figure(runs)
     left, right = figure.axes
-    assert left.lines[0].get_xydata().tolist() == [[0, 2], [2, 4]]
-    assert right.lines[0].get_xydata() == pytest.approx(np.array([[0, 0.3], [2, -0.5]]))
+    assert left.lines[0].get_xydata().tolist() == [[1, 2], [3, 4]]
+    assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that did not measure is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert (left.get_xlabel(), left.get_ylabel()) == ("Round", "Distance of features")
@@ -187,7 +188,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
     (line,) = plots.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
-    assert line.get_xydata().tolist() == [[0, 1], [2, 3]]
+    assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
 
 
 def test_without_a_measurement_there_is_nothing_to_draw():
@@ -201,7 +202,7 @@ def test_without_a_measurement_there_is_nothing_to_draw():
 
 def test_cosines_of_pairs_by_hand():
     features = np.array([[1.0, 0.0], [2.0, 2.0], [0.0, 0.0], [-3.0, 0.0]])
-    cosines, same = client_features.pair_cosines(features, np.array([7, 7, 2, 2]))
+    cosines, same = drawing.pair_cosines(features, np.array([7, 7, 2, 2]))
     assert cosines == pytest.approx([0.5**0.5, 0, -1, 0, -(0.5**0.5), 0])  # 01 02 03 12 13 23
     assert same.tolist() == [True, False, False, False, False, True]
 
@@ -219,16 +220,16 @@ def test_a_client_shows_the_images_of_its_classes_by_its_own_model(monkeypatch):
     fed.training[1] = fed.training[1][(fed.engine.labels[fed.training[1]] != 2).numpy()]
     cohort = fed.cohort_of(0, [1, 3])
     setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
-    points = client_features.shown(fed, cohort)
+    points = drawing.client_points(fed, cohort)
     models = [select((fed.trained.params, fed.trained.buffers), k) for k in (0, 1)]
     features = {client: fed.predict(*model, None)[0].numpy() for client, model in zip((1, 3), models, strict=True)}
     pairs = images_of(points, features, fed.test_labels)
     assert pairs == {(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)}
     assert len(points.labels) == 20 + int((fed.test_labels != 2).sum())
-    monkeypatch.setattr(client_features, "POINTS", 9)
-    assert len(client_features.shown(fed, cohort).labels) == 9
-    monkeypatch.setattr(client_features, "MARKERS", "o")
-    assert set(client_features.shown(fed, cohort).clients.tolist()) == {1}
+    monkeypatch.setattr(drawing, "POINTS", 9)
+    assert len(drawing.client_points(fed, cohort).labels) == 9
+    monkeypatch.setattr(drawing, "CLIENT_MARKERS", "o")
+    assert set(drawing.client_points(fed, cohort).clients.tolist()) == {1}
 
 
 def test_a_client_shows_the_images_of_its_domains():
@@ -237,19 +238,19 @@ def test_a_client_shows_the_images_of_its_domains():
     fed.domain_counts = np.array([[5, 0], [3, 4], [0, 9], [0, 4]])
     cohort = fed.cohort(0)
     setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
-    points = client_features.shown(fed, cohort)
+    points = drawing.client_points(fed, cohort)
     assert np.bincount(points.clients).tolist() == [10, 20, 10, 10]
 
 
 def panel(title="one", clients=(4, 9, 9)):
     points = np.array([[0.0, 0.0], [2.0, 4.0], [4.0, 2.0]])
-    return client_features.Panel(
+    return drawing.ClientScatter(
         title, points, np.array([0, 1, 1]), np.array(clients), np.array([0.9, 1.0, 0.95]), np.array([-0.5, 0.1])
     )
 
 
 def test_the_figure_has_a_column_for_each_setting():
-    figure = client_features.clients_figure([panel(), panel("two", (4, 5, 9))], ["a", "b", "c"], "title")
+    figure = drawing.clients_figure([panel(), panel("two", (4, 5, 9))], ["a", "b", "c"], "title")
     above, below = figure.axes[:2], figure.axes[2:]
     assert [axes.get_title() for axes in above] == ["one", "two"]
     places = [tuple(point) for part in above[0].collections for point in part.get_offsets().tolist()]
@@ -264,23 +265,23 @@ def test_the_figure_has_a_column_for_each_setting():
 
 
 def test_a_panel_tells_the_quality_of_all_clients_features_together(monkeypatch):
-    monkeypatch.setattr(client_features, "embed", lambda features: features[:, :2])
+    monkeypatch.setattr(drawing, "embed", lambda features: features[:, :2])
     features, labels = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
-    found = client_features.panel("one", client_features.Points(features, labels, np.arange(30) % 2))
-    expected = measure(features, labels)
+    found = drawing.client_scatter("one", drawing.Points(features, labels, np.arange(30) % 2))
+    expected = separation(features, labels)
     assert found.title == f"one\nNMI {expected['nmi']:.2f}, silhouette {expected['silhouette']:.2f}"
 
 
 def test_more_classes_than_colours_are_said_to_be_left_out():
     names = [str(number) for number in range(100)]
-    figure = client_features.clients_figure([panel()], names, "title")
+    figure = drawing.clients_figure([panel()], names, "title")
     assert figure.get_suptitle() == "title; the first 10 of 100 classes"
 
 
 def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     files = {path.name: path.read_bytes() for path in run.path.iterdir()}
-    points = client_features.one_more_round(run.path)
+    points = drawing.one_more_round(run.path)
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
@@ -289,27 +290,29 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_
     again.start_round()
     after, _ = setup.method.run_round(state, again.cohort(3), again, setup.options)
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
-    expected = client_features.shown(again, again.cohort(3))
+    expected = drawing.client_points(again, again.cohort(3))
     assert all(np.array_equal(a, b) for a, b in zip(points, expected, strict=True))
 
 
 def test_runs_that_cannot_be_shown_are_refused(tmp_path):
     own = fedcli.run("local", out=tmp_path / "own", **{**TINY, "rounds": 1})
     with pytest.raises(UserError, match="'local' has no global model"):
-        client_features.one_more_round(own.path)
+        drawing.one_more_round(own.path)
     run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
-    write_record(run.path, {**read_record(run.path), "method_hash": "another"})
+    record = read_record(run.path)
+    write_record(run.path, {**record, "numerics": {"core": 0, "method": 1}})
     with pytest.raises(UserError, match="has changed since the run"):
-        client_features.one_more_round(run.path)
+        drawing.one_more_round(run.path)
+    write_record(run.path, record)
     (run.path / "checkpoint.pt").unlink()
-    with pytest.raises(UserError, match="no checkpoint"):
-        client_features.one_more_round(run.path)
+    with pytest.raises(UserError, match="is missing"):
+        drawing.one_more_round(run.path)
 
 
 def test_both_figures_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_features, "POINTS", 40)  # t-SNE of few points takes less time
+    monkeypatch.setattr(drawing, "POINTS", 40)  # t-SNE of few points takes less time
     run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=1, **TINY)
-    for draw, given in ((plots.drift_chart, [run.record]), (client_features.clients_chart, [run.path])):
-        png, pdf = draw(given, tmp_path / "figure.png")
+    for draw, given in ((plots.drift_figure, [run.record]), (drawing.clients_chart, [run.path])):
+        png, pdf = plots.write(tmp_path / "figure.png", draw, given)
         assert png.read_bytes().startswith(b"\x89PNG")
         assert pdf.read_bytes().startswith(b"%PDF")

@@ -12,8 +12,8 @@ import fedcli
 from fedcli.cli import app as cli
 from fedcli.errors import UserError
 from fedcli.figures import features as embedding
-from fedcli.figures import quality
-from fedcli.figures.features import COLOURS, Panel
+from fedcli.figures import plots, quality
+from fedcli.figures.features import CLASS_COLOURS, Scatter
 from fedcli.figures.quality import Shown
 from tests.test_quality import TINY
 
@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
 
 def panel(title="one", count=30, classes=3, seed=0):
     draw = np.random.default_rng(seed)
-    return Panel(title, draw.normal(size=(count, 2)), np.arange(count) % classes)
+    return Scatter(title, draw.normal(size=(count, 2)), np.arange(count) % classes)
 
 
 def drawn(axes):
@@ -45,14 +45,16 @@ def test_every_point_is_drawn_in_the_colour_of_its_class():
     assert len(figure.axes) == 2
     for axes, shown in zip(figure.axes, panels, strict=True):
         expected = sorted(
-            (tuple(place), COLOURS[label].lower())
+            (tuple(place), CLASS_COLOURS[label].lower())
             for place, label in zip(shown.points.tolist(), shown.labels, strict=True)
         )
         assert drawn(axes) == [(pytest.approx(place), colour) for place, colour in expected]
         assert axes.get_title() == shown.title
     entries = figure.legends[0]
     assert [text.get_text() for text in entries.get_texts()] == ["a", "b", "c"]
-    assert [to_hex(line.get_color()) for line in entries.get_lines()] == [colour.lower() for colour in COLOURS[:3]]
+    assert [to_hex(line.get_color()) for line in entries.get_lines()] == [
+        colour.lower() for colour in CLASS_COLOURS[:3]
+    ]
     assert figure.get_suptitle() == "digits, iid"
 
 
@@ -94,7 +96,7 @@ def test_the_chart_has_a_panel_a_setting_with_the_features_of_its_first_seed(run
     monkeypatch.setattr(embedding, "embedding_figure", kept)
     monkeypatch.setattr(embedding, "embed", lambda features: features[:, :2])
     before = dict(matplotlib.rcParams)
-    files = embedding.embedding_chart([runs], tmp_path / "one.png")
+    files = plots.write(tmp_path / "one.png", embedding.embedding_chart, [runs])
     assert dict(matplotlib.rcParams) == before
     assert [file.name for file in files] == ["one.png", "one.pdf"]
     ((panels, names, title, columns),) = figures
@@ -114,34 +116,32 @@ def test_settings_of_one_panel_fill_rows(runs, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(embedding, "ACROSS", 2)
     monkeypatch.setattr(embedding, "embedding_figure", lambda *given: figures.append(given))
-    monkeypatch.setattr(embedding, "save", lambda figure, out: [])
-    monkeypatch.setattr(embedding, "_row", lambda label, record, folder: [label])
+    monkeypatch.setattr(embedding, "_row", lambda run: [run.label])
     settings = [Shown(str(number), {"class_names": []}, tmp_path) for number in range(5)]
     monkeypatch.setattr(embedding, "one_a_setting", lambda paths: (settings, "title"))
-    embedding.embedding_chart([runs], tmp_path / "out")
+    embedding.embedding_chart([runs])
     assert figures == [(["0", "1", "2", "3", "4", None], [], "title", 2)]
 
 
 def test_runs_without_features_or_of_two_data_sets_are_refused(runs, tmp_path):
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **TINY).path
     with pytest.raises(UserError, match="have not been kept"):
-        embedding.embedding_chart([folder], tmp_path / "out")
+        plots.write(tmp_path / "out", embedding.embedding_chart, [folder])
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "dataset": "digit-domains"}).path
     with pytest.raises(UserError, match="of one data set"):
-        embedding.embedding_chart([runs, other], tmp_path / "out")
+        plots.write(tmp_path / "out", embedding.embedding_chart, [runs, other])
     assert not (tmp_path / "out.png").exists()
 
 
 def test_a_clients_features_are_drawn_by_domain_its_own_first(runs, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(embedding, "embedding_figure", lambda *given: figures.append(given))
-    monkeypatch.setattr(embedding, "save", lambda figure, out: [])
     monkeypatch.setattr(embedding, "embed", lambda features: features[:, :2])
     given = {"protocol": "fccl:digit-domains", "dataset": "digit-domains", "rounds": 1, "local_epochs": 1,
              "train_examples": 200}  # fmt: skip
     folder = fedcli.run("local", out=tmp_path / "run", **given).path
     found = quality.add_quality(folder, client=1)
-    embedding.embedding_chart([folder], tmp_path / "out")
+    embedding.embedding_chart([folder])
     ((panels, _, _, columns),) = figures
     names = list(found["domains"])
     assert columns == 4
@@ -156,7 +156,7 @@ def test_a_clients_features_are_drawn_by_domain_its_own_first(runs, tmp_path, mo
     averaged = {**given, "backbone": "cnn-small"}
     other = fedcli.run("fedavg", out=tmp_path / "other", **averaged).path  # a global model has one panel
     quality.add_quality(other)
-    embedding.embedding_chart([other, folder], tmp_path / "out")
+    embedding.embedding_chart([other, folder])
     assert [bool(shown) for shown in figures[1][0]] == [True, False, False, False] + [True] * 4
 
 

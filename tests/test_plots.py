@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import EllipseCollection, PolyCollection
 
+from fedcli import figures
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from tests.test_tables import record
@@ -38,28 +39,28 @@ def bubbles(figure):
 
 def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation():
     runs = [curve(seed=0, accuracies=(0.2, 0.4)), curve(seed=1, accuracies=(0.4, 0.4)), curve("two")]
-    (one, two), (band,), labels = drawn(plots.curves_figure(runs))
-    assert one.get_xdata().tolist() == [0, 1]
+    (one, two), (band,), labels = drawn(plots.learning_curves(runs))
+    assert one.get_xdata().tolist() == [1, 2]
     assert one.get_ydata() == pytest.approx([30, 40])
     assert two.get_ydata() == pytest.approx([20, 40, 50])
     heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((30 - 200**0.5, 30 + 200**0.5))  # variance 200 at round 0
+    assert (heights.min(), heights.max()) == pytest.approx((30 - 200**0.5, 30 + 200**0.5))  # variance 200 in round 1
     assert labels[:2] == ["one (n = 2)", "two (n = 1)"]
 
 
 def test_a_single_run_has_no_band():
-    (_,), bands, _ = drawn(plots.curves_figure([curve()]))
+    (_,), bands, _ = drawn(plots.learning_curves([curve()]))
     assert bands == []
 
 
 def test_rounds_that_were_not_evaluated_are_left_out():
-    (line,), _, _ = drawn(plots.curves_figure([curve(accuracies=(None, 0.4, None, 0.6))]))
-    assert line.get_xydata().tolist() == [[1, 40], [3, 60]]
+    (line,), _, _ = drawn(plots.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
+    assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
 
 
 def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so():
     runs = [curve(), curve(seed=1, accuracies=(0.9,), status="interrupted")]
-    (line,), bands, labels = drawn(plots.curves_figure(runs))
+    (line,), bands, labels = drawn(plots.learning_curves(runs))
     assert line.get_ydata() == pytest.approx([20, 40, 50])
     assert bands == []
     assert labels[0] == "one (n = 1, 1 unfinished not shown)"
@@ -67,41 +68,95 @@ def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so
 
 def test_unfinished_runs_alone_are_drawn_over_the_rounds_they_share():
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
-    (line,), (_,), labels = drawn(plots.curves_figure(runs))
-    assert line.get_xydata().tolist() == [[0, pytest.approx(30)], [1, pytest.approx(50)]]
+    (line,), (_,), labels = drawn(plots.learning_curves(runs))
+    assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
     assert labels == ["one (n = 2, unfinished)"]
+
+
+def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
+    return curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {"error": "NonFiniteLoss: the term"}
+
+
+def crosses(figure):
+    """Of each line that ends in a cross: its points, and which of them have the cross."""
+    lines = [line for line in figure.axes[0].lines if line.get_gid() == "diverged"]
+    return [(line.get_xydata().tolist(), line.get_markevery()) for line in lines]
+
+
+def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
+    figure = plots.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
+    assert crosses(figure) == [([[1, 60], [2, 10]], [1])]
+    (mean, cross, two), bands, labels = drawn(figure)
+    assert mean.get_ydata() == pytest.approx([20, 40, 50])
+    assert len(bands) == 1
+    assert cross.get_color() == mean.get_color() != two.get_color()
+    assert labels == ["one (n = 2, 1 diverged)", "two (n = 1)", "selected round", "diverged after this round"]
+
+
+def test_diverged_runs_alone_are_single_lines_and_not_called_unfinished():
+    figure = plots.learning_curves([diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())])
+    assert crosses(figure) == [([[1, 60], [2, 10]], [1]), ([[1, 30]], [0])]
+    lines, bands, labels = drawn(figure)
+    assert [len(line.get_xdata()) for line in lines] == [0, 2, 1]  # the first is the mean, of which there is none
+    assert bands == []
+    assert labels == ["one (n = 3, diverged)", "diverged after this round"]
+
+
+def test_the_best_round_of_a_single_diverged_run_is_ringed():
+    assert rings(plots.learning_curves([diverged()])) == [[[2, 10]]]
+
+
+def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
+    assert {"curves", "drift", "domains", "tsne", "clients", "confusion", "correlation"} <= set(figures.charts())
+    assert all(chart.help and chart.needs in ("records", "folders") for chart in figures.charts().values())
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from matplotlib.figure import Figure\n\ndef bars(records):\n    figure = Figure()\n"
+        "    figure.add_subplot().bar([r['seed'] for r in records], 1)\n    return figure\n\n"
+        "def nothing(records):\n    return records[0]['no such key']\n\ndef text(records):\n    return 'x'\n"
+    )
+    chart = figures.find_chart(f"{file}:bars")
+    assert len(chart.draw([curve(), curve(seed=1)]).axes[0].patches) == 2
+    png, _ = plots.write(tmp_path / "bars.png", chart.draw, [curve()])
+    assert png.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"fails in line 9 \(got KeyError"):
+        figures.find_chart(f"{file}:nothing").draw([curve()])
+    with pytest.raises(UserError, match=r"'text' in .* is no chart \(it returned str\)"):
+        figures.find_chart(f"{file}:text").draw([curve()])
+    with pytest.raises(UserError, match=r"unknown chart 'curve'; did you mean 'curves'\?.*confusion"):
+        figures.find_chart("curve")
 
 
 @pytest.mark.parametrize("accuracies", [(), (None, None)])
 def test_without_an_evaluated_round_there_is_nothing_to_draw(accuracies):
     with pytest.raises(UserError, match="no run has an evaluated round"):
-        plots.curves_figure([curve(accuracies=accuracies, status="running")])
-    lines, _, _ = drawn(plots.curves_figure([curve("two"), curve(accuracies=accuracies, status="running")]))
+        plots.learning_curves([curve(accuracies=accuracies, status="running")])
+    lines, _, _ = drawn(plots.learning_curves([curve("two"), curve(accuracies=accuracies, status="running")]))
     assert len(lines) == 1
 
 
 def test_the_best_round_of_single_runs_is_ringed():
-    figure = plots.curves_figure([curve(), curve("two", 0), curve("two", 1)])
-    assert rings(figure) == [[[1, 40]]]
+    figure = plots.learning_curves([curve(), curve("two", 0), curve("two", 1)])
+    assert rings(figure) == [[[2, 40]]]
     assert drawn(figure)[2][-1] == "selected round"
     last = curve()
     last["summary"]["selection"] = "last"
-    figure = plots.curves_figure([last])
+    figure = plots.learning_curves([last])
     assert rings(figure) == []
     assert drawn(figure)[2] == ["one (n = 1)"]
 
 
 def test_title_and_axes_say_what_is_shared_and_measured():
-    axes = plots.curves_figure([curve(lr=0.1), curve(lr=0.2)]).axes[0]
+    axes = plots.learning_curves([curve(lr=0.1), curve(lr=0.2)]).axes[0]
     assert axes.get_title() == "one, digits, dirichlet:0.5"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
-    figure = plots.curves_figure([curve(dataset="a"), curve("two", dataset="b")])
+    figure = plots.learning_curves([curve(dataset="a"), curve("two", dataset="b")])
     assert figure.axes[0].get_title() == "dirichlet:0.5"
     assert drawn(figure)[2][:2] == ["one, a (n = 1)", "two, b (n = 1)"]
 
 
 def test_lines_differ_in_more_than_colour():
-    lines, _, _ = drawn(plots.curves_figure([curve(f"m{number}") for number in range(20)]))
+    lines, _, _ = drawn(plots.learning_curves([curve(f"m{number}") for number in range(20)]))
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
 
@@ -120,9 +175,9 @@ def test_accuracy_on_own_and_other_domains_is_the_mean_over_domains():
     runs = [by_domain(), by_domain(seed=1, accuracies=((0.1, 0.3), (1, 1), (0.2, 0.4))), by_domain("two"), curve("no")]
     figure = plots.domains_figure(runs)
     left, right = figure.axes
-    assert left.lines[0].get_xydata() == pytest.approx(np.array([[0, 40], [2, 55]]))
-    assert left.lines[1].get_xydata() == pytest.approx(np.array([[0, 60], [2, 80]]))
-    assert right.lines[0].get_xydata() == pytest.approx(np.array([[0, 4], [2, 5.5]]))
+    assert left.lines[0].get_xydata() == pytest.approx(np.array([[1, 40], [3, 55]]))
+    assert left.lines[1].get_xydata() == pytest.approx(np.array([[1, 60], [3, 80]]))
+    assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 4], [3, 5.5]]))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that was not tested by domain is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert (left.get_ylabel(), right.get_ylabel()) == ("Accuracy on own domains (%)", "Accuracy on other domains (%)")
@@ -180,9 +235,9 @@ def test_a_partition_without_examples_is_refused():
 def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
     counts = np.array([[5, 1], [2, 3]])
     for out in ("first/dirichlet:0.5", "second.png"):
-        curves = plots.learning_curves([curve(seed=seed) for seed in (0, 1)], tmp_path / f"curves-{out}")
-        charts = plots.partition_chart(counts, ["a", "b"], tmp_path / f"chart-{out}", "title")
-        domains = plots.domains_chart([by_domain()], tmp_path / f"domains-{out}")
+        curves = plots.write(tmp_path / f"curves-{out}", plots.learning_curves, [curve(seed=seed) for seed in (0, 1)])
+        charts = plots.write(tmp_path / f"chart-{out}", plots.partition_figure, counts, ["a", "b"], "title")
+        domains = plots.write(tmp_path / f"domains-{out}", plots.domains_figure, [by_domain()])
         for png, pdf in (curves, charts, domains):
             assert png.read_bytes().startswith(b"\x89PNG")
             assert pdf.read_bytes().startswith(b"%PDF")
@@ -199,6 +254,6 @@ def test_the_style_stays_inside(tmp_path):
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         before = dict(matplotlib.rcParams)
-        plots.learning_curves([curve()], tmp_path / "curves")
-        plots.partition_chart(np.ones((2, 2)), ["a", "b"], tmp_path / "chart", "")
+        plots.write(tmp_path / "curves", plots.learning_curves, [curve()])
+        plots.write(tmp_path / "chart", plots.partition_figure, np.ones((2, 2)), ["a", "b"], "")
         assert dict(matplotlib.rcParams) == before

@@ -17,7 +17,6 @@ from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import Run, restore
-from tests import laws
 
 TINY = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 2, "local_epochs": 1,
@@ -50,10 +49,10 @@ def clusters(spread, count=20):
 
 def test_perfect_clusters_have_the_value_1_and_mixed_ones_about_0():
     features, labels = clusters(spread=1e-9)
-    found = quality.measure(features, labels)
+    found = quality.separation(features, labels)
     assert found["nmi"] == pytest.approx(1)
     assert found["silhouette"] == pytest.approx(1)
-    mixed = quality.measure(features, np.tile(np.arange(4), 20))
+    mixed = quality.separation(features, np.tile(np.arange(4), 20))
     assert abs(mixed["nmi"]) < 1e-9  # each class is a quarter of each cluster
     assert mixed["silhouette"] < 0
 
@@ -62,7 +61,7 @@ def test_the_silhouette_is_that_of_the_classes_by_hand():
     features, labels = np.array([[0.0], [2.0], [3.0], [7.0]]), np.array([0, 0, 1, 1])
     # (b - a) / max(a, b), with a to the own class and b, the mean, to the other one
     by_hand = [(5 - 2) / 5, (3 - 2) / 3, (2 - 4) / 4, (6 - 4) / 6]
-    assert quality.measure(features, labels)["silhouette"] == pytest.approx(np.mean(by_hand))
+    assert quality.separation(features, labels)["silhouette"] == pytest.approx(np.mean(by_hand))
 
 
 def test_nmi_is_that_of_as_many_clusters_as_classes_by_hand():
@@ -72,17 +71,16 @@ def test_nmi_is_that_of_as_many_clusters_as_classes_by_hand():
     own, cluster = {0: 2 / 6, 1: 4 / 6}, {0: 1 / 2, 1: 1 / 2}
     mutual = sum(p * math.log(p / own[y] / cluster[c]) for (y, c), p in joint.items())
     entropies = [-sum(p * math.log(p) for p in shares.values()) for shares in (own, cluster)]
-    assert quality.measure(features, labels)["nmi"] == pytest.approx(mutual / np.mean(entropies))
+    assert quality.separation(features, labels)["nmi"] == pytest.approx(mutual / np.mean(entropies))
 
 
 @pytest.mark.parametrize("labels", [[1, 1, 1], [0, 1, 2]])
 def test_too_few_classes_or_images_are_refused(labels):
     with pytest.raises(UserError, match="the classes cannot be compared"):
-        quality.measure(np.eye(3), np.array(labels))
+        quality.separation(np.eye(3), np.array(labels))
 
 
-def test_the_features_are_those_of_the_last_model_on_test_images(run, monkeypatch):
-    monkeypatch.setattr(quality, "EVALUATION_BATCH", 100)  # in several portions
+def test_the_features_are_those_of_the_last_model_on_test_images(run):
     written = quality.add_quality(run.path)
     _, fed = restore(run.record, find_method("fedavg"))
     features, _, labels = fed.predict(run.state.params, run.state.buffers, None)
@@ -91,20 +89,10 @@ def test_the_features_are_those_of_the_last_model_on_test_images(run, monkeypatc
         np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
         assert kept["labels"].tolist() == labels.tolist()
         assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
-        assert quality.measure(kept["features"], kept["labels"]) == {key: written[key] for key in ("nmi", "silhouette")}
+        assert quality.separation(kept["features"], kept["labels"]) == {
+            key: written[key] for key in ("nmi", "silhouette")
+        }
     assert (written["examples"], written["seed"]) == (len(labels), 0)
-
-
-def test_the_model_runs_in_evaluation_mode(monkeypatch):
-    monkeypatch.setattr(quality, "EVALUATION_BATCH", 3)
-    run = {"data": laws.toy_dataset(num_train=12, channels=3), "parts": laws.toy_parts((12,)), "num_clients": 1}
-    _, fed = laws.federation("fedavg", backbone="resnet10-3x3", **run)
-    model, index = fed.initial_model(), np.array([1, 4, 5, 11])
-    features, logits, labels = (part[index].numpy() for part in fed.predict(*model, None))
-    found = quality.outputs(fed, *model, index)
-    np.testing.assert_allclose(found.features, features, rtol=1e-9)
-    assert found.labels.tolist() == labels.tolist()
-    assert found.predicted.tolist() == logits.argmax(1).tolist()
 
 
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
@@ -176,8 +164,10 @@ def test_a_client_is_measured_by_its_own_model_and_by_domain(personal, monkeypat
         assert np.bincount(kept["domains"]).tolist() == [100] * 4
         for number, name in enumerate(fed.domain_names):
             own = kept["domains"] == number
-            assert written["domains"][name] == quality.measure(kept["features"][own], kept["labels"][own])
-        assert {key: written[key] for key in ("nmi", "silhouette")} == quality.measure(kept["features"], kept["labels"])
+            assert written["domains"][name] == quality.separation(kept["features"][own], kept["labels"][own])
+        assert {key: written[key] for key in ("nmi", "silhouette")} == quality.separation(
+            kept["features"], kept["labels"]
+        )
     assert (written["client"], written["domain"], written["examples"]) == (2, fed.domain_names[2], 400)
     assert read_record(personal.path)["quality"] == written
 

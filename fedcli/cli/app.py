@@ -41,10 +41,11 @@ app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list")(methods.list_)
 for _command in (
-    methods.show, running.resume, figures.quality, figures.plot, tables.table, tables.pages, machine.smoke,
+    methods.show, running.resume, figures.quality, tables.table, tables.pages, machine.smoke,
     machine.bench,
 ):  # fmt: skip
     app.command()(_command)
+app.command(cls=figures.PlotCommand)(figures.plot)
 
 
 def main() -> None:

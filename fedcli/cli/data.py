@@ -127,5 +127,5 @@ def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out:
     typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *names), rows)
     title = f"{dataset.name}, {chosen}, seed {seed}"
-    files = try_write(out, lambda: plots.partition_chart(counts, dataset.class_names, out, title))
+    files = try_write(out, lambda: plots.write(out, plots.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -20,7 +20,7 @@ from rich.text import Text
 from fedcli.figures import plots
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.jobs import Watch
-from fedcli.results.reproduce import Plan, PlannedRun, estimate
+from fedcli.results.reproduce import PlannedRun, TablePlan, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.run import Listener
@@ -82,8 +82,9 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     """Draws a run's learning curve and its partition into its folder, as PNG and PDF."""
     partition = record["partition"]
     title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
-    plots.learning_curves([record], folder / "curve")
-    plots.partition_chart(np.array(partition["class_counts"]), record["class_names"], folder / "partition", title)
+    plots.write(folder / "curve", plots.learning_curves, [record])
+    given = np.array(partition["class_counts"]), record["class_names"], title
+    plots.write(folder / "partition", plots.partition_figure, *given)
 
 
 def _clock(seconds: float) -> str:
@@ -178,7 +179,7 @@ class Display(Listener):
 # A paper's table
 
 
-def cost(plan: Plan) -> list[tuple[str, str]]:
+def cost(plan: TablePlan) -> list[tuple[str, str]]:
     """The lines that say what running a table takes, as pairs of title and text."""
     todo, states = plan.to_run, [run.state for run in plan.runs]
     begun = sum(run.record is not None for run in todo)
@@ -230,7 +231,7 @@ class TableDisplay(Watch):
         total: Number of runs to do.
     """
 
-    def __init__(self, console: Console, plan: Plan):
+    def __init__(self, console: Console, plan: TablePlan):
         self.console, self.ended, self.total = console, 0, len(plan.to_run)
         self._left = {run.folder: run.setup.run.rounds - run.rounds_done for run in plan.to_run}
         self._work = {run.folder: run.round_work * self._left[run.folder] for run in plan.to_run}

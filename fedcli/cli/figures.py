@@ -1,14 +1,15 @@
 """The commands that look into finished runs: `quality` and `plot`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from fedcli.cli.printing import print_table, try_write
+from fedcli.registry import short_name
 
 RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
 
@@ -38,60 +39,34 @@ def quality(
         typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
 
 
-class Kind(StrEnum):
-    """Figures of runs."""
+class PlotCommand(TyperCommand):
+    """`plot`, whose help lists the kinds of figures that there are."""
 
-    curves = "curves"
-    tsne = "tsne"
-    confusion = "confusion"
-    drift = "drift"
-    clients = "clients"
-    correlation = "correlation"
-    domains = "domains"
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the help, with a line for each kind."""
+        from fedcli.figures import charts
+
+        self.help += "".join(f"\n\n{name}: {chart.help}." for name, chart in charts().items())
+        super().format_help(ctx, formatter)
 
 
 def plot(
     runs: Annotated[list[Path], RUNS],
-    kind: Annotated[Kind, typer.Option(help="What to draw, see above.")] = Kind.curves,
+    kind: Annotated[str, typer.Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
     out: Annotated[
         Path | None, typer.Option(help="File to write; PNG and PDF are both written. \\[default: <kind>.png]")
     ] = None,
 ) -> None:
-    """Draw the learning curves of runs; those that differ only in the seed become one line with a band.
+    """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
-    With --kind tsne, a panel for each setting shows the features of its first seed by t-SNE, after 'fedcli quality'.
-    With --kind confusion, what the test images of each class are taken for, after 'fedcli quality' too.
-    With --kind drift, how far the clients' models drift apart, of runs with --drift-every.
-    With --kind clients, the features of the clients' own models, for which each run does one more round.
-    With --kind correlation, how alike the logits of personal models are on public and on private images.
-    With --kind domains, accuracy of the clients' models on their own and on the other domains.
+    Your own is a function of the runs' records that returns a matplotlib Figure.
     """
-    from fedcli.figures import plots
+    from fedcli.figures import find_chart, plots
     from fedcli.results import tables
 
-    out = out or Path(f"{kind}.png")
-    if kind is Kind.tsne:
-        from fedcli.figures.features import embedding_chart
-
-        files = try_write(out, lambda: embedding_chart(runs, out))
-    elif kind is Kind.confusion:
-        from fedcli.figures.matrices import confusion_chart
-
-        files = try_write(out, lambda: confusion_chart(runs, out))
-    elif kind is Kind.clients:
-        from fedcli.figures.client_features import clients_chart
-
-        with Console(stderr=True).status("one more round of each run"):
-            files = try_write(out, lambda: clients_chart(runs, out))
-    elif kind is Kind.correlation:
-        from fedcli.figures.correlation import correlation_chart
-
-        with Console(stderr=True).status("logits of the clients' models"):
-            files = try_write(out, lambda: correlation_chart(runs, out))
-    else:
-        draw = {
-            Kind.curves: plots.learning_curves, Kind.drift: plots.drift_chart, Kind.domains: plots.domains_chart,
-        }[kind]  # fmt: skip
-        records = tables.find_records(runs)
-        files = try_write(out, lambda: draw(records, out))
+    chart = find_chart(kind)
+    out = out or Path(f"{short_name(kind)}.png")
+    given = runs if chart.needs == "folders" else tables.find_records(runs)
+    with Console(stderr=True).status(escape(kind)):
+        files = try_write(out, lambda: plots.write(out, chart.draw, given))
     typer.echo(" and ".join(map(str, files)))

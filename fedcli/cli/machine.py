@@ -104,5 +104,5 @@ def bench(
                 typer.echo()
             typer.echo(bench.MACHINE.format(**results[0]))
     if plot is not None:
-        files = try_write(plot, lambda: plots.scaling_chart(results[len(chosen) :], plot), "--plot")
+        files = try_write(plot, lambda: plots.write(plot, plots.scaling_figure, results[len(chosen) :]), "--plot")
         typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)

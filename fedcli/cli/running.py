@@ -106,7 +106,7 @@ def _run(method: str, given: dict[str, Any]) -> None:
     done = watch(lambda display: runs.run(method, **{**given, "seeds": seeds, "progress": display}))
     if seeds is not None:
         parent = done[0].path.parent
-        files = plots.learning_curves(tables.find_records([parent]), parent / "curve")
+        files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
         typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
 
 

@@ -1,12 +1,16 @@
 """Figures from run records, partitions and measured speeds, each as PNG and PDF; the same input gives the same bytes.
 
+A function that returns a figure becomes a kind of `fedcli plot` by `@chart`; `write` draws it in `STYLE` and saves it.
+
 Figures are made without pyplot, so no global state is touched and no window system is needed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import fmean, mode
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -17,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.errors import UserError
-from fedcli.results.tables import Group, agreed, group
+from fedcli.results.tables import SeedGroup, agreed, group
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -39,7 +43,7 @@ STYLE = {
     "pdf.fonttype": 42,  # fonts as text that can be edited and searched
 }
 # Okabe and Ito's colours, which colour-blind readers tell apart; their yellow is too pale for lines on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 CURVES = (4.8, 3.0)  # inches, width and height of the figure of curves without its legend
@@ -53,123 +57,109 @@ LABEL_HEIGHT = 0.13  # inches that a line of labels takes
 LABEL_WIDTH = 0.24  # inches that a label of up to three characters takes; longer ones stand upright
 
 
-def learning_curves(records: list[dict], out: Path) -> list[Path]:
-    """Draws test accuracy over rounds, one line for the runs that agree in everything but the seed.
+@dataclass(frozen=True)
+class Chart:
+    """A kind of figure of runs, `fedcli plot --kind NAME`.
 
-    The band is the mean ± the sample standard deviation over seeds. Only finished runs are drawn where a group
-    has any; the legend tells what was left out. A ring marks the best round of a single run, where the rule takes it.
+    Attributes:
+        draw: From the runs to the figure.
+        help: What it shows, one line.
+        needs: What `draw` takes: the "records" of the runs, or the "folders" given where a figure needs more of them.
+    """
+
+    draw: Callable[..., Figure]
+    help: str
+    needs: str = "records"
+
+
+CHARTS: dict[str, Chart] = {}
+
+
+def chart(name: str, help: str, needs: str = "records") -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
+    """Registers the function below it as a kind of figure; the arguments are those of `Chart`."""
+
+    def register(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+        CHARTS[name] = Chart(draw, help, needs)
+        return draw
+
+    return register
+
+
+def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
+    """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
     Args:
-        records: The runs.
-        out: Where to write, without suffix.
+        out: Where to write, with or without suffix.
+        draw: A function of this package or of a user that returns the figure.
+        *given: What it is given.
 
     Returns:
         The two files, PNG and PDF.
+    """
+    stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
+    undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+    files = [stem.with_name(stem.name + suffix) for suffix in undated]
+    with matplotlib.rc_context(STYLE):
+        figure = draw(*given)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            figure.savefig(file, metadata=undated[file.suffix], bbox_inches="tight", pad_inches=0.04)
+    return files
+
+
+class Curve(NamedTuple):
+    """What is drawn of the runs of a setting.
+
+    Attributes:
+        setting: The runs.
+        drawn: Those behind the line: the finished ones, else the unfinished ones, else those that diverged.
+        rounds: The rounds, counted from 1, in which all of these have a value; `[R]`.
+        values: `[n, R]`.
+        diverged: Rounds and values of each run that diverged and has any.
+    """
+
+    setting: SeedGroup
+    drawn: list[dict]
+    rounds: np.ndarray
+    values: np.ndarray
+    diverged: list[tuple[np.ndarray, np.ndarray]]
+
+
+@chart("curves", "test accuracy over rounds; runs that differ only in the seed are one line with a band")
+def learning_curves(records: Iterable[dict]) -> Figure:
+    """Draws test accuracy over rounds, one line for the runs that agree in everything but the seed.
+
+    The band is the mean ± the sample standard deviation over seeds. Only finished runs enter them where there are any;
+    a run that diverged is a thin line that ends in a cross. The legend tells what was left out. A ring marks the best
+    round of a single run, where the rule takes it.
 
     Raises:
         UserError: If no run has an evaluated round.
     """
-    with matplotlib.rc_context(STYLE):
-        return save(curves_figure(records), out)
-
-
-def drift_chart(records: list[dict], out: Path) -> list[Path]:
-    """Draws over rounds how far the clients' models have drifted apart: their features, and their classifiers' updates.
-
-    Lines, bands and the legend are those of `learning_curves`.
-
-    Args:
-        records: The runs, of which those that did not measure it are left out.
-        out: Where to write, without suffix.
-
-    Returns:
-        The two files, PNG and PDF.
-
-    Raises:
-        UserError: If no run has measured it.
-    """
-    with matplotlib.rc_context(STYLE):
-        return save(drift_figure(records), out)
-
-
-def domains_chart(records: list[dict], out: Path) -> list[Path]:
-    """Draws over rounds the accuracy of the clients' models on their own domains, and on the others.
-
-    Each is the mean over the domains. Lines, bands and the legend are those of `learning_curves`.
-
-    Args:
-        records: The runs, of which those that were not tested by domain are left out.
-        out: Where to write, without suffix.
-
-    Returns:
-        The two files, PNG and PDF.
-
-    Raises:
-        UserError: If no run was tested by domain.
-    """
-    with matplotlib.rc_context(STYLE):
-        return save(domains_figure(records), out)
-
-
-def partition_chart(class_counts: np.ndarray, class_names: Sequence[str], out: Path, title: str) -> list[Path]:
-    """Draws how many examples of each class each client holds; the area of a bubble is the number of examples.
-
-    Args:
-        class_counts: `[K, C]` examples per client and class.
-        class_names: C names.
-        out: Where to write, without suffix.
-        title: Title of the chart.
-
-    Returns:
-        The two files, PNG and PDF.
-
-    Raises:
-        UserError: If there is no example.
-    """
-    with matplotlib.rc_context(STYLE):
-        return save(partition_figure(class_counts, class_names, title), out)
-
-
-def scaling_chart(rows: Sequence[dict], out: Path) -> list[Path]:
-    """Draws seconds a round of the engine and of the plain loop, over clients per round and over batch sizes.
-
-    A line is the median, its band from least to largest.
-
-    Args:
-        rows: Results of `fedcli.bench.measure` that differ in the clients per round or in the batch size.
-        out: Where to write, without suffix.
-
-    Returns:
-        The two files, PNG and PDF.
-    """
-    with matplotlib.rc_context(STYLE):
-        return save(scaling_figure(rows), out)
-
-
-def curves_figure(records: Iterable[dict]) -> Figure:
-    """The figure of `learning_curves`, to be drawn under `STYLE`."""
     groups = group(records)
     curves = _curves(groups, _accuracy)
     if not curves:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
     figure = Figure(layout="constrained")
     axes = figure.add_subplot()
-    for index, (member, drawn, rounds, accuracy) in enumerate(curves):
-        _draw_curve(axes, index, len(curves), _legend_label(member, drawn), rounds, accuracy)
-        if len(drawn) == 1:
-            _mark_selected(axes, drawn[0], rounds, accuracy[0], COLOURS[index % len(COLOURS)])
-    axes.set_xlabel("Round")
-    axes.set_ylabel("Test accuracy (%)")
+    _draw_curves(axes, curves, "Test accuracy (%)")
+    for index, curve in enumerate(curves):
+        if len(curve.drawn) == 1:
+            _mark_selected(axes, curve, LINE_COLOURS[index % len(LINE_COLOURS)])
     axes.set_title(_title(groups))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.margins(x=0.02)
-    axes.grid(axis="y")
     _legend(figure, axes)
     return figure
 
 
+@chart("drift", "how far the clients' models drift apart, of runs with --drift-every")
 def drift_figure(records: Iterable[dict]) -> Figure:
-    """The figure of `drift_chart`, to be drawn under `STYLE`."""
+    """Draws over rounds the distance of the clients' features and the similarity of their classifiers' updates.
+
+    Lines, bands and the legend are those of `learning_curves`; runs that did not measure it are left out.
+
+    Raises:
+        UserError: If no run has measured it.
+    """
     measured = [
         record for record in records if any(set(row.get("drift", {}).values()) - {None} for row in record["rounds"])
     ]
@@ -178,8 +168,15 @@ def drift_figure(records: Iterable[dict]) -> Figure:
     return _curves_side_by_side(measured, DRIFT, lambda row, key: row.get("drift", {}).get(key))
 
 
+@chart("domains", "accuracy of the clients' models on their own and on the other domains")
 def domains_figure(records: Iterable[dict]) -> Figure:
-    """The figure of `domains_chart`, to be drawn under `STYLE`."""
+    """Draws over rounds the accuracy of the clients' models on their own domains and on the others, means over domains.
+
+    Lines, bands and the legend are those of `learning_curves`; runs that were not tested by domain are left out.
+
+    Raises:
+        UserError: If no run was tested by domain.
+    """
     records = list(records)
     measured = [record for record in records if any(row.get("intra") for row in record["rounds"])]
     if not measured:
@@ -204,13 +201,7 @@ def _curves_side_by_side(
     groups = group(records)
     figure = Figure(layout="constrained")
     for axes, (key, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
-        curves = _curves(groups, lambda row, key=key: read(row, key))
-        for index, (member, drawn, rounds, values) in enumerate(curves):
-            _draw_curve(axes, index, len(curves), _legend_label(member, drawn), rounds, values)
-        axes.set(xlabel="Round", ylabel=label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.margins(x=0.02)
-        axes.grid(axis="y")
+        _draw_curves(axes, _curves(groups, lambda row, key=key: read(row, key)), label)
     figure.suptitle(_title(groups), fontsize=STYLE["axes.titlesize"])
     _legend(figure, figure.axes[0], (CHART_WIDTH, 2.6))
     return figure
@@ -228,64 +219,82 @@ def _accuracy(row: dict) -> float | None:
     return None if accuracy is None else 100 * accuracy
 
 
-def _curves(
-    groups: list[Group], read: Callable[[dict], float | None]
-) -> list[tuple[Group, list[dict], np.ndarray, np.ndarray]]:
-    """Of each group with a value: the runs to draw [n], the rounds of which all have one [R], the values [n, R].
+def _curves(groups: list[SeedGroup], read: Callable[[dict], float | None]) -> list[Curve]:
+    """The curve of each group with a value.
 
     Args:
         groups: The groups.
         read: From what a record says of a round to the value; None where there is none.
     """
+
+    def points(record: dict) -> dict[int, float]:
+        return {row["round"] + 1: value for row in record["rounds"] if (value := read(row)) is not None}
+
     found = []
     for member in groups:
-        drawn = member.finished or member.records
-        curves = [
-            {row["round"]: value for row in record["rounds"] if (value := read(row)) is not None} for record in drawn
-        ]
+        ended = [points(record) for record in member.diverged]
+        diverged = [(np.array(list(one)), np.array(list(one.values()))) for one in ended if one]
+        drawn = member.finished or [one for one in member.records if one not in member.diverged] or member.diverged
+        curves = [points(record) for record in drawn]
         rounds = sorted(set.intersection(*map(set, curves)))
-        if rounds:
+        if rounds or diverged:
             values = np.array([[curve[number] for number in rounds] for curve in curves])
-            found.append((member, drawn, np.array(rounds), values))
+            found.append(Curve(member, drawn, np.array(rounds), values, diverged))
     return found
 
 
-def _draw_curve(axes: Axes, index: int, of: int, label: str, rounds: np.ndarray, accuracy: np.ndarray) -> None:
-    """Draws mean and band of one group; the markers of different groups stand at different rounds."""
-    colour = COLOURS[index % len(COLOURS)]
-    mean = accuracy.mean(0)
-    if len(accuracy) > 1:
-        spread = accuracy.std(0, ddof=1)
-        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
-    every = max(1, len(rounds) // 8)
-    axes.plot(
-        rounds, mean, label=label, color=colour, linestyle=DASHES[index % len(DASHES)],
-        marker=MARKERS[index % len(MARKERS)], markevery=(index * every // of, every),
-        markeredgecolor="white", markeredgewidth=0.4,
-    )  # fmt: skip
+def _draw_curves(axes: Axes, curves: list[Curve], label: str) -> None:
+    """Draws mean and band of each group; the markers of different groups stand at different rounds."""
+    for index, curve in enumerate(curves):
+        colour, dashes = LINE_COLOURS[index % len(LINE_COLOURS)], DASHES[index % len(DASHES)]
+        all_diverged = curve.drawn == curve.setting.diverged
+        mean = curve.values.mean(0)
+        if len(curve.values) > 1 and not all_diverged:
+            spread = curve.values.std(0, ddof=1)
+            axes.fill_between(curve.rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+        every = max(1, len(mean) // 8)
+        shown = ([], []) if all_diverged else (curve.rounds, mean)
+        axes.plot(
+            *shown, label=_legend_label(curve), color=colour, linestyle=dashes,
+            marker=MARKERS[index % len(MARKERS)], markevery=(index * every // len(curves), every),
+            markeredgecolor="white", markeredgewidth=0.4,
+        )  # fmt: skip
+        for rounds, values in curve.diverged:
+            axes.plot(
+                rounds, values, color=colour, linestyle=dashes, linewidth=0.8, marker="X", markersize=7,
+                markevery=[len(rounds) - 1], markeredgewidth=0, gid="diverged",
+            )  # fmt: skip
+    axes.set(xlabel="Round", ylabel=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.02)
+    axes.grid(axis="y")
 
 
-def _mark_selected(axes: Axes, record: dict, rounds: np.ndarray, accuracy: np.ndarray, colour: str) -> None:
-    """A ring around the selected round, where the rule looks for the best one."""
-    summary = record.get("summary") or {}
-    selected = summary.get("selected_round")
-    if (summary.get("selection") or "").startswith("best") and selected in rounds.tolist():
-        height = accuracy[rounds.tolist().index(selected)]
-        axes.plot(selected, height, marker="o", markersize=8, fillstyle="none", color=colour, gid="selected")
+def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
+    """A ring around the selected round of a single run, where the rule looks for the best one."""
+    summary = curve.drawn[0].get("summary") or {}
+    place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
+    if (summary.get("selection") or "").startswith("best") and len(place):
+        point = curve.rounds[place], curve.values[0, place]
+        axes.plot(*point, marker="o", markersize=8, fillstyle="none", linestyle="none", color=colour, gid="selected")
 
 
-def _legend_label(member: Group, drawn: list[dict]) -> str:
-    """Label, number of runs, and what is unfinished."""
-    left_out = len(member.records) - len(drawn)
-    notes = [f"n = {len(drawn)}"]
-    if left_out:
-        notes.append(f"{left_out} unfinished not shown")
-    if drawn[0]["status"] != "finished":
-        notes.append("unfinished")
+def _legend_label(curve: Curve) -> str:
+    """Label, number of runs, and what is unfinished or has diverged."""
+    member, n = curve.setting, len(curve.drawn)
+    if curve.drawn == member.diverged:
+        return f"{member.label} (n = {n}, diverged)"
+    left_out = len(member.records) - n - len(member.diverged)
+    notes = [
+        f"n = {n}",
+        *(["unfinished"] if not member.finished else []),
+        *([f"{left_out} unfinished not shown"] if left_out else []),
+        *([f"{len(member.diverged)} diverged"] if member.diverged else []),
+    ]
     return f"{member.label} ({', '.join(notes)})"
 
 
-def _title(groups: list[Group]) -> str:
+def _title(groups: list[SeedGroup]) -> str:
     """What all runs have in common."""
     same = agreed(record for member in groups for record in member.records)
     methods = {member.method for member in groups}
@@ -296,16 +305,31 @@ def _title(groups: list[Group]) -> str:
 def _legend(figure: Figure, axes: Axes, size: tuple[float, float] = CURVES) -> None:
     """The legend below the axes, where it can hide no curve; the figure of that size grows by its height."""
     handles, labels = axes.get_legend_handles_labels()
-    if any(line.get_gid() == "selected" for line in axes.lines):
-        handles.append(Line2D([], [], linestyle="none", marker="o", markersize=8, fillstyle="none", color="#555555"))
-        labels.append("selected round")
+    for gid, label, look in (
+        ("selected", "selected round", {"marker": "o", "markersize": 8, "fillstyle": "none"}),
+        ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "markeredgewidth": 0}),
+    ):
+        if any(line.get_gid() == gid for line in axes.lines):
+            handles.append(Line2D([], [], linestyle="none", color="#555555", **look))
+            labels.append(label)
     columns = 1 if max(map(len, labels)) > LONG_LABEL else 2
     figure.set_size_inches(size[0], size[1] + 0.16 * ceil(len(labels) / columns))  # a line of text is 0.16 inches
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.4)
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
-    """The figure of `partition_chart`, to be drawn under `STYLE`; the longer of clients and classes runs across."""
+    """Draws how many examples of each class each client holds; the area of a bubble is the number of examples.
+
+    The longer of clients and classes runs across.
+
+    Args:
+        class_counts: `[K, C]` examples per client and class.
+        class_names: C names.
+        title: Title of the chart.
+
+    Raises:
+        UserError: If there is no example.
+    """
     counts = np.asarray(class_counts)
     if counts.size == 0 or counts.max() <= 0:
         raise UserError(f"the partition holds no example (got counts {list(counts.shape)}); give each client some.")
@@ -318,7 +342,13 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
 
 
 def scaling_figure(rows: Sequence[dict]) -> Figure:
-    """The figure of `scaling_chart`, to be drawn under `STYLE`."""
+    """Draws seconds a round of the engine and of the plain loop, over clients per round and over batch sizes.
+
+    A line is the median, its band from least to largest.
+
+    Args:
+        rows: Results of `fedcli.bench.measure` that differ in the clients per round or in the batch size.
+    """
     figure = Figure(figsize=(CHART_WIDTH, 2.8), layout="constrained")
     panels = (("cohort_size", "Clients per round", "batch_size"), ("batch_size", "Batch size", "cohort_size"))
     for axes, (varied, label, other) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
@@ -344,7 +374,7 @@ def _draw_seconds(
     axes: Axes, index: int, label: str, values: list[int], rows: list[dict], seconds: str, spread: str
 ) -> None:
     """A line through `row[seconds]` and a band over `row[spread]`."""
-    colour = COLOURS[index]
+    colour = LINE_COLOURS[index]
     low, high = np.array([row[spread] for row in rows]).T
     axes.fill_between(values, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(
@@ -391,7 +421,7 @@ def _circles(axes: Axes, centres: np.ndarray, areas: np.ndarray) -> None:
     diameters = np.sqrt(areas[order])
     circles = EllipseCollection(
         diameters, diameters, np.zeros(len(areas)), units="x", offsets=centres[order],
-        offset_transform=axes.transData, color=COLOURS[0], linewidth=0, alpha=0.85,
+        offset_transform=axes.transData, color=LINE_COLOURS[0], linewidth=0, alpha=0.85,
         clip_on=False, zorder=3,
     )  # fmt: skip
     axes.add_collection(circles)
@@ -421,14 +451,3 @@ def _label_step(needed: float, cell: float) -> int:
     return next(
         step for power in range(12) for step in (10**power, 2 * 10**power, 5 * 10**power) if step * cell >= needed
     )
-
-
-def save(figure: Figure, out: Path) -> list[Path]:
-    """Writes PNG and PDF without dates, so that equal figures are equal files."""
-    stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
-    files = [stem.with_name(stem.name + suffix) for suffix in undated]
-    for file in files:
-        figure.savefig(file, metadata=undated[file.suffix], bbox_inches="tight", pad_inches=0.04)
-    return files

@@ -11,32 +11,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score, silhouette_score
 
 from fedcli.core.batches import generator
-from fedcli.core.clients import Network, Params
 from fedcli.core.evaluation import models
-from fedcli.core.federation import EVALUATION_BATCH, Federation
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import Method, find_method
 from fedcli.results.tables import agreed, group
-from fedcli.runs.records import CHECKPOINT, RECORD, params_hash, read_record, write_record
-from fedcli.runs.run import all_params, machine_settings, read_checkpoint, restore
+from fedcli.runs.records import RECORD, read_record, write_record
+from fedcli.runs.run import machine_settings, open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
 FEATURES = "features.npz"
-
-
-class Outputs(NamedTuple):
-    """What a model gives for some test images."""
-
-    features: np.ndarray  # [n, D]
-    labels: np.ndarray  # [n]
-    predicted: np.ndarray  # [n], the classifier's choice
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
@@ -83,7 +72,7 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
     return [Shown(label, record, places[id(record)]) for label, record in firsts], title
 
 
-def measure(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
+def separation(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
     """Normalized mutual information after K-means, 0 to 1, and silhouette of the classes, -1 to 1.
 
     Args:
@@ -105,16 +94,20 @@ def measure(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[
     return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}
 
 
-@torch.no_grad()
-def outputs(
-    fed: Federation, params: Params, buffers: Params, index: np.ndarray, network: Network | None = None
-) -> Outputs:
-    """What one model in evaluation mode gives for the test images `index` `[n]`; of the only network where None."""
-    network, found = network or fed.network, []
-    for positions in torch.as_tensor(index, device=fed.device).split(EVALUATION_BATCH):
-        features, logits, _ = network(params, buffers, fed.transform(fed.test_images[positions]), train=False)
-        found.append((features.double(), fed.test_labels[positions], logits.argmax(1)))
-    return Outputs(*(torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True)))
+def kept_outputs(run: Shown) -> tuple[str, dict[str, np.ndarray]]:
+    """The run's label, with the client whose model it was, and what `add_quality` has kept beside its record.
+
+    Raises:
+        UserError: If it has kept nothing.
+    """
+    if "quality" not in run.record or not (run.folder / FEATURES).is_file():
+        raise UserError(
+            f"the outputs of '{run.folder}' have not been kept (got no {FEATURES}); run 'fedcli quality' first."
+        )
+    quality = run.record["quality"]
+    client = f", client\N{NO-BREAK SPACE}{quality['client']}" if "client" in quality else ""
+    with np.load(run.folder / FEATURES) as kept:
+        return run.label + client, dict(kept)
 
 
 def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
@@ -134,24 +127,24 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
     record = read_record(folder)
     method = find_method(record["method_source"])
     _refuse_other_models(record, method, client, folder)
-    setup, fed = restore(record, method)
+    run = open_run(folder)
+    fed = run.fed
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
     domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
     index = sample(len(fed.test_labels), domains)
     with machine_settings(fed):
-        state = final_state(folder, record, method, setup, fed)
-        network, *model = next(model for own, model in models(fed, method, state) if own == (client or 0))
-        found = outputs(fed, *model, index, network)
-    quality = {**measure(found.features, found.labels), "examples": len(index), "seed": SEED}
+        network, *model = next(model for own, model in models(fed, method, run.state) if own == (client or 0))
+        features, logits, labels = (part.numpy()[index] for part in fed.predict(*model, None, network))
+    kept = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
+    quality = {**separation(kept["features"], labels), "examples": len(index), "seed": SEED}
     quality |= {} if client is None else {"client": client}
-    kept = found._asdict()
     if domains is not None:
         quality |= {"domain": fed.domain_names[fed.domain_of[client]], "domains": {}}
         kept["domains"] = domains[index]
         for number, name in enumerate(fed.domain_names):
             shown = kept["domains"] == number
-            quality["domains"][name] = measure(found.features[shown], found.labels[shown])
+            quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
     write_atomically(folder / FEATURES, lambda path: _save(path, kept))
     write_record(folder, {**record, "quality": quality})
     return quality
@@ -180,27 +173,6 @@ def _refuse_other_models(record: dict[str, Any], method: Method, client: int | N
         )
     if client is not None and not 0 <= client <= last:
         raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
-
-
-def final_state(folder: Path, record: dict[str, Any], method: Method, setup: Any, fed: Federation) -> Any:
-    """The state after the last round, the one whose parameters the record has the hash of.
-
-    Raises:
-        UserError: If the checkpoint is missing or holds another one.
-    """
-    wanted, found = record["summary"].get("params_sha256"), ""
-    if (folder / CHECKPOINT).is_file():
-        try:
-            state = read_checkpoint(folder, setup, fed)[0]
-            found = params_hash(all_params(method, state))
-        except (KeyError, TypeError):  # a state of other parts, from before the method's file was changed
-            pass
-    if found != wanted:
-        raise UserError(
-            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got none with hash "
-            f"{str(wanted)[:12]}); run the experiment again."
-        )
-    return state
 
 
 def _save(path: Path, kept: dict[str, np.ndarray]) -> None:
