@@ -135,7 +135,7 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
     index = sample(len(fed.test_labels), domains)
     with machine_settings(fed):
         network, *model = next(model for own, model in models(fed, method, run.state) if own == (client or 0))
-        features, logits, labels = (part.numpy()[index] for part in fed.predict(*model, None, network))
+        features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
     kept = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
     quality = {**separation(kept["features"], labels), "examples": len(index), "seed": SEED}
     quality |= {} if client is None else {"client": client}
