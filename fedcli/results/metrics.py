@@ -3,11 +3,14 @@
     selected            test accuracy by the protocol's selection rule
     last                test accuracy of the last round
     best                highest test accuracy of any round
+    last-tenth          mean test accuracy of the last tenth of the rounds, of at least one
     validation          validation accuracy at the selected round
     post                test accuracy after the step that follows the last round
     classifier          accuracy of the classifier, for methods whose headline is the nearest prototype's
     at:1/5              test accuracy after that fraction of the rounds
     rounds-to:70        the first round whose test accuracy reaches 70 percent, counted from 1; no value if none does
+    reached:70          test accuracy of that round; no value if there is none
+    drift:NAME          how far the clients' models had drifted apart when last measured, such as feature_distance
     domain:NAME         accuracy on the test images of a domain; `domain` is the mean over the domains
     intra:NAME          accuracy of the models of a domain's clients on that domain; `intra` is the mean
     inter:NAME          accuracy of the models of a domain's clients on the other domains; `inter` is the mean
@@ -70,6 +73,10 @@ def find_metric(name: str) -> Metric:
     if parameter and kind == "rounds-to":
         value = _rounds_to(float(parameter) / 100)
         return Metric(name, "rounds", value, "lower", field="rounds_to_target", none="never")
+    if parameter and kind == "reached":
+        return Metric(name, "percent", _percent(_reached(float(parameter) / 100)), "higher", none="never")
+    if parameter and kind == "drift":
+        return Metric(name, "", _last_drift(parameter))
     if parameter and kind == "quality":
         return Metric(name, "", lambda record: record.get("quality", {}).get(parameter), "higher")
     raise ValueError(f"unknown metric '{name}'; see fedcli/results/metrics.py")
@@ -127,6 +134,26 @@ def _rounds_to(target: float) -> Callable[[Record], float | None]:
     return value
 
 
+def _reached(target: float) -> Callable[[Record], float | None]:
+    def value(record: Record) -> float | None:
+        return next((accuracy for entry in _tested(record) if (accuracy := entry["test_accuracy"]) >= target), None)
+
+    return value
+
+
+def _last_tenth(record: Record) -> float | None:
+    first = record["config"]["rounds"] - max(1, record["config"]["rounds"] // 10)
+    found = [entry["test_accuracy"] for entry in _tested(record) if entry["round"] >= first]
+    return fmean(found) if found else None
+
+
+def _last_drift(name: str) -> Callable[[Record], float | None]:
+    def value(record: Record) -> float | None:
+        return next((entry["drift"].get(name) for entry in reversed(record["rounds"]) if entry.get("drift")), None)
+
+    return value
+
+
 def _cost(key: str, in_all: bool = False) -> Callable[[Record], float | None]:
     """Floats of one client in one round, or of the cohort in all rounds, one way as the papers count."""
 
@@ -151,6 +178,7 @@ ACCURACIES = {
     "selected": lambda record: record["summary"]["selected"],
     "last": lambda record: record["summary"]["last"],
     "best": lambda record: max((entry["test_accuracy"] for entry in _tested(record)), default=None),
+    "last-tenth": _last_tenth,
     "post": lambda record: record.get("post", {}).get("test_accuracy"),
     "validation": lambda record: _selected_mean(record, lambda entry: entry["validation_accuracy"]),
     "classifier": lambda record: _selected_mean(record, lambda entry: entry.get("classifier_accuracy")),
