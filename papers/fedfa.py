@@ -372,7 +372,7 @@ def init(fed, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
     """Algorithm 1, round t."""
-    fedavg_round = config.anchor_init == "fedavg-round" and cohort.round == 0  # reading 9
+    fedavg_round = config.anchor_init == "fedavg-round" and cohort.round == 0  # Reading 9
     if fedavg_round:
         config = replace(config, anchor_weight=0.0, anchor_decay=0.0, calibration="never")
     clients = fed.broadcast(state.params, state.buffers, cohort)  # the server communicates w^(t-1)
@@ -463,13 +463,13 @@ _SETTINGS = {  # data set, partition and column of Tables 1 and 2
 }
 
 
-def _others(rounds: int, data: str = "") -> dict[str, dict]:
+def _others(data: str = "") -> dict[str, dict]:
     """F.3: options of the methods that are compared."""
     return {
         "fedprox": {"proximal_weight": 0.1},  # mu / 2 = 0.05
         "feddyn": {"alpha": 0.1, "form": "simplified"},  # mu / 2 = 0.05; what the authors' code calls FedDyn
         "moon": {"contrastive_weight": 5.0 if data == "cifar10" else 1.0, "temperature": 0.5},
-        "fedproc": {"ramp_rounds": rounds, "temperature": 0.5, "prototype_momentum": 0.5},  # t / T; lambda of Eq. 8
+        "fedproc": {"ramp_rounds": 0, "temperature": 0.5, "prototype_momentum": 0.5},  # t / T; lambda of Eq. 8
     }
 
 
@@ -483,7 +483,7 @@ def _protocol(name: str, data: str, partition: str, column: str) -> Protocol:
         settings={**_TRAINING, "partition": partition},
         datasets={data: setting},
         selection="last",
-        method_options=_others(_TRAINING["rounds"], data),
+        method_options=_others(data),
         notes=notes,
     )
 
@@ -499,7 +499,7 @@ def _built_in(data: str, channels: int, rounds: int, lr: float, partition: str) 
         settings={**_TRAINING, **small, "partition": partition},
         datasets={data: setting},
         selection="last",
-        method_options=_others(rounds),
+        method_options=_others(),
         notes=("Learning rate: by accuracy on a held-out fifth of the clients' images, best for FedAvg and FedFA.",),
     )
 
@@ -516,7 +516,7 @@ _VALIDATION = Protocol(
         "mixed-digits": replace(_MIXED_DIGITS, backbone="cnn-2x64", settings={"partition": "domains"}),
     },
     selection="last",
-    method_options=_others(15),
+    method_options=_others(),
     notes=("Features are 192 wide, in Table 4 they are 100 here: the networks are those of the test experiments.",),
 )  # fmt: skip
 

@@ -315,6 +315,7 @@ def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
         [7, 7, 7, 9, 9, 9, 9, 5, 5, 5]
     )  # 7: two of class 0, one of 1; 9: one, three; 5: one of 0, two of 2
     counts = {7: (2, 1, 0), 9: (1, 3, 0), 5: (1, 0, 2)}
+    seen = set()
     for seed in range(6):
         parts = from_flag("writers:shares")(labels, 2, seed, None, writer)
         assert sorted(np.concatenate(parts)) == list(range(10))  # nothing is left out, whoever wrote it
@@ -325,6 +326,8 @@ def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
             given = tuple(math.floor(share * size + 1e-9) for share, size in zip(shares, (4, 4, 2), strict=True))
             possible.append([given, tuple(np.array((4, 4, 2)) - given)])
         assert own in possible
+        seen.add(tuple(own))
+    assert len(seen) > 2
 
 
 def test_by_shares_the_examples_of_a_client_come_from_all_writers():
