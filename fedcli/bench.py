@@ -42,9 +42,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
-from fedcli.core import autotune as chunks
 from fedcli.core import evaluation
-from fedcli.core.autotune import peak_memory
+from fedcli.core.autotune import autotune, peak_memory
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
 from fedcli.errors import UserError, unknown
@@ -356,7 +355,7 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
     _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
     with runs.machine_settings(engine.fed):  # what a run would set, for both sides
-        chunks.settle(engine.fed)
+        autotune(engine.fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)
         engine.evaluate()

@@ -1,4 +1,4 @@
-"""What a method file and a paper file declare, and how they are found by name."""
+"""What a method file and a paper file declare, and how they are found: by name, or in a file of the user's own."""
 
 import dataclasses
 import hashlib
@@ -6,13 +6,16 @@ import importlib
 import importlib.util
 import math
 import pkgutil
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType, NoneType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from fedcli.errors import UserError, unknown
 
@@ -30,6 +33,8 @@ def option(
     open_high: bool = False,
     off: Any = None,
     choices: tuple[str, ...] = (),
+    tune: tuple[float, ...] = (),
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A dataclass field that becomes a command-line option by itself.
 
@@ -45,10 +50,13 @@ def option(
         open_high: Whether `high` itself is refused.
         off: The value that switches the term off; None where there is none.
         choices: The strings allowed; empty for any.
+        tune: Values worth trying where the option is tuned.
+        before: What runs did whose records lack the option, where that is not its default.
     """
     metadata = {
         "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
         "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
+        "tune": tune, "before": default if before is dataclasses.MISSING else before,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -120,6 +128,7 @@ class DataSetting:
     augmentation: str = "none"
     top_k: int = 1  # a test image counts as right if its class is among the k most likely
     settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise of single methods
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class Protocol:
         selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
         evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
         public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
-        method_options: Options of single methods under this protocol, by method.
+        method_options: Options of single methods under this protocol, by method; those of a data set go before them.
         notes: Where each value that the paper does not give comes from.
     """
 
@@ -278,7 +287,7 @@ class _Declared:
     @property
     def file_hash(self) -> str:
         """SHA-256 of that file, its first 16 hexadecimal digits."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest()[:16]
+        return file_hash(self.file)
 
 
 @dataclass(frozen=True)
@@ -303,6 +312,7 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
+        numerics: Raised whenever its file changes the numbers of its runs; records with another one are outdated.
     """
 
     name: str
@@ -319,6 +329,7 @@ class Method(_Declared):
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
+    numerics: int = 1
 
     @property
     def module(self) -> ModuleType:
@@ -349,6 +360,134 @@ class Post(_Declared):
         return sys.modules[self.apply.__module__]
 
 
+Declaration = TypeVar("Declaration", Method, Post, Protocol, Table)
+_FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
+
+
+def is_from_file(text: str) -> bool:
+    """Whether a text stands for a part in a file of the user's own: `./file.py:NAME`, or `./file.py` alone."""
+    return _FROM_FILE.fullmatch(text) is not None
+
+
+def absolute(text: str) -> str:
+    """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
+    parts = text.split(",")
+    return ",".join(":".join(filter(None, _place(part))) if is_from_file(part) else part for part in parts)
+
+
+def short_name(text: str) -> str:
+    """What a part is called where a path would be too long: `NAME` of `./file.py:NAME`, the text itself of others."""
+    return text if not is_from_file(text) else _place(text)[1] or Path(text).stem
+
+
+def file_hash(path: str | Path) -> str:
+    """SHA-256 of a file, its first 16 hexadecimal digits."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def user_files(values: Iterable[Any]) -> dict[str, str]:
+    """Path and `file_hash` of each file of the user's own.
+
+    Args:
+        values: A run's method and the values of its options; those that name no file count for nothing.
+    """
+    texts = [part for value in values if isinstance(value, str) for part in value.split(",") if is_from_file(part)]
+    return {path: file_hash(path) for path in dict.fromkeys(_place(text)[0] for text in texts)}
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A function in a file of the user's own; calling it calls the function, and blames the file for what it raises."""
+
+    function: Callable[..., Any]
+    name: str
+    path: Path  # absolute
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """What the function returns."""
+        with blame(self.path, getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)):
+            return self.function(*args, **keywords)
+
+    def refuse(self, what: str, remedy: str) -> UserError:
+        """An error, to be raised by the caller, for a function that does not give what it should."""
+        return UserError(f"'{self.name}' in '{self.path}' {what}; {remedy}.")
+
+
+def from_file(text: str, kind: str) -> FromFile:
+    """The function that `./file.py:NAME` stands for.
+
+    Args:
+        text: Path and name.
+        kind: What it is used as, for a refusal; for example "backbone".
+
+    Raises:
+        UserError: There is no such file or function, or the file cannot be imported.
+    """
+    path, name = _place(text)
+    module = _import_file(path, kind)
+    own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    if not name:
+        raise UserError(f"the {kind} lacks a name (got '{text}'); write {text}:NAME, of {', '.join(own)}.")
+    if not callable(getattr(module, name, None)):
+        raise unknown(f"{kind} in '{path}'", name, own, f"it must be a function; there are: {', '.join(own)}.")
+    return FromFile(getattr(module, name), name, Path(path))
+
+
+@contextmanager
+def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turns whatever a user's file raises into one line with the file and the line number; it is the cause of that.
+
+    Args:
+        path: The file, absolute.
+        line: Named where the error comes from no line of the file, as that of a function with other arguments.
+        passes: Errors that are left as they are, beside UserError.
+
+    Raises:
+        UserError: If anything is raised inside.
+    """
+    try:
+        yield
+    except (UserError, *passes):
+        raise
+    except (Exception, SystemExit) as error:  # SystemExit: a script that ends the program when it is imported
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            line = error.lineno
+        for frame, number in walk_tb(error.__traceback__):
+            line = number if frame.f_code.co_filename == str(path) else line
+        text = (str(error).strip() or "no message").splitlines()[0]
+        where = f" in line {line}" if line else ""
+        raise UserError(
+            f"the file '{path}' fails{where} (got {type(error).__name__}: {text}); mend it; 'fedcli --traceback ...' "
+            "shows the whole traceback."
+        ) from error
+
+
+def _place(text: str) -> tuple[str, str]:
+    """Absolute path and name of `./file.py:NAME`; the name is empty where there is none."""
+    path, name = _FROM_FILE.fullmatch(text).groups()
+    return str(Path(path).resolve()), name or ""
+
+
+def _import_file(path: str, kind: str) -> ModuleType:
+    """The module of a user's file, imported once as long as it stays the same.
+
+    Its name is made from its path and content, so that a file called `papers.py` hides nothing.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
+    name = f"fedcli_file_{hashlib.sha256(f'{path} {file_hash(path)}'.encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+        sys.modules[name] = module
+        try:
+            with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
+                exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
 @cache
 def _modules() -> tuple[ModuleType, ...]:
     """The modules of `fedcli.papers`, papers before baselines, each in order of name."""
@@ -361,29 +500,45 @@ def _modules() -> tuple[ModuleType, ...]:
     return tuple(found)
 
 
+def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, Declaration]:
+    """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
+    one = kind.__name__.upper()
+    found = [item for module in modules for item in (getattr(module, one, None), *getattr(module, one + "S", ()))]
+    return {item.name: item for item in found if isinstance(item, kind)}
+
+
+def _from_file(text: str, kind: type[Declaration]) -> Declaration:
+    """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one."""
+    path, name = _place(text)
+    module = _import_file(path, kind.__name__.lower())
+    own = _declarations(kind, module)
+    variables = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
+    default = kind.__name__.upper()
+    if not name and (default in variables or len(own) == 1):
+        return variables.get(default) or next(iter(own.values()))
+    if not own and not variables:
+        example = f"{default} = fedcli.{kind.__name__}(...)"
+        raise UserError(f"the file '{path}' defines no {default}; add {example}, see the README.")
+    if not name:
+        raise UserError(f"the file '{path}' defines several (got {', '.join(own)}); name one: {text}:NAME.")
+    if name not in {**variables, **own}:
+        raise unknown(f"{default} in '{path}'", name, {**variables, **own}, f"there are {', '.join(own or variables)}.")
+    return {**variables, **own}[name]
+
+
 def methods() -> dict[str, Method]:
     """The registered methods by name: those of the papers, then their baselines."""
-    found: dict[str, Method] = {}
-    for module in _modules():
-        for method in _declared(module):
-            found[method.name] = method
-    return found
-
-
-def _declared(module: ModuleType) -> tuple[Method, ...]:
-    """The methods of a file: its `METHOD`, then its `METHODS`."""
-    first = getattr(module, "METHOD", None)
-    return (*(() if first is None else (first,)), *getattr(module, "METHODS", ()))
+    return _declarations(Method, *_modules())
 
 
 def protocols() -> dict[str, Protocol]:
     """The registered protocols by name, in the order of their papers' files."""
-    return {protocol.name: protocol for module in _modules() for protocol in getattr(module, "PROTOCOLS", ())}
+    return _declarations(Protocol, *_modules())
 
 
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
-    return {table.name: table for module in _modules() for table in getattr(module, "TABLES", ())}
+    return _declarations(Table, *_modules())
 
 
 def not_planned(module: ModuleType) -> dict[str, str]:
@@ -413,34 +568,61 @@ def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) ->
         f"{table}: {entry['method']}: {entry['column']}"
         for table, content in printed.items()
         for entry in content["rows"]
-        if (table, entry["method"], entry["column"]) not in planned
+        if any(isinstance(value, int | float) for value in entry.values())
+        and (table, entry["method"], entry["column"]) not in planned
         and reasons.keys().isdisjoint({table, f"{table}: {entry['method']}", f"{table}: {entry['column']}"})
     ]
 
 
-def posts() -> dict[str, Post]:
-    """The registered steps after the last round by name, in the order of their files."""
-    declared = [module.POST for module in _modules() if hasattr(module, "POST")]
-    return {post.name: post for post in declared}
+def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
+    """The steps after the last round by name: the registered ones, those of a method's file, and a user's own.
+
+    Args:
+        method: Whose file is looked into; None for none.
+        chosen: What `--post` says, which may be `./file.py:NAME`.
+    """
+    found = _declarations(Post, *_modules(), *([method.module] if method else []))
+    return {**found, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else found
 
 
-def find_post(name: str) -> Post:
-    """The step after the last round of that name.
+def find_post(name: str, method: Method | None = None) -> Post:
+    """The step after the last round of that name, or in the file of that path.
+
+    Args:
+        name: Its name, or `./file.py:NAME`.
+        method: A method in whose file it may stand.
 
     Raises:
         UserError: If there is none.
     """
-    if name not in posts():
-        raise unknown("step after the last round", name, posts(), "'fedcli list' shows all.")
-    return posts()[name]
+    known = posts(method, name)
+    if name not in known:
+        raise unknown("step after the last round", name, known, "'fedcli list' shows all.")
+    return known[name]
 
 
 def find_table(name: str) -> Table:
-    """The table of that name, whatever the case of its letters.
+    """The table of that name, whatever the case of its letters, or the one in the file of that path.
+
+    The methods, protocols and steps of a user's own table may stand in its file.
 
     Raises:
         UserError: If there is none.
     """
+    if is_from_file(name):
+        path, table = _place(name)[0], _from_file(name, Table)
+        module = _import_file(path, "table")
+        own = {kind: _declarations(kind, module) for kind in (Method, Protocol, Post)}
+
+        def spelt(kind: type, value: Any) -> Any:
+            return f"{path}:{value}" if value in own[kind] else value
+
+        cells = []
+        for cell in table.cells:
+            named = {key: spelt(kind, cell.settings.get(key)) for key, kind in (("protocol", Protocol), ("post", Post))}
+            settings = {**cell.settings, **{key: value for key, value in named.items() if key in cell.settings}}
+            cells.append(dataclasses.replace(cell, method=spelt(Method, cell.method), settings=settings))
+        return dataclasses.replace(table, cells=tuple(cells))
     known = {known.lower(): table for known, table in tables().items()}
     if name.lower() not in known:
         raise unknown("table", name, tables(), "'fedcli list' shows all.")
@@ -450,42 +632,29 @@ def find_table(name: str) -> Table:
 def find_method(name: str) -> Method:
     """The method of that name, or the one in the file of that path.
 
+    Args:
+        name: Its name, or `./file.py:NAME`, where NAME is its own or that of its variable; without it, `METHOD`.
+
     Raises:
         UserError: If there is none, or the file does not declare one.
     """
-    if name.endswith(".py") or "/" in name:
-        return _load_file(Path(name))
+    if is_from_file(name):
+        return _from_file(name, Method)
     known = methods()
     if name not in known:
         raise unknown("method", name, known, "'fedcli list' shows all.")
     return known[name]
 
 
-def _load_file(path: Path) -> Method:
-    if not path.is_file():
-        raise UserError(f"there is no method file at '{path}'; give the path of a Python file that defines METHOD.")
-    name = f"fedcli_method_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        del sys.modules[name]
-        raise UserError(f"the method file '{path}' cannot be imported ({error}); mend it and try again.") from error
-    method = getattr(module, "METHOD", None)
-    if not isinstance(method, Method):
-        raise UserError(f"the file '{path}' defines no METHOD; add METHOD = fedcli.Method(...), see the README.")
-    return method
-
-
 def find_protocol(name: str, method: Method) -> Protocol:
-    """The protocol of that name, among the registered ones and those of the method's own file.
+    """The protocol of that name, among the registered ones and those of the method's own file, or in a user's file.
 
     Raises:
         UserError: If there is none.
     """
-    known = {**protocols(), **{own.name: own for own in getattr(method.module, "PROTOCOLS", ())}}
+    if is_from_file(name):
+        return _from_file(name, Protocol)
+    known = _declarations(Protocol, *_modules(), method.module)
     if name not in known:
         raise unknown("protocol", name, known, "'fedcli list' shows all.")
     return known[name]
@@ -500,15 +669,15 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
     """
-    own = getattr(method.module, "PROTOCOLS", ())
-    name = method.default_protocol or (own[0].name if own else "")
+    own = _declarations(Protocol, method.module)
+    name = method.default_protocol or next(iter(own), "")
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
     first = find_protocol(name, method)
     if dataset is None or dataset in first.datasets:
         return first
     paper = first.name.split(":")[0]
-    known = [*protocols().values(), *own]
+    known = {**protocols(), **own}.values()
     same_paper = [protocol for protocol in known if protocol.name.split(":")[0] == paper]
     return next((protocol for protocol in same_paper if dataset in protocol.datasets), first)
 

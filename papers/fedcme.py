@@ -279,7 +279,7 @@ def recording(step: Step, num_classes: int) -> Step:
         recorded = Recorded(client.memory.sums + sums, client.memory.counts + counts)
         return client._replace(memory=recorded), aux
 
-    return Step(update, step.slots)
+    return Step(update, step.init_optimizer)
 
 
 def find_partners(evaluation: Tensor, cohort, fed, config: Config) -> Tensor:

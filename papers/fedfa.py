@@ -348,7 +348,7 @@ def make_local_step(fed, config: Config) -> Step:
         memory = accumulate(client.memory, aux.outputs.detach(), batch, config.anchor_decay)  # Eqs. 16, 17
         return client._replace(memory=memory), Aux(client.buffers, terms)
 
-    return Step(update, lambda params: {**align.slots(params), **calibrate.slots(params)})
+    return Step(update, lambda params: {**align.init_optimizer(params), **calibrate.init_optimizer(params)})
 
 
 def init(fed, config: Config) -> ServerState:

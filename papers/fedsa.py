@@ -329,7 +329,7 @@ def gathering(step: Step, num_classes: int) -> Step:
         sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
         return client._replace(memory=Gathered(client.memory.sums + sums, client.memory.counts + counts)), aux
 
-    return Step(update, step.slots)
+    return Step(update, step.init_optimizer)
 
 
 def init(fed, config: Config) -> ServerState:

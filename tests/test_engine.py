@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import patches
+from fedcli.core import stacked
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
@@ -64,13 +65,13 @@ def test_sgd_is_torchs(momentum, weight_decay):
     value = torch.randn(5, dtype=torch.float64)
     theirs = value.clone().requires_grad_()
     optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    ours, slots = {"w": value}, {"w": torch.zeros(5, dtype=torch.float64)} if momentum else ()
+    ours, state = {"w": value}, {"w": torch.zeros(5, dtype=torch.float64)} if momentum else ()
     rate = torch.tensor(0.1, dtype=torch.float64)
     for _ in range(5):
         gradient = torch.randn(5, dtype=torch.float64)
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours, slots = sgd(ours, {"w": gradient}, slots, rate, momentum, weight_decay)
+        ours, state = sgd(ours, {"w": gradient}, state, rate, momentum, weight_decay)
     torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
 
 
@@ -80,13 +81,13 @@ def test_adam_is_torchs(weight_decay):
     theirs = value.clone().requires_grad_()
     optimizer = torch.optim.Adam([theirs], lr=0.1, weight_decay=weight_decay)
     zeros = {"w": torch.zeros(5, dtype=torch.float64)}
-    ours, slots = {"w": value}, (torch.zeros((), dtype=torch.float64), zeros, zeros)
+    ours, state = {"w": value}, (torch.zeros((), dtype=torch.float64), zeros, zeros)
     rate = torch.tensor(0.1, dtype=torch.float64)
     for _ in range(5):
         gradient = torch.randn(5, dtype=torch.float64)
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours, slots = adam(ours, {"w": gradient}, slots, rate, (0.9, 0.999), 1e-8, weight_decay)
+        ours, state = adam(ours, {"w": gradient}, state, rate, (0.9, 0.999), 1e-8, weight_decay)
     torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
 
 
@@ -108,7 +109,7 @@ def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_sta
         client, _ = first.update(client, batch, context)
         return second.update(client, batch, context)
 
-    both = type(first)(update, lambda params: {**first.slots(params), **second.slots(params)})
+    both = type(first)(update, lambda params: {**first.init_optimizer(params), **second.init_optimizer(params)})
     start = {name: torch.ones(4, 2, dtype=torch.float64) for name in "ab"}
     only_first, _ = fed.engine.train(first, Client(start, {}, {}), plan, 0.1, torch.tensor(0.0), None)
     assert torch.equal(only_first.params["b"], start["b"])
@@ -117,6 +118,40 @@ def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_sta
     assert torch.equal(trained.params["a"], only_first.params["a"])
     assert (trained.params["b"] < 1).all()
     assert set(trained.optimizer) == {"first", "adam"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("max_norm", [0.05, 1.0, 1e6])
+def test_the_gradients_norm_is_clipped_before_weight_decay_and_momentum_as_in_torch(optimizer, max_norm):
+    """Three steps; the second parameter's gradient is small, and is scaled by the norm of both."""
+    options = {"weight_decay": 0.3, **({"momentum": 0.9} if optimizer == "sgd" else {})}
+    start = {"a": torch.tensor([3.0, -4.0]).double(), "b": torch.tensor([[0.01]]).double()}
+    step = {"sgd": sgd_step, "adam": adam_step}[optimizer](quadratic, **options, clip_norm=max_norm)
+    client = Client(start, {}, step.init_optimizer(start))
+    live = {name: value.clone().requires_grad_() for name, value in start.items()}
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](live.values(), lr=0.1, **options)
+    batch = Batch(None, None, None, None, None, torch.tensor(0.1, dtype=torch.float64))
+    for _ in range(3):
+        client, _ = step.update(client, batch, 0.0)
+        theirs.zero_grad()
+        quadratic(live, {}, None, 0.0)[0].backward()
+        torch.nn.utils.clip_grad_norm_(live.values(), max_norm)
+        theirs.step()
+    for name, value in live.items():
+        torch.testing.assert_close(client.params[name], value.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_each_client_is_clipped_by_its_own_norm(chunk):
+    """Plain steps: where the gradient is longer than the bound, a client moves lr times the bound."""
+    _, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk))
+    far = torch.tensor([0.0, 0.03, 4.0, 400.0], dtype=torch.float64)
+    start = Client({"a": far[:, None].clone(), "b": torch.zeros(4, 1, dtype=torch.float64)}, {}, {})
+    plan = fed.plan(fed.cohort(0))
+    trained, _ = fed.engine.train(sgd_step(quadratic, clip_norm=0.1), start, plan, 0.01, torch.tensor(0.0), None)
+    steps = torch.tensor(plan.steps)
+    expected = torch.stack([far[0], far[1] * 0.99 ** steps[1], far[2] - 0.001 * steps[2], far[3] - 0.001 * steps[3]])
+    torch.testing.assert_close(trained.params["a"][:, 0], expected, rtol=0, atol=1e-7)  # torch adds 1e-6 to the norm
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
@@ -296,15 +331,15 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
 
 def test_the_step_in_place_is_the_step():
     draw = torch.Generator().manual_seed(0)
-    params, grads, slots = ({"w": torch.randn(5, generator=draw)} for _ in range(3))
+    params, grads, state = ({"w": torch.randn(5, generator=draw)} for _ in range(3))
     rate = torch.tensor(0.1)
-    new, velocity = sgd(params, grads, slots, rate, 0.9, 0.1)
+    new, velocity = sgd(params, grads, state, rate, 0.9, 0.1)
     assert laws.distance(new, params) > 0
-    same, own = sgd(params, grads, slots, rate, 0.9, 0.1, in_place=True)
+    same, own = sgd(params, grads, state, rate, 0.9, 0.1, in_place=True)
     assert same["w"] is params["w"]
-    assert own["w"] is slots["w"]
+    assert own["w"] is state["w"]
     assert torch.equal(params["w"], new["w"])
-    assert torch.equal(slots["w"], velocity["w"])
+    assert torch.equal(state["w"], velocity["w"])
 
 
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:4"])
@@ -334,7 +369,7 @@ def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
     start = start._replace(memory=tree_map(torch.zeros_like, start.params))
-    trained, _ = fed.train(start, cohort, Step(update, plain.slots))
+    trained, _ = fed.train(start, cohort, Step(update, plain.init_optimizer))
     laws.assert_agree(trained.memory, tree_map(torch.sub, trained.params, start.params), "the sum of the moves")
 
 
@@ -439,22 +474,47 @@ def test_a_forward_pass_is_cut_too(monkeypatch):
     cohort = fed.cohort(0)
     clients = fed.broadcast(*fed.initial_model(), cohort)
     x, _ = fed.engine.gather(np.arange(3))
-    expected, of_many = fed.forward(clients, cohort, x), fed.engine._of_many
+    expected, for_many = fed.forward(clients, cohort, x), fed.engine._for_many
 
     def limited(function, axes, size):
         if size > 2:
             raise torch.OutOfMemoryError("no memory")
-        return of_many(function, axes, size)
+        return for_many(function, axes, size)
 
-    monkeypatch.setattr(fed.engine, "_of_many", limited)
+    monkeypatch.setattr(fed.engine, "_for_many", limited)
     laws.assert_agree(fed.forward(clients, cohort, x), expected, "a forward pass")
     assert fed.engine.clients_per_chunk == 2
 
 
 @pytest.mark.parametrize(("chunk", "used"), [("patches:4", True), ("4", False), ("branches:4", False), ("1", False)])
 def test_convolutions_go_by_patches_only_where_they_are_asked_to(chunk, used, monkeypatch):
-    calls, convolve = [], patches.convolve
-    monkeypatch.setattr(patches, "convolve", lambda *given: calls.append(1) or convolve(*given))
+    calls, convolve = [], stacked.convolve
+    monkeypatch.setattr(stacked, "convolve", lambda *given: calls.append(1) or convolve(*given))
     setup, fed = laws.federation(FEDAVG, backbone="cnn-small", clients_per_chunk=chunk)
     laws.simulate(setup, fed, 1)
     assert bool(calls) == used
+
+
+# What clients keep, and what models give
+
+
+def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
+    _, fed = laws.federation(FEDAVG)
+    fed.device, there = torch.device("meta"), torch.zeros(3, device="meta")
+    devices, stack = [], torch.stack
+    monkeypatch.setattr(torch, "stack", lambda parts: devices.append({p.device.type for p in parts}) or stack(parts))
+    found = fed.recall({0: {"a": torch.ones(3)}, 2: {"a": there}}, fed.cohort(0), {"a": torch.zeros(3)})
+    assert found["a"].shape == (4, 3)
+    assert devices == [{"meta"}]
+
+
+@pytest.mark.parametrize("test", [True, False])
+def test_predictions_for_some_images_are_theirs_among_all(test):
+    _, fed = laws.federation(FEDAVG)
+    model, index = fed.initial_model(), np.array([7, 2, 11])
+    everything = fed.predict(*model) if test else fed.predict(*model, np.arange(34))
+    for part, whole in zip(fed.predict(*model, index, test=test), everything, strict=True):
+        torch.testing.assert_close(part, whole[index], rtol=1e-12, atol=1e-12)
+    assert torch.equal(
+        fed.predict(*model, index, test=test)[2], (fed.test_labels if test else fed.engine.labels)[index]
+    )

@@ -1,6 +1,8 @@
 """FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +21,10 @@ from fedcli.papers.fccl_plus import (
     fisl_loss,
     fntd_loss,
     kd_loss,
-    learning_rate,
     similarity,
 )
 
+from fedcli import registry
 from fedcli.core import backbones
 from fedcli.core.clients import Aux, Client, Output
 from fedcli.core.trees import select, stack
@@ -185,6 +187,33 @@ def test_gradient_at_the_target_logit(temperature):
     torch.testing.assert_close(gradient(False), temperature * p_s * (1 - p_t) / 5)  # it pushes the target down
     assert (gradient(False) > 0).all()
     assert (gradient(True) == 0).all()  # as Eq. 12 has it
+
+
+def test_without_the_factor_fntd_is_equation_13_as_printed():
+    student, teacher, labels = distillation()
+    printed = fntd_loss(student, teacher, labels, 3.0, factor="one")
+    torch.testing.assert_close(9 * printed, fntd_loss(student, teacher, labels, 3.0))
+
+
+@pytest.mark.parametrize(("factor", "held_at"), [("square", 0.53), ("one", 0.92)])
+def test_where_the_factor_holds_the_target_of_ten_classes(factor, held_at):
+    labels, logit = torch.tensor([0]), torch.tensor(2.0, dtype=torch.float64)
+    for _ in range(3000):  # gradient descent on Eq. 14 with a teacher that is always the student
+        logits = torch.cat([logit.reshape(1, 1), torch.zeros(1, 9, dtype=torch.float64)], 1).requires_grad_()
+        loss = F.cross_entropy(logits, labels) + fntd_loss(logits, logits.detach(), labels, 3.0, factor=factor)
+        (slope,) = torch.autograd.grad(loss, logits)
+        logit = logit - 0.5 * slope[0, 0]
+    assert logits.detach().softmax(1)[0, 0].item() == pytest.approx(held_at, abs=0.005)
+
+
+def test_the_factor_reaches_the_local_phase():
+    values = {}
+    for factor in ("square", "one"):
+        setup, fed, _, clients = started(PLUS, {"distillation_factor": factor})
+        loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
+        batch = next(iter(fed.public_batches(0)))._replace(y=torch.tensor([0, 2, 1, 1, 0]))
+        values[factor] = loss(clients[0].params, {}, batch, Teacher(*clients[1][:2]))[1].terms["fntd"]
+    torch.testing.assert_close(values["square"], 9 * values["one"])
 
 
 def test_fntd_can_be_negative_and_the_renormalised_form_cannot():
@@ -462,8 +491,8 @@ def test_plain_distillation_comes_in_the_first_epochs():
 
 
 def test_learning_rate_of_the_code():
-    setup, fed = laws.federation(PLUS, {"lr_schedule": "linear"}, rounds=40, lr=0.001)
-    rates = [learning_rate(fed, round, setup.options) for round in (0, 1, 2, 39)]
+    _, fed = laws.federation(PLUS, lr_schedule="linear", rounds=40, lr=0.001)
+    rates = [fed.lr(round) for round in (0, 1, 2, 39)]
     assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
 
 
@@ -521,6 +550,20 @@ def test_rounds_begin_at_the_pretrained_model():
     for client, own in state.clients.items():
         laws.assert_agree(own.pretrained.params, select(pretrained.params, client), "theta*")
         laws.assert_agree(own.params, select(trained.params, client), "the model after round 0")
+
+
+def test_pretraining_of_the_code_has_a_cosine_rate_and_no_weight_decay():
+    own = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": "code"}
+    setup, fed = laws.federation(FCCL, own, lr=0.05)
+    state, _ = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+    _, plain = laws.federation(FCCL, own, lr=0.05, reference=True)
+    model = Client(*plain.recall({}, plain.cohort(0), plain.initial_model()), optimizer={})
+    task = LOCAL.module.make_local_loss(plain.network)
+    for epoch, share in enumerate((1.0, 0.75, 0.25)):  # (1 + cos(pi e / 3)) / 2
+        step = plain.optimizer_step(task, lr=0.05 * share, weight_decay=0.0)
+        model, _ = plain.train(model, plain.cohort(0), step, epochs=range(2 + epoch, 3 + epoch))
+    for client, kept in state.clients.items():
+        laws.assert_agree(kept.pretrained.params, select(model.params, client), "theta*")
 
 
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():
@@ -603,3 +646,15 @@ def test_exchanged_is_nothing_where_a_term_is_off():
     exchanged = fccl_plus.exchange(models, batch, groups, cohort, fed, setup.options)
     own = torch.stack([fed.network(clients[client].params, {}, batch.x).logits for client in range(4)])
     torch.testing.assert_close(exchanged, Exchanged(own.mean(0), None))
+
+
+def test_every_printed_number_is_planned_or_has_a_reason():
+    printed = json.loads(Path(fccl_plus.__file__).with_name("reported.json").read_text())["FCCL+"]
+    assert registry.unaccounted(fccl_plus, printed) == []
+
+
+def test_a_gain_is_over_the_base_of_its_own_scenario():
+    (table,) = [table for table in fccl_plus.TABLES if table.name == "fccl:10"]
+    assert len(table.gains) == 4 * 4  # rows but the base, by scenario and kind
+    gain = next(gain for gain in table.gains if gain.row == "FCCM" and gain.column == "Office31 intra delta_vs_BASE")
+    assert (gain.more, gain.less, gain.of) == (("FCCM",), ("none (private only)",), "Office31 intra AVG")

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from fedcli.papers.baselines.fedmd import ClientState, ServerState, averaged, digest, digest_loss, find_consensus
+from fedcli.papers.baselines.fedmd import (
+    ClientState,
+    ServerState,
+    averaged,
+    digest,
+    digest_by_batch,
+    digest_loss,
+    find_consensus,
+)
 
 from fedcli.core import backbones
 from fedcli.core.trees import select
@@ -79,6 +87,54 @@ def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
     assert terms["digest"].shape == (4,)
 
 
+@pytest.mark.parametrize("backbone", ["cnn-small,cnn-mcmahan", "resnet10-3x3,cnn-small"])
+def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own(backbone):
+    overrides, run = {"digest_epochs": 2, "exchange": "batch"}, {"optimizer": "adam", "lr": 0.003}
+    setup, fed, cohort, clients = started(overrides, backbone=backbone, **run)
+    modules = []
+    for client, own in clients.items():
+        name = fed.backbones[fed.architecture[client]]
+        modules.append(load(backbones.build(name, 1, 16, 3, 0).double(), own.params, own.buffers).train())
+    for epoch in range(2):
+        for batch in fed.public_batches(0, epoch):
+            before = [{name: value.clone() for name, value in module.named_buffers()} for module in modules]
+            with torch.no_grad():
+                mean = torch.stack([module(batch.x)[1] for module in modules]).mean(0)
+            for module, buffers in zip(modules, before, strict=True):
+                for name, value in module.named_buffers():  # the exchange leaves the running statistics alone
+                    value.copy_(buffers[name])
+                optimizer = torch.optim.Adam(module.parameters(), lr=0.003)
+                optimizer.zero_grad()
+                torch.nn.functional.l1_loss(module(batch.x)[1], mean).backward()
+                optimizer.step()
+    groups, models = stacked(fed, cohort, clients)
+    models, terms = digest_by_batch(models, groups, cohort, fed, setup.options)
+    for group, model in zip(groups, models, strict=True):
+        for k, client in enumerate(group.client_ids):
+            expected = {name: value.detach() for name, value in modules[client].named_parameters()}
+            laws.assert_agree(select(model.params, k), expected, f"client {client}")
+            running = dict(modules[client].named_buffers())
+            if running:
+                laws.assert_agree(select(model.buffers, k), running, f"statistics of client {client}")
+    assert terms["digest"].shape == (4,)
+    expected = {"params": 0, "buffers": 0, "other": 2 * 4 * 12 * 3}
+    assert fed.sent_up == fed.sent_down == expected
+
+
+def test_a_round_by_batch_digests_then_trains():
+    setup, fed, cohort, clients = started({"exchange": "batch"})
+    groups, models = stacked(fed, cohort, clients)
+    digested, _ = digest_by_batch(models, groups, cohort, fed, setup.options)
+    between = {}
+    for group, model in zip(groups, digested, strict=True):
+        for k, client in enumerate(group.client_ids):
+            between[int(client)] = ClientState(select(model.params, k), select(model.buffers, k))
+    expected, _ = find_method("local").run_round(ServerState(between), cohort, fed, setup.options)
+    state, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    laws.assert_agree(state.clients, expected.clients, "a round")
+    assert set(terms) == {"digest", "cross_entropy"}
+
+
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_scores_are_sent_once_a_round_each_way(epochs):
     setup, fed, cohort, clients = started({"digest_epochs": epochs})
@@ -111,3 +167,4 @@ def test_local_training_begins_at_the_average():
 
 def test_law_4_holds_with_different_networks():
     laws.law_4_chunking_is_invisible(FEDMD, rounds=1, chunks=(2,), **TWO)
+    laws.law_4_chunking_is_invisible(FEDMD, rounds=1, overrides={"exchange": "batch"}, chunks=(2,), **TWO)

@@ -34,7 +34,7 @@ def test_local_steps_converge_to_the_proximal_optimum_of_a_quadratic(momentum):
         return loss, Aux(buffers, {})
 
     step = sgd_step(local_loss, momentum)
-    client = Client({"w": received.clone()}, {}, step.slots({"w": received}))
+    client = Client({"w": received.clone()}, {}, step.init_optimizer({"w": received}))
     batch = Batch(None, None, None, None, None, lr=torch.tensor(0.1, dtype=torch.float64))
     for _ in range(600):
         client, _ = step.update(client, batch, fedprox.Context({"w": received}))

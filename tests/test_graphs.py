@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcli.core import engine as engines
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity, layout
+from fedcli.core import stacked
+from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
 from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network
@@ -108,7 +108,7 @@ def test_replayed_steps_are_the_steps(case, chunk):
     state, graphs, fed = by_graphs(method, overrides, clients_per_chunk=chunk, **run)
     laws.assert_agree(state, eagerly(method, overrides, clients_per_chunk=chunk, **run), f"{case} by graphs")
     assert graphs.captured >= 1
-    assert graphs.warmed == engines.WARM_UP * graphs.captured  # every other step of the three rounds was a replay
+    assert graphs.warmed == (stacked.WARM_UP + 1) * graphs.captured  # every other step of the three rounds was a replay
     assert fed.engine.notes == []
 
 
@@ -134,16 +134,16 @@ def test_augmentation_is_in_the_graph():
 
 def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="4", rounds=4)
-    assert (graphs.captured, len(fed.engine._kept)) == (1, 1)
+    assert (graphs.captured, len(fed.engine.stacks.kept)) == (1, 1)
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
-    assert (graphs.captured, len(fed.engine._kept)) == (2, 2)
+    assert (graphs.captured, len(fed.engine.stacks.kept)) == (2, 2)
     fed.engine.way = "branches"
     cohort = fed.cohort(0)
     loss = FEDAVG.module.make_local_loss(fed.network)
     fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
-    assert len(fed.engine._kept) == engines.KEPT == 4
+    assert len(fed.engine.stacks.kept) == stacked.KEPT == 4
     fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, fed.optimizer_step(loss, weight_decay=0.5))
-    assert len(fed.engine._kept) == engines.KEPT  # the oldest went
+    assert len(fed.engine.stacks.kept) == stacked.KEPT  # the oldest went
 
 
 def test_what_training_returns_outlives_the_next_round():
@@ -158,7 +158,7 @@ def test_what_training_returns_outlives_the_next_round():
 
 
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call_if_it_is_long(monkeypatch):
-    monkeypatch.setattr(engines, "WORTHWHILE", 4)
+    monkeypatch.setattr(stacked, "WORTHWHILE", 4)
     setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
     fed.engine.graphs = graphs = ListGraphs()
     cohort, plain = fed.cohort(0), setup.method.module.make_local_loss(fed.network)
@@ -175,8 +175,8 @@ def test_a_step_that_cannot_be_known_again_is_captured_for_one_call_if_it_is_lon
         expected, _ = fed.train(start, cohort, loss)
         fed.engine.graphs = graphs
         laws.assert_agree(trained.params, expected.params, f"the loss times {factor}")
-    assert (graphs.captured, fed.engine._kept) == (2, {})
-    monkeypatch.setattr(engines, "WORTHWHILE", 100)
+    assert (graphs.captured, fed.engine.stacks.kept) == (2, {})
+    monkeypatch.setattr(stacked, "WORTHWHILE", 100)
     fed.train(start, cohort, loss)
     assert graphs.captured == 2
 
@@ -200,6 +200,74 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
         assert (graphs.captured, fed.engine.graphs) == (0, None)
         (note,) = fed.engine.notes
         assert "operation not permitted when stream is capturing)" in note
+
+
+class Planted(ListGraphs):
+    """Graphs whose first replay has a defect, by the clients that the step is of."""
+
+    def __init__(self, defect):
+        super().__init__()
+        self.defect = defect
+
+    def capture(self, work):
+        replay = super().capture(work)
+
+        def wrong():
+            replay()
+            self.defect(work.__self__)
+
+        return wrong
+
+
+class Incapable(ListGraphs):
+    """Graphs of a device on which no capture succeeds."""
+
+    def capture(self, work):
+        raise RuntimeError("no graphs")
+
+
+def moves_too_far(own):
+    own.clients.params["head.bias"].mul_(1.0001)
+
+
+def forgets_the_velocity(own):
+    own.clients.optimizer["local"]["head.bias"].zero_()
+
+
+def counts_a_term_twice(own):
+    own.totals["cross_entropy"].mul_(2)
+
+
+def breaks(own):
+    own.clients.params["head.bias"][0] = torch.nan
+
+
+@pytest.mark.parametrize("defect", [moves_too_far, forgets_the_velocity, counts_a_term_twice, breaks])
+@pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
+def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk, defect):
+    states = []
+    for graphs in (Incapable(), Planted(defect)):
+        setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
+        fed.engine.graphs = graphs
+        states.append(laws.simulate(setup, fed, 2))
+    assert laws.distance(*states) == 0  # not a bit of it is left
+    laws.assert_agree(states[1], eagerly(FEDAVG, rounds=2, clients_per_chunk=chunk), "without graphs")
+    assert (graphs.captured, graphs.replayed, fed.engine.graphs, fed.engine.stacks.kept) == (1, 1, None, {})
+    (note,) = fed.engine.notes
+    assert "gave other numbers than the step" in note
+
+
+def test_the_check_of_a_graph_costs_a_step_and_changes_no_number(monkeypatch):
+    states, steps, samples = [], [], []
+    for agree in (stacked.agree, lambda *results: True):
+        monkeypatch.setattr(stacked, "agree", agree)
+        setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+        fed.engine.graphs, fed.engine.on_samples = ListGraphs(), samples.append
+        states.append(laws.simulate(setup, fed, 2))
+        steps.append(fed.engine.graphs.warmed)
+    assert laws.distance(*states) == 0
+    assert steps == [stacked.WARM_UP + 1] * 2
+    assert sum(samples) == 2 * 2 * 2 * sum(laws.RAGGED)  # twice, two rounds of two epochs
 
 
 def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
@@ -290,9 +358,10 @@ def test_what_may_change_has_no_identity(thing):
         identity(make(None, Options(0.5), (thing,)))
 
 
-def test_the_layout_of_a_tree_is_its_structure_and_shapes():
+def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
     tree = {"a": torch.zeros(2, 3), "b": (torch.zeros(1), None)}
-    assert layout(tree) == layout({"a": torch.ones(2, 3), "b": (torch.ones(1), None)})
+    known = identity(tree, shapes=True)
+    assert known == identity({"a": torch.ones(2, 3), "b": (torch.ones(1), None)}, shapes=True)
     for other in (
         {"a": torch.zeros(3, 2), "b": (torch.zeros(1), None)},
         {"a": torch.zeros(2, 3).double(), "b": (torch.zeros(1), None)},
@@ -300,7 +369,7 @@ def test_the_layout_of_a_tree_is_its_structure_and_shapes():
         {"a": torch.zeros(2, 3), "b": (torch.zeros(1), torch.zeros(1))},
         {"a": torch.zeros(2, 3), "b": (torch.zeros(1), 1)},
     ):
-        assert layout(other) != layout(tree)
+        assert identity(other, shapes=True) != known
 
 
 # The device
@@ -372,4 +441,4 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     state = laws.tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
     laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
-    assert any(stack.replay is not None for stack in fed.engine._kept.values())
+    assert any(stack.replay for stack in fed.engine.stacks.kept.values())

@@ -1,5 +1,6 @@
 """A run's folder: records, checkpoints, and law 7, resume is invisible."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.data import files
 from fedcli.errors import UserError
-from fedcli.registry import find_method, methods
-from fedcli.runs import records
+from fedcli.registry import find_method, find_protocol, methods
+from fedcli.runs import config, records
 from fedcli.runs import run as runs
+from fedcli.runs.config import resolve
 from tests import laws
 
 TINY = {
@@ -31,7 +33,7 @@ class Stop(Exception):
     """Ends a run from outside."""
 
 
-class StopAfter(runs.Progress):
+class StopAfter(runs.Listener):
     def __init__(self, rounds):
         self.left = rounds
 
@@ -137,7 +139,12 @@ def test_the_record_says_what_was_run(tmp_path):
     record = run.record
     assert json.loads((run.path / "record.json").read_text()) == json.loads(json.dumps(record))
     assert (record["schema"], record["method"], record["protocol"]) == (1, "fedfm", "fedfm:digits")
-    assert (record["dataset"], record["seed"], record["reduced"]) == ("digits", 0, True)
+    assert (record["dataset"], record["seed"], record["public"]) == ("digits", 0, None)
+    smaller = {one["what"]: (one["protocol"], one["run"]) for one in record["reduced"]}
+    assert (smaller["rounds"], smaller["train_examples"]) == ((20, 4), (1438, 120))
+    assert record["numerics"] == {"core": 1, "method": 1}
+    assert {"torchvision", "scikit-learn", "fedcli"} <= record["versions"].keys()
+    assert [load["round"] for load in record["load"]] == [0]
     assert record["config"]["lr"] == 0.02
     assert record["origin"]["lr"] == record["origin"]["start_round"] == "command line"
     assert record["origin"]["momentum"] == "protocol fedfm:digits"
@@ -153,6 +160,22 @@ def test_the_record_says_what_was_run(tmp_path):
     expected = {"floats_down": parameters + anchors, "floats_up": parameters + anchors}
     assert record["cost"] == {**expected, "memory_floats": parameters + anchors, "buffer_floats": 0}
     assert sum(record["partition"]["sizes"]) == 120
+
+
+def test_a_data_sets_own_options_go_before_the_protocols(monkeypatch):
+    method = find_method("fedfm")
+    protocol = find_protocol("fedfm:digits", method)
+    tuned = {"fedfm": {"match_weight": 7.0}, "moon": {"temperature": 3.0}}
+    setting = dataclasses.replace(protocol.datasets["digits"], method_options=tuned)
+    changed = dataclasses.replace(protocol, datasets={**protocol.datasets, "digits": setting})
+    monkeypatch.setattr(config, "find_protocol", lambda *_: changed)
+    given = {"protocol": protocol.name, "dataset": "digits"}
+    setup = resolve(method, given)
+    assert (setup.options.match_weight, setup.options.start_round) == (7.0, 5)
+    assert setup.origin["match_weight"] == "protocol fedfm:digits, digits"
+    assert setup.origin["start_round"] == "protocol fedfm:digits"
+    assert resolve(method, {**given, "match_weight": 1.0}).origin["match_weight"] == "command line"
+    assert resolve(method, {**given, "dataset": "digit-domains"}).options.match_weight == 5.0
 
 
 def test_two_methods_see_the_same_partition_and_a_seed_changes_everything(tmp_path):

@@ -114,12 +114,15 @@ def test_any_other_option_divides(option):
     assert set(first.settings) == set(option)
 
 
-def test_another_version_of_a_method_is_another_group():
-    changed = record(seed=1) | {"method_hash": "changed!" * 8}
-    assert [group.settings for group in tables.group([record(), changed])] == [
-        {"code": "one00000"},
-        {"code": "changed!"},
+def test_other_numerics_are_another_group_and_another_hash_is_not():
+    reworded = record(seed=1) | {"method_hash": "changed!" * 8}
+    assert len(tables.group([record(), reworded])) == 1
+    other = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
+    assert [group.settings for group in tables.group([record(), other])] == [{"numerics": "1.1"}, {"numerics": "1.2"}]
+    own = [
+        record(seed=seed) | {"method_source": "/me/one.py", "method_hash": text * 8} for seed, text in enumerate("ab")
     ]
+    assert [group.settings for group in tables.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
     assert [group.settings for group in tables.group([record("one"), record("two")])] == [{}, {}]
 
 
@@ -194,8 +197,25 @@ def test_what_only_some_runs_have_measured_gets_a_column():
 def test_reduced_runs_are_labelled():
     text = tables.markdown([record(train_examples=100)])
     assert cells(text)[0]["Method"] == "one (reduced)"
-    assert "Reduced: trained on part of the training images." in text
+    assert "Reduced against the protocol: training images 100 of all." in text
     assert "Reduced" not in tables.markdown([record()])
+    few = record() | {"reduced": [{"what": "rounds", "protocol": 2000, "run": 3}]}
+    text = tables.markdown([few])
+    assert cells(text)[0]["Method"] == "one"
+    assert "Reduced against the protocol: rounds 3 of 2,000." in text
+    assert "rounds 3 of 2,000" in tables.csv([few])
+
+
+def test_seconds_that_other_work_disturbed_are_not_shown():
+    noisy = record() | {"load": [{"round": 0, "start": 0.1, "end": 9.0, "others": 3.2}]}
+    assert cells(tables.markdown([record()]))[0]["Seconds a round, median"] == "2.00"
+    text = tables.markdown([noisy])
+    assert cells(text)[0]["Seconds a round, median"] == tables.MISSING
+    assert "Seconds that were measured while the machine did other work are left out." in text
+    with_both = cells(tables.markdown([record(), {**noisy, "seed": 1}]))
+    assert with_both[0]["Seconds a round, median"] == "2.00"
+    assert ",66.0," in tables.csv([record()])
+    assert ",66.0," not in tables.csv([noisy])
 
 
 def test_a_seed_that_ran_twice_is_pointed_out():

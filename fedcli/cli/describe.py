@@ -65,6 +65,8 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
         networks = setting.backbone.replace(",", ", ")
         rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
     rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
+    for dataset, setting in protocol.datasets.items():
+        rows += [(f"for {name} on {dataset}", _settings(own)) for name, own in setting.method_options.items()]
     rows += [("headline", protocol.selection), ("evaluation", protocol.evaluation)]
     return [*rows, *(("note", note) for note in protocol.notes)]
 
@@ -82,7 +84,8 @@ def _default(method: Method | Post, field: Field) -> str:
     known = [*registry.protocols().values(), *protocols_of(method)]
     if field.name == "backbone" or any(field.name in protocol.settings for protocol in known):
         return "from the protocol"
-    tuned = any(field.name in protocol.method_options.get(method.name, {}) for protocol in known)
+    declared = [one for protocol in known for one in (protocol, *protocol.datasets.values())]
+    tuned = any(field.name in one.method_options.get(method.name, {}) for one in declared)
     default = "" if field.default is None else _word(field.default)
     return f"{default}, unless the protocol says otherwise" if tuned else default
 

@@ -21,8 +21,9 @@ from fedcli.figures import plots
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.jobs import Watch
 from fedcli.results.reproduce import Plan, PlannedRun, estimate
-from fedcli.runs.records import RECORD
-from fedcli.runs.run import Progress
+from fedcli.runs.config import describe_reductions
+from fedcli.runs.records import RECORD, reductions_of
+from fedcli.runs.run import Listener
 
 SELECTIONS = {
     "best-validation": "best on validation: round {round}",
@@ -36,7 +37,8 @@ HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "bra
 def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     """The lines that say what is run, as pairs of title and text."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
-    reduced = ", reduced: part of the training images" if record["reduced"] else ""
+    smaller = describe_reductions(reductions_of(record))
+    reduced = f", reduced: {smaller}" if smaller else ""
     together, threads = engine["clients_per_chunk"], record["hardware"]["threads"]
     engine_mode = "one client after the other" if together == 1 else f"{together} clients {HOW[engine['way']]}"
     if engine["device"] == "cpu" and threads > 1:
@@ -88,7 +90,7 @@ def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-class Display(Progress):
+class Display(Listener):
     """Shows a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
 
     Attributes:

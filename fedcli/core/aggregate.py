@@ -1,4 +1,7 @@
-"""Means over clients, classes and samples; pure functions of tensors."""
+"""Means over clients, classes and samples: pure functions of tensors.
+
+A mask `[B]` is False for padding, which counts nowhere; None where every sample is real.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -8,14 +11,11 @@ from fedcli.core.trees import Tree, tree_map
 
 
 def weighted_mean(tree: Tree, weights: Tensor) -> Tree:
-    """Mean over the client axis, sum_k weights_k x_k / sum_k weights_k.
+    """Returns the mean over the client axis, sum_k weights_k x_k / sum_k weights_k, in each leaf's precision.
 
     Args:
         tree: Leaves `[K, ...]`. Integer leaves are averaged in float64 and rounded.
         weights: `[K]`, not negative, with a positive sum; they need not be normalised.
-
-    Returns:
-        The tree with leaves `[...]`, each in its own precision.
     """
     shares = weights.double() / weights.double().sum()
 
@@ -28,17 +28,7 @@ def weighted_mean(tree: Tree, weights: Tensor) -> Tree:
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sum of the features of each class, and how many examples it has.
-
-    Args:
-        features: `[B, D]`.
-        labels: `[B]`, integers in `[0, num_classes)`.
-        num_classes: C.
-        mask: `[B]`, False for padding, which counts nowhere.
-
-    Returns:
-        Sums `[C, D]` and counts `[C]` (int64).
-    """
+    """Returns the sum `[C, D]` of each class's features `[B, D]`, and its number of examples `[C]` (int64)."""
     member = labels[:, None] == torch.arange(num_classes, device=labels.device)  # [B, C]
     if mask is not None:
         member = member & mask.bool()[:, None]
@@ -49,28 +39,23 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int, mask: Tensor 
 def class_means(
     features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean of the features of each class, zero for a class without examples.
+    """Returns the mean features of each class.
 
     Args:
         features: `[B, D]`.
         labels: `[B]`, integers in `[0, num_classes)`.
         num_classes: C.
-        mask: `[B]`, False for padding, which counts nowhere.
+        mask: `[B]`.
 
     Returns:
-        Means `[C, D]` and counts `[C]` (int64).
+        Means `[C, D]`, zero for a class without examples, and counts `[C]` (int64).
     """
     sums, counts = class_sums(features, labels, num_classes, mask)
     return sums / counts.clamp(min=1)[:, None], counts
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over the real samples of a batch; 0 if there are none.
-
-    Args:
-        values: `[B]`, one value per sample.
-        mask: `[B]`, False for samples that do not count.
-    """
+    """Returns the mean of values `[B]` over the real samples; 0 if there are none."""
     if mask is None:
         return values.mean()
     mask = mask.bool()
@@ -78,11 +63,5 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy over the real samples of a batch.
-
-    Args:
-        logits: `[B, C]`.
-        labels: `[B]`.
-        mask: `[B]`, False for padding.
-    """
+    """Returns the mean cross-entropy of logits `[B, C]` and labels `[B]` over the real samples."""
     return masked_mean(F.cross_entropy(logits, labels, reduction="none"), mask)

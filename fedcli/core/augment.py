@@ -1,7 +1,7 @@
-"""Operations on images: resizing, and augmentation by draws that are data.
+"""Resizes images, and augments them by random draws that come as arguments.
 
-An augmentation is a pure function of images and of uniform draws, `NUM_DRAWS` of them for each image, so that it runs
-on the device and is the same on every device. Images are in [0, 1] and stay there unrounded.
+An augmentation is a pure function of images and of uniform draws, `NUM_DRAWS` of them for each image, so that it is
+the same on every device. Images are in [0, 1] and stay there unrounded.
 """
 
 import math
@@ -32,7 +32,7 @@ _RESIZED_AT_ONCE = 4096  # images, which are made float for it
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """uint8 images `[N, channels, H, W]` at `size` x `size` pixels: bilinear, antialiased, rounded."""
+    """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
     if images.shape[2:] == (size, size):
         return images
     smooth = [
@@ -46,16 +46,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
-    """Augmented images.
-
-    Args:
-        images: `[N, channels, H, W]` in [0, 1].
-        draws: `[N, NUM_DRAWS[augmentation]]`, uniform in [0, 1).
-        augmentation: A key of `NUM_DRAWS`.
-
-    Returns:
-        Images of the same shape.
-    """
+    """Augments images `[N, channels, H, W]` in [0, 1] by draws `[N, NUM_DRAWS[augmentation]]`, uniform in [0, 1)."""
     if augmentation == "none":
         return images
     if augmentation.startswith("crop-flip"):
@@ -65,17 +56,10 @@ def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
 
 
 def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
-    """Images shifted by up to 4 pixels, mirrored half of the time and, if asked, turned by up to 15 degrees.
+    """Shifts images by up to 4 pixels, mirrors half of them and, if asked, turns them by up to 15 degrees.
 
-    What moves in from outside is black, as in a crop of the padded image that is then turned.
-
-    Args:
-        images: `[N, channels, H, W]` in [0, 1].
-        draws: `[N, 4]`, uniform in [0, 1).
-        rotate: Whether to turn them.
-
-    Returns:
-        Images of the same shape; pixels are moved, never blended (nearest neighbour).
+    What moves in from outside is black, as in a crop of the padded image that is then turned. Pixels are moved, never
+    blended (nearest neighbour). Images `[N, channels, H, W]` in [0, 1], draws `[N, 4]`, uniform in [0, 1).
     """
     n, _, height, width = images.shape
     steps = 2 * CROP_PADDING + 1
@@ -99,17 +83,10 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
 
 
 def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
-    """A random rectangle of each image, enlarged to the image's size (bilinear), mirrored half of the time.
+    """Enlarges a random rectangle of each image to the image's size (bilinear), and mirrors half of them.
 
     The rectangle is torchvision's `RandomResizedCrop(scale=AREA, ratio=RATIO)`: area uniform, ratio log-uniform, the
-    first of ten tries that fits into the image.
-
-    Args:
-        images: `[N, channels, H, W]` in [0, 1].
-        draws: `[N, 23]`, uniform in [0, 1).
-
-    Returns:
-        Images of the same shape.
+    first of ten tries that fits into the image. Images `[N, channels, H, W]` in [0, 1], draws `[N, 23]`.
     """
     height, width = images.shape[2:]
     top, left, rows, columns = crop_box(draws, height, width)
@@ -120,7 +97,7 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
 
 
 def crop_box(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Top, left, height and width in pixels, `[N]` each, of the rectangle that `resized_crop` takes."""
+    """Returns top, left, height and width in pixels, `[N]` each, of the rectangle that `resized_crop` takes."""
     uniform = draws.double()
     area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
     low, high = map(math.log, RATIO)
@@ -136,7 +113,7 @@ def crop_box(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Te
 
 
 def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Weights `[N, size, size]` of the input's pixels in each output pixel, where `length` pixels become `size`."""
+    """Returns weights `[N, size, size]` of input pixels in each output pixel, where `length` pixels become `size`."""
     pixels = torch.arange(size, device=start.device).double()
     # Centre of each output pixel in the crop; beyond the middle of its outermost pixels, these are repeated.
     source = ((pixels + 0.5) * length[:, None] / size - 0.5).clamp(min=0)
@@ -145,17 +122,11 @@ def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:
 
 
 def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
-    """Images whose colours are changed 8 times in 10, and that are then turned grey 2 times in 10.
+    """Changes the colours of images 8 times in 10, and then turns them grey 2 times in 10.
 
     torchvision's `RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)` and `RandomGrayscale(0.2)`: brightness,
-    contrast, saturation and hue one after the other, in a random order. Grey images stay grey.
-
-    Args:
-        images: `[N, 1 or 3, H, W]` in [0, 1].
-        draws: `[N, 10]`, uniform in [0, 1).
-
-    Returns:
-        Images of the same shape.
+    contrast, saturation and hue one after the other, in a random order. Grey images stay grey. Images
+    `[N, 1 or 3, H, W]` in [0, 1], draws `[N, 10]`.
     """
     colour, draws = images.expand(-1, 3, -1, -1), draws.double()
     order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place
@@ -178,7 +149,7 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luminance `[N, 1, H, W]` of images `[N, 3, H, W]`."""
+    """Returns the luminance `[N, 1, H, W]` of images `[N, 3, H, W]`."""
     red, green, blue = images.unbind(1)
     return (LUMINANCE[0] * red + LUMINANCE[1] * green + LUMINANCE[2] * blue)[:, None]
 
@@ -188,7 +159,7 @@ def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Images `[N, 3, H, W]` with their hue moved by `turns` `[N, 1, 1]` of the colour circle."""
+    """Moves the hue of images `[N, 3, H, W]` by `turns` `[N, 1, 1]` of the colour circle."""
     red, green, blue = images.unbind(1)
     value = images.amax(1)
     chroma = value - images.amin(1)

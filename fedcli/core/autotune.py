@@ -1,4 +1,4 @@
-"""How many clients train together where `--clients-per-chunk` is left to `auto`."""
+"""Chooses how many clients train together, and in which way, where `--clients-per-chunk` is left to `auto` on CUDA."""
 
 import dataclasses
 import platform
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from fedcli.core.aggregate import cross_entropy
-from fedcli.core.clients import Aux, LocalLoss, Network
-from fedcli.core.engine import WAYS
+from fedcli.core.clients import Aux
 from fedcli.core.federation import Federation, count_parameters
+from fedcli.core.stacked import WAYS
 
 STEPS = 16  # of a trial, enough for a capture
 SHARE = 0.6  # of the memory that a trial may take: a method's step needs more than the plain one of a trial
@@ -27,11 +27,11 @@ class Trial(NamedTuple):
 
 
 def choose(cohort_size: int, trial: Callable[[str, int], Trial | None], room: int) -> tuple[str, int, str]:
-    """In which of `WAYS` and how many clients train together, by trying some, and the reason in words.
+    """Chooses one of `WAYS` and a number of clients by trying some, and says why in words.
 
     Args:
         cohort_size: Clients in a round, K.
-        trial: Trains so many clients together in that way; None where the memory is too small.
+        trial: Trains this many clients together in this way; None where the memory is too small.
         room: Bytes that the device has for this run.
     """
     sizes = [max(cohort_size >> halvings, 1) for halvings in range(3)]  # K, K/2, K/4
@@ -52,10 +52,10 @@ def choose(cohort_size: int, trial: Callable[[str, int], Trial | None], room: in
     return way, size, reason
 
 
-def settle(fed: Federation) -> str | None:
-    """Makes the choice for a federation whose run left it to `auto` on CUDA; returns the reason, None if none is made.
+def autotune(fed: Federation) -> str | None:
+    """Sets a federation's engine to what `choose` finds; returns its reason.
 
-    On a CPU `auto` is a fixed rule: one client at a time, in each thread.
+    Returns None, and sets nothing, where a number was given, and on a CPU: there one client trains in each thread.
     """
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
@@ -69,7 +69,7 @@ def settle(fed: Federation) -> str | None:
 
 
 def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
-    """Some steps of `size` clients by cross-entropy, twice: the second time is timed."""
+    """Trains `size` clients for some steps by cross-entropy, twice: the second time is measured."""
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=count_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
@@ -77,39 +77,29 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
     first = {name: rows[:STEPS] for name, rows in vars(plan).items() if name != "num_batches" and rows is not None}
     plan = dataclasses.replace(plan, **first)
     clients = fed.broadcast(*fed.initial_model(network), cohort)
-    step = fed.optimizer_step(_plain_loss(network))
-    _peak(fed.device)
-    for _ in range(2):
-        start = time.perf_counter()
-        engine.train(step, clients, plan, fed.lr(0), None, None)
-        peak = _peak(fed.device)  # waits for the device
-        seconds = time.perf_counter() - start
-    if engine.clients_per_chunk < size:  # halved
-        return None
-    return Trial(seconds / max(int(plan.steps.sum()), 1), peak)
 
-
-def peak_memory(device: torch.device) -> int:
-    """Largest memory used so far, in bytes: on the CUDA device, or by the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
-
-
-def _peak(device: torch.device) -> int:
-    """The largest memory used since the last call, in bytes, when the device has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    peak = peak_memory(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    return peak
-
-
-def _plain_loss(network: Network) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         _, logits, buffers = network(params, buffers, batch.x, batch.mask)
         loss = cross_entropy(logits, batch.y, batch.mask)
         return loss, Aux(buffers, {"loss": loss})
 
-    return local_loss
+    step = fed.optimizer_step(local_loss)
+    for _ in range(2):
+        if fed.device.type == "cuda":
+            torch.cuda.synchronize(fed.device)
+            torch.cuda.reset_peak_memory_stats(fed.device)
+        start = time.perf_counter()
+        engine.train(step, clients, plan, fed.lr(0), None, None)
+        if fed.device.type == "cuda":
+            torch.cuda.synchronize(fed.device)
+        seconds = time.perf_counter() - start
+    if engine.clients_per_chunk < size:  # halved
+        return None
+    return Trial(seconds / max(int(plan.steps.sum()), 1), peak_memory(fed.device))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Returns the most memory used so far, in bytes: of the CUDA device, else by the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)

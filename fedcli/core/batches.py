@@ -1,4 +1,4 @@
-"""What a round draws at random, as tensors: cohorts, batch orders and what augmentation needs.
+"""What a round draws at random: its cohort, the order of the batches, and the draws of augmentation and dropout.
 
 Every draw is keyed by `(seed, round, client, purpose)`, so it depends neither on the method, nor on how many clients
 are trained together, nor on their order.
@@ -26,17 +26,17 @@ class Batch(NamedTuple):
     epoch_end: Tensor  # scalar bool, the last batch of an epoch
     num_batches: Tensor  # scalar, batches in an epoch of this client
     lr: Tensor  # scalar, learning rate of this round
-    key: Tensor | None = None  # scalar int64, from which dropout draws its masks; None leaves those it has
+    key: Tensor | None = None  # scalar int64, seed of dropout's masks; None leaves the one in the buffers
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:
-    """The random generator of one purpose, for example `generator(seed, round, client, "order", epoch)`."""
+    """Makes the random generator of one purpose, for example `generator(seed, round, client, "order", epoch)`."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else int(part) for part in key]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
 
 
 def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np.ndarray:
-    """The ids of a round's clients, ascending, drawn without replacement."""
+    """Draws the ids of a round's clients, without replacement; ascending."""
     drawn = generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False)
     return np.sort(drawn)
 
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def steps(self) -> np.ndarray:
-        """Local steps of each client, [K]."""
+        """Returns the number of local steps of each client, [K]."""
         return (self.size > 0).sum(0)
 
 
@@ -75,8 +75,7 @@ def plan_batches(
         client_ids: Their ids, which key the draws.
         seed: Seed of the run.
         round: The round, from 0.
-        epochs: Which local epochs of the round; each has its own draws, so `range(0, 3)` and `range(3, 6)` together
-            are `range(0, 6)`.
+        epochs: Which local epochs of the round; each has its own draws.
         batch_size: B.
         drop_last: Leave out an epoch's last batch where it is not full.
         num_draws: Draws that the augmentation of an image needs; 0 without one.
@@ -110,7 +109,7 @@ def plan_batches(
 
 @dataclass(frozen=True)
 class Transform:
-    """From uint8 images to what a network is given."""
+    """Turns uint8 images into what a network is given."""
 
     mean: tuple[float, ...]  # per channel, of images in [0, 1]
     std: tuple[float, ...]
@@ -118,15 +117,7 @@ class Transform:
     dtype: torch.dtype
 
     def __call__(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Normalised images.
-
-        Args:
-            images: uint8 `[..., channels, H, W]`.
-            draws: `[..., NUM_DRAWS[augmentation]]`, uniform in [0, 1); None leaves the images as they are.
-
-        Returns:
-            `[..., channels, H, W]` in the precision of the run.
-        """
+        """Normalises uint8 images `[..., channels, H, W]`, augmented by draws `[..., NUM_DRAWS]` if given."""
         x = images.to(self.dtype) / 255
         if draws is not None:
             x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)
@@ -135,5 +126,5 @@ class Transform:
 
 @cache
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Values as a tensor `[channels, 1, 1]`, kept: making one from numbers would wait for a CUDA device."""
+    """Makes a tensor `[channels, 1, 1]`, and keeps it: making one from numbers waits for a CUDA device."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

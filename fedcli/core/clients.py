@@ -1,7 +1,4 @@
-"""One client's local work as a pure function: its network, its objective, its step; and the same for many clients.
-
-Nothing else in the project imports `torch.func`.
-"""
+"""One client's local work as pure functions: its network, its objective, its step."""
 
 import contextlib
 import copy
@@ -14,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad
 
 from fedcli.core.batches import Batch
-from fedcli.core.trees import Tree, leaves, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, tree_map
 
 Params = dict[str, Tensor]
 
 KEY = ".key"  # how the names of buffers end that hold the key of dropout
-_stacked: ContextVar[bool] = ContextVar("stacked", default=False)  # whether the step now running is under vmap
+under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
 
 
 class Client(NamedTuple):
@@ -30,7 +27,7 @@ class Client(NamedTuple):
 
     params: Params
     buffers: Params
-    optimizer: dict[str, Tree]  # what the optimizers remember, by the name of the step; empty before the first step
+    optimizer: dict[str, Tree]  # state of the optimizers by `key`, see `optimizer_step`; empty before the first step
     memory: Tree = ()  # what a method gathers while training; () where it gathers nothing
 
 
@@ -51,8 +48,6 @@ class Aux(NamedTuple):
 
 
 LocalLoss = Callable[[Params, Params, Batch, Any], tuple[Tensor, Aux]]
-
-
 Update = Callable[[Client, Batch, Any], tuple[Client, Aux]]
 
 
@@ -61,8 +56,8 @@ class Step:
     """One local step of one client."""
 
     update: Update
-    slots: Callable[[Params], dict[str, Tree]]  # the optimizer state before the first step
-    in_place: Update | None = None  # the same, writing into the client's own tensors; None where that is not known
+    init_optimizer: Callable[[Params], dict[str, Tree]]  # makes the optimizer state before the first step
+    in_place: Update | None = None  # writes over the client's tensors; None where there is no such version
 
 
 class Network:
@@ -76,9 +71,9 @@ class Network:
         self._own = threading.local()
 
     def _loaded(self, tensors: Params) -> nn.Module:
-        """This thread's copy of the module, with these tensors in it.
+        """Puts tensors into this thread's copy of the module, and returns that.
 
-        It keeps them until the next call: `torch.func.functional_call` would put the former ones back each time.
+        They stay in it until the next call: `torch.func.functional_call` would put the former ones back each time.
         """
         if not hasattr(self._own, "module"):
             # The tensors are shared, not copied: the copy never uses those that it begins with.
@@ -90,11 +85,11 @@ class Network:
         return self._own.module
 
     def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
-        """Features, logits and new buffers for a batch of one client.
+        """Returns features, logits and new buffers for a batch of one client.
 
         Args:
-            params: Of one client.
-            buffers: Of one client; they are not changed.
+            params: Of the client.
+            buffers: Of the client; they are not changed.
             x: `[B, channels, H, W]`.
             mask: `[B]`, False for padding, which must not reach batch statistics.
             train: Use and update batch statistics; otherwise the running ones.
@@ -112,7 +107,7 @@ class Network:
 
 
 def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """Where a module keeps the tensor of each name: the dict, and its key there."""
+    """Finds where a module keeps the tensor of each name: the dict, and its key there."""
     found = {}
     for prefix, part in module.named_modules():
         for place in (part._parameters, part._buffers):
@@ -122,8 +117,8 @@ def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
-    """Gradient of a local objective by the parameters, and what it returned beside its value."""
-    if _stacked.get():
+    """Returns the gradient of a local objective by the parameters, and what it returned beside its value."""
+    if under_vmap.get():
         return grad(loss, has_aux=True)(params, *arguments)
     # Outside vmap, torch.autograd.grad is 8 to 10 % faster than torch.func.grad.
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -134,24 +129,21 @@ def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params,
 
 
 def sgd(
-    params: Params,
-    grads: Params,
-    slots: Tree,
-    lr: Tensor,
-    momentum: float,
-    weight_decay: float,
-    in_place: bool = False,
+    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, in_place: bool = False
 ) -> tuple[Params, Tree]:
-    """One update of stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
+    """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
 
     Args:
         params: Parameters.
         grads: Their gradients.
-        slots: Momentum buffers, or () where momentum is 0.
+        state: Momentum buffers, or () where momentum is 0.
         lr: Learning rate, a scalar.
         momentum: In [0, 1).
         weight_decay: Coefficient of the L2 penalty's gradient.
-        in_place: Write the results over `params` and `slots`, which halves what has to pass through memory.
+        in_place: Write the results over `params` and `state`, which halves what has to pass through memory.
+
+    Returns:
+        The new parameters and the new optimizer state.
     """
     new, velocity = {}, {}
     for name, value in params.items():
@@ -159,26 +151,26 @@ def sgd(
         if weight_decay:
             g = torch.add(g, value, alpha=weight_decay)
         if momentum:
-            g = velocity[name] = torch.add(g, slots[name], alpha=momentum, out=slots[name] if in_place else None)
+            g = velocity[name] = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
         new[name] = torch.addcmul(value, g, lr, value=-1, out=value if in_place else None)
     return new, velocity if momentum else ()
 
 
 def adam(
-    params: Params, grads: Params, slots: Tree, lr: Tensor, betas: tuple[float, float], eps: float, weight_decay: float
+    params: Params,
+    grads: Params,
+    state: Tree,
+    lr: Tensor,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
 ) -> tuple[Params, Tree]:
-    """One update of Adam, as `torch.optim.Adam` defines it (L2 weight decay, bias correction, no AMSGrad).
+    """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it (L2 weight decay, bias correction, no AMSGrad).
 
-    Args:
-        params: Parameters.
-        grads: Their gradients.
-        slots: `(steps taken, first moments, second moments)`.
-        lr: Learning rate, a scalar.
-        betas: Decay of the two moments.
-        eps: Added to the root of the second moment.
-        weight_decay: Coefficient of the L2 penalty's gradient.
+    `state` is `(steps taken, first moments, second moments)`, `betas` the decay of the moments, and `eps` is added to
+    the root of the second one.
     """
-    count, first, second = slots
+    count, first, second = state
     count = count + 1
     new, first_new, second_new = {}, {}, {}
     for name, value in params.items():
@@ -190,8 +182,27 @@ def adam(
     return new, (count, first_new, second_new)
 
 
-def _optimizer_step(loss: LocalLoss, key: str, lr: float | None, names: Sequence[str] | None, init, apply) -> Step:
-    """A step that moves the parameters `names` against the gradient of `loss` by the optimizer `apply`."""
+def clip(grads: Params, max_norm: float) -> Params:
+    """Shortens gradients to the norm `max_norm`, of all together, if longer, as `torch.nn.utils.clip_grad_norm_`."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return tree_map(lambda g: g * scale, grads)
+
+
+def _optimizer_step(
+    loss: LocalLoss,
+    init: Callable[[Params], Tree],
+    apply: Callable[..., tuple[Params, Tree]],
+    key: str,
+    lr: float | None = None,
+    names: Sequence[str] | None = None,
+    clip_norm: float = 0.0,
+    in_place: bool = False,
+) -> Step:
+    """Makes a step against the gradient of `loss`, by the update `apply` and its first state `init`.
+
+    The others are those of `Federation.optimizer_step`; `in_place` says whether `apply` can write over its arguments.
+    """
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}
@@ -202,103 +213,44 @@ def _optimizer_step(loss: LocalLoss, key: str, lr: float | None, names: Sequence
 
         some = trained(client.params)
         grads, aux = _gradient(loss if names is None else of_some, some, client.buffers, batch, context)
+        grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
-        new, slots = apply(some, grads, client.optimizer[key], rate, **how)
+        new, state = apply(some, grads, client.optimizer[key], rate, **how)
         params = {**client.params, **new}
-        optimizer = {**client.optimizer, key: slots}
+        optimizer = {**client.optimizer, key: state}
         return client._replace(params=params, buffers=aux.buffers, optimizer=optimizer), aux
 
-    return Step(update, lambda params: {key: init(trained(params))}, partial(update, in_place=True))
+    writing = partial(update, in_place=True) if in_place else None
+    return Step(update, lambda params: {key: init(trained(params))}, writing)
 
 
-def sgd_step(
-    loss: LocalLoss,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    lr: float | None = None,
-    names: Sequence[str] | None = None,
-    key: str = "sgd",
-) -> Step:
-    """A local step of stochastic gradient descent on a local objective.
-
-    Args:
-        loss: The objective of one client.
-        momentum: In [0, 1).
-        weight_decay: Not negative.
-        lr: Learning rate; None takes the round's.
-        names: Which parameters move; None for all.
-        key: Name of its state in `Client.optimizer`; two steps of one client need two names.
-    """
+def sgd_step(loss: LocalLoss, momentum: float = 0.0, weight_decay: float = 0.0, key: str = "sgd", **how: Any) -> Step:
+    """Makes a local step of `sgd` on the objective of one client; `how` as in `Federation.optimizer_step`."""
 
     def init(params: Params) -> Tree:
         return tree_map(torch.zeros_like, params) if momentum else ()
 
-    def apply(params: Params, grads: Params, slots: Tree, rate: Tensor, in_place: bool = False):
-        return sgd(params, grads, slots, rate, momentum, weight_decay, in_place)
-
-    return _optimizer_step(loss, key, lr, names, init, apply)
+    apply = partial(sgd, momentum=momentum, weight_decay=weight_decay)
+    return _optimizer_step(loss, init, apply, key, in_place=True, **how)
 
 
-def adam_step(
-    loss: LocalLoss,
-    weight_decay: float = 0.0,
-    lr: float | None = None,
-    names: Sequence[str] | None = None,
-    key: str = "adam",
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> Step:
-    """A local step of Adam on a local objective; arguments as in `sgd_step` and `adam`."""
+def adam_step(loss: LocalLoss, weight_decay: float = 0.0, key: str = "adam", **how: Any) -> Step:
+    """Makes a local step of `adam` on the objective of one client; `how` as in `Federation.optimizer_step`."""
 
     def init(params: Params) -> Tree:
         count = next(iter(params.values())).new_zeros(())
         return (count, tree_map(torch.zeros_like, params), tree_map(torch.zeros_like, params))
 
-    def apply(params: Params, grads: Params, slots: Tree, rate: Tensor, in_place: bool = False):
-        return adam(params, grads, slots, rate, betas, eps, weight_decay)  # into new tensors in any case
-
-    return _optimizer_step(loss, key, lr, names, init, apply)
+    return _optimizer_step(loss, init, partial(adam, weight_decay=weight_decay), key, **how)
 
 
 def keyed(update: Update) -> Update:
-    """A local step with the batch's key in the buffers that dropout draws from, which come back as they were."""
+    """Makes a step put the batch's key into the buffers that dropout draws from, and take it out again."""
 
     def run(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
         own = {name: value for name, value in client.buffers.items() if name.endswith(KEY)}
         given = {} if batch.key is None else dict.fromkeys(own, batch.key)
         after, aux = update(client._replace(buffers={**client.buffers, **given}), batch, context)
         return after._replace(buffers={**after.buffers, **own}), aux
-
-    return run
-
-
-def vectorised(function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
-    """A function of one client as one of K stacked clients, by `vmap`; `axes` says which arguments are stacked."""
-    mapped = vmap(function, in_dims=axes, randomness="error")
-
-    def run(*arguments: Tree) -> Tree:
-        token = _stacked.set(True)
-        try:
-            return mapped(*arguments)
-        finally:
-            _stacked.reset(token)
-
-    return run
-
-
-def branched(
-    function: Callable[..., Tree], axes: tuple, fork: Callable[[list[Callable[[], Tree]]], list[Tree]]
-) -> Callable[..., Tree]:
-    """Like `vectorised`, but a branch for each client, whose convolutions then are not grouped ones.
-
-    Args:
-        function: Of one client.
-        axes: As in `vectorised`; the first argument is stacked.
-        fork: Does pieces of work that are independent of each other, and returns their results in order.
-    """
-
-    def run(*arguments: Tree) -> Tree:
-        count = len(next(leaves(arguments[0])))
-        return stack(fork([partial(function, *select_axes(arguments, axes, k)) for k in range(count)]))
 
     return run

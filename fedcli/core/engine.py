@@ -1,16 +1,15 @@
-"""The engine: all local steps of a cohort, from one local step of one client.
+"""The engine: makes all local steps of a cohort of one local step of one client.
 
-Clients train one after the other (looped; on the CPU one in each thread), or several together, in one of `WAYS`:
-stacked by `vmap`, likewise with convolutions as products of matrices (see `fedcli.core.patches`), or as branches of one
-computation. A method cannot tell the difference. On CUDA the step of clients that train together becomes a CUDA graph,
-see `fedcli.core.graphs`.
+Clients train one after the other (looped; on the CPU one in each thread), or several together, see
+`fedcli.core.stacked`. A method cannot tell the difference.
 """
 
 import gc
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,30 +17,17 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
-from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, branched, keyed, vectorised
-from fedcli.core.graphs import Graphs, Unrepeatable, Work, identity, layout
-from fedcli.core.patches import by_patches
-from fedcli.core.stacked import Rows, Stack
+from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
+from fedcli.core.graphs import Graphs, Work
+from fedcli.core.stacked import WAYS, Rows, Stack, Stacks, for_many, with_optimizer
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
-PREPARED_BYTES = 2**22  # images that are made ready at a time for a client that trains alone
-WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
-WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
-WAYS = ("stacked", "patches", "branches")  # in which several clients train together
-KEPT = 4  # stacks kept for the rounds to come
+PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
 def parse_chunk(text: str, default: int) -> tuple[str, int]:
-    """What `--clients-per-chunk` says: in which of `WAYS`, and how many clients train together.
-
-    Args:
-        text: The option's value.
-        default: The number for `auto`.
-
-    Raises:
-        UserError: If it is not a value of that option.
-    """
+    """Reads `--clients-per-chunk`: in which of `WAYS`, and how many clients train together (`default` for `auto`)."""
     if text == "auto":
         return WAYS[0], default
     way, colon, number = text.rpartition(":")
@@ -54,46 +40,33 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
 
 
 class Stopped(Exception):
-    """Ends a thread whose result nobody waits for any more."""
+    """Ends the work of a thread after another one has failed."""
 
 
 @dataclass
 class Engine:
-    """Runs the local steps of a cohort.
+    """Runs the local steps of a cohort."""
 
-    Attributes:
-        images: uint8 `[N, channels, H, W]`, the training set, on the device.
-        labels: `[N]`.
-        transform: From uint8 images to network input.
-        clients_per_chunk: How many clients train together; halved where the device's memory is too small.
-        on_samples: Told how many samples a step has processed; never by two threads at once.
-        way: One of `WAYS`, how clients train together.
-        graphs: Of the device; None where it has none, or where a capture has failed.
-        notes: What a user has to know of the way things went.
-        stopping: Set while the threads of a run are to end before their work is done.
-        lock: Held while `on_samples` is called.
-    """
-
-    images: Tensor
-    labels: Tensor
-    transform: Transform
-    clients_per_chunk: int
-    on_samples: Callable[[int], None]
-    way: str = WAYS[0]
-    graphs: Graphs | None = None
-    notes: list[str] = field(default_factory=list)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    _kept: dict[Hashable, Stack] = field(default_factory=dict, init=False)
+    images: Tensor  # uint8 [N, channels, H, W], the training set, on the device
+    labels: Tensor  # [N]
+    transform: Transform  # from uint8 images to network input
+    clients_per_chunk: int  # how many clients train together; halved where the device's memory is too small
+    on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
+    way: str = WAYS[0]  # one of `WAYS`, how clients train together
+    graphs: Graphs | None = None  # None without CUDA, and after one could not be made or was wrong
+    notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
+    stacks: Stacks = field(default_factory=Stacks, init=False)  # kept from round to round
+    stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def mode(self) -> str:
-        """In words, how clients train together."""
+        """Says in words how clients train together."""
         how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
         return how if self.graphs is None else f"{how}, captured"
 
     def _step_done(self, samples: int) -> None:
-        with self.lock:
+        with self._lock:
             self.on_samples(samples)
         if self.stopping.is_set():
             raise Stopped
@@ -101,25 +74,17 @@ class Engine:
     def train(
         self, step: Step, clients: Client, plan: Plan, lr: float, context: Tree, axes: Tree
     ) -> tuple[Client, dict[str, Tensor]]:
-        """Trains K clients through a plan.
-
-        Args:
-            step: The local step of one client.
-            clients: Stacked; their optimizer state is carried on, or begun where it is empty.
-            plan: Their batches.
-            lr: Learning rate of the round.
-            context: What the objective is given beside the batch.
-            axes: None for what of the context all clients share, 0 for what each has its own.
+        """Trains K stacked clients through a plan; `context` and `axes` as in `Federation.train`.
 
         Returns:
-            The stacked clients after their last steps, and for each term of the objective its mean over a client's
-            local steps, `[K]` (0 for a client without steps).
+            The clients after their last steps, and for each term of the objective its mean over a client's local
+            steps, `[K]` (0 for a client without steps).
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
-            own = select(clients, chunk), select_axes(context, axes, chunk)
+            own = with_optimizer(step, select(clients, chunk)), select_axes(context, axes, chunk)
             after, sums = (self._alone if alone else self._together)(step, *own, axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
@@ -130,7 +95,7 @@ class Engine:
         return concatenate([after for after, _, _ in done]), tree_map(lambda value: value / steps, total)
 
     def _in_chunks(self, run: Callable[[slice], Any], num_clients: int) -> list[Any]:
-        """`run` of the clients, so many at a time as train together, in their order.
+        """Calls `run` for chunks of `clients_per_chunk` clients; returns its results in their order.
 
         Where the device's memory is too small for a chunk, it and all that follow are cut in half.
         """
@@ -148,22 +113,20 @@ class Engine:
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
-            self._halve(size)  # not in the handler: the error holds on to the tensors of the step
+            # Not in the handler: there the error still holds the tensors of the step.
+            self.clients_per_chunk = -(-size // 2)
+            self.stacks.kept.clear()
+            gc.collect()
+            if self.images.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return attempt(chunk)
 
         done = self.side_by_side(attempt, cut(slice(0, num_clients)))
         return [result for part in done for result in part]
 
-    def _halve(self, size: int) -> None:
-        self.clients_per_chunk = -(-size // 2)
-        self._kept.clear()
-        gc.collect()  # an error can hold on to its own tensors
-        if self.images.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """`run` of each item, in their order; on the CPU one item a thread, each operation on one thread.
+        """Calls `run` for each item, on the CPU for as many at once as there are threads; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
         want the cores too, and the results do not depend on the number of threads.
@@ -175,7 +138,7 @@ class Engine:
         try:
             return list(pool.map(run, items))
         except BaseException:
-            self.stopping.set()  # Ctrl-C, or a failure of one: the others need not go through their data
+            self.stopping.set()  # Ctrl-C, or one has failed: the others need not finish
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -185,10 +148,8 @@ class Engine:
     def _alone(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
-        """The chunk's only client through its batches, each with its true size."""
+        """Trains the only client of a chunk, on batches of their true sizes."""
         client, context = tree_map(self._own, select(clients, 0)), select_axes(context, axes, 0)
-        if not client.optimizer:
-            client = client._replace(optimizer=step.slots(client.params))
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         for batch in self._batches(plan, chunk.start, rate):
@@ -198,7 +159,7 @@ class Engine:
         return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
 
     def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
-        """Client k's batches, each with its true size; their images are made ready for several at a time."""
+        """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
         device, steps = self.images.device, int(plan.steps[k])
         sizes = plan.size[:steps, k]
         real = np.arange(plan.index.shape[2]) < sizes[:, None]  # [steps, B]
@@ -219,103 +180,44 @@ class Engine:
     def _together(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
-        """The chunk's clients together, batch by batch."""
+        """Trains the chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())
-        if not clients.optimizer:
-            slots = [step.slots(select(clients.params, k)) for k in range(chunk.stop - chunk.start)]
-            clients = clients._replace(optimizer=stack(slots))
         if steps == 0:
             return clients, {}
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
         rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
         sizes = plan.size[:steps, chunk]
-        padded = bool(((sizes > 0) & (sizes < plan.index.shape[2])).any())  # else no mask has to be carried along
-        num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
-        together = self._stack(step, axes, padded, clients, context, rows)
-        together.begin(clients, context, rows, num_batches, rate)
-        for t in range(steps):
-            together.set_rows(rows, t)
-            self._advance(together, steps - t)
-            self._step_done(int(sizes[t].sum()))
-        result = together.clients, together.totals
-        return tree_map(torch.clone, result) if together.kept else result
-
-    def _stack(self, step: Step, axes: Tree, padded: bool, clients: Client, context: Tree, rows: Rows) -> Stack:
-        """The stack that takes this step with tensors of these shapes: one kept from before, or a new one."""
+        padded = bool(((sizes > 0) & (sizes < plan.index.shape[2])).any())  # else the batches need no mask
         batch_axes = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
-        update = self._of_many(keyed(step.update), (0, batch_axes, axes), rows.size.shape[1])
-        new = Stack(update, self.gather, padded, fixed=self.graphs is not None)
+        update = self._for_many(keyed(step.update), (0, batch_axes, axes), len(sizes[0]))
+        make = partial(Stack, update, self.gather, padded, self.graphs, self._without_graphs)
         if self.graphs is None:
-            return new
-        shapes = layout((clients, context, rows.index[0], rows.draws is None))
-        try:
-            key = (identity(step.update), identity(axes), padded, self.way, shapes)
-        except Unrepeatable:
-            return new
-        if key not in self._kept and len(self._kept) == KEPT:
-            self._kept.pop(next(iter(self._kept)))  # the oldest
-        new.kept = True
-        return self._kept.setdefault(key, new)
-
-    def _advance(self, together: Stack, left: int) -> None:
-        """One step: the graph's replay, or, as long as there is none, its operations one by one.
-
-        Args:
-            together: The clients.
-            left: Steps that are left in this call, this one included.
-        """
-        graphs, warm = self.graphs, together.eager_steps >= WARM_UP
-        if graphs is not None and together.replay is None and warm and (together.kept or left >= WORTHWHILE):
-            together.replay = self._capture(together, graphs)
-        if together.replay is not None:
-            together.replay()
-        elif graphs is None:
-            together.step()
+            together = make()
         else:
-            graphs.warm_up(together.step)
-            together.eager_steps += 1
+            tensors = clients, context, rows.index[0], rows.draws is None
+            together = self.stacks.find((step.update, axes, padded, self.way), tensors, make)
+        num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
+        counts = sizes.sum(1).tolist()
+        return together.train(clients, context, rows, num_batches, rate, lambda t: self._step_done(counts[t]))
 
-    def _capture(self, together: Stack, graphs: Graphs) -> Work:
-        """The step as a graph; where it cannot be one, the step as it is, and no more graphs in this run."""
-        try:
-            return graphs.capture(together.step)
-        except Exception as error:
-            cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
-            if isinstance(cause, torch.OutOfMemoryError):
-                raise cause from None
+    def _without_graphs(self, reason: str) -> None:
         self.graphs = None
-        reason = (str(cause).strip() or repr(cause)).splitlines()[0]
-        self.notes.append(f"no CUDA graph of the step, its operations go one by one ({reason})")
-        return together.step
+        self.stacks.kept.clear()
+        self.notes.append(reason)
 
-    def _of_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
-        """A function of one client as one of `size` stacked clients."""
-        if self.way == "branches" or size == 1:
-            return branched(function, axes, _one_by_one if self.graphs is None else self.graphs.fork)
-        stacked = vectorised(function, axes)
-        return by_patches(stacked) if self.way == "patches" else stacked
+    def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
+        """Makes a function of one client a function of `size` stacked clients."""
+        fork = _one_by_one if self.graphs is None else self.graphs.fork
+        return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
-        """One local step of each of K clients on one batch that all are given.
-
-        Args:
-            step: The local step of one client.
-            clients: Stacked; their optimizer state is carried on, or begun where it is empty.
-            batch: The same for all.
-            context: What the objective is given beside the batch.
-            axes: None for what of the context all clients share, 0 for what each has its own.
-
-        Returns:
-            The stacked clients, and what the objective returned beside its value, stacked.
-        """
-        if not clients.optimizer:
-            count = len(next(iter(clients.params.values())))
-            clients = clients._replace(optimizer=stack([step.slots(select(clients.params, k)) for k in range(count)]))
+        """Takes one local step of each client on one batch, the same for all, see `Federation.step`."""
         update = keyed(step.update)
+        clients = with_optimizer(step, clients)
         return self._each(lambda own, context: update(own, batch, context), (clients, context), (0, axes))
 
     def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
-        """What each of K clients' models gives for one batch `x` `[B, channels, H, W]`, stacked, without gradients."""
+        """Returns what each client's model gives for `x` `[B, channels, H, W]`, stacked, without gradients."""
 
         def of_one(params: Params, buffers: Params) -> Output:
             with torch.no_grad():
@@ -324,25 +226,22 @@ class Engine:
         return self._each(of_one, (clients.params, clients.buffers), (0, 0))
 
     def _each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
-        """A function of one client for each of K, a chunk at a time; `axes` as in `train`, the first one 0."""
+        """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
         def of_chunk(chunk: slice) -> Tree:
-            return self._of_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
+            return self._for_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
 
         return concatenate(self._in_chunks(of_chunk, len(next(leaves(arguments[0])))))
 
     def gather(self, index: Any, draws: Any = None) -> tuple[Tensor, Tensor]:
-        """Network input and labels of the training examples `index` (any shape), augmented by `draws` if given.
-
-        Both are arrays or tensors.
-        """
+        """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""
         device = self.images.device
         positions = torch.as_tensor(index, device=device)
         uniform = None if draws is None else torch.as_tensor(draws, device=device)
         return self.transform(self.images[positions], uniform), self.labels[positions]
 
     def _own(self, tensor: Tensor) -> Tensor:
-        """A copy; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
+        """Copies; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
             return tensor.to(memory_format=torch.channels_last, copy=True)

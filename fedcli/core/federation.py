@@ -1,6 +1,6 @@
-"""What a method is given: clients, model, data and the engine's primitives; and the round loop.
+"""What a method is given: a population of clients with their data, and what it can ask of them.
 
-A method asks for everything through `Federation`: it broadcasts, trains, takes class means, and says what it sends.
+A method broadcasts, trains and takes class means through `Federation`, which also counts what is sent.
 """
 
 import time
@@ -23,7 +23,7 @@ from fedcli.core.trees import Tree, concatenate, count_floats, leaves, select, s
 from fedcli.errors import UserError
 from fedcli.registry import Sizes
 
-EVALUATION_BATCH = 500  # images; a forward pass without gradients, so memory is small
+EVALUATION_BATCH = 500  # images
 
 
 class Cohort(NamedTuple):
@@ -37,7 +37,7 @@ class Cohort(NamedTuple):
 
 
 class NonFiniteLoss(Exception):
-    """A term of the objective has become infinite or NaN; says the round, the clients and the term."""
+    """Says that a term of the objective has become infinite or NaN, in which round and for which clients."""
 
 
 class Federation:
@@ -50,10 +50,8 @@ class Federation:
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of them a client has.
         training: Training examples of each client, positions in the training set.
-        validation: Held-out examples of each client.
-        testing: A client's own test part, positions in the training set; empty unless the protocol tests on it.
-        public_images: uint8 `[P, channels, H, W]`, unlabelled; None where the method needs none.
-        evaluation: How the protocol measures accuracy, see fedcli/core/evaluation.py.
+        validation: Held-out examples of each client, likewise.
+        testing: Each client's own test part, likewise; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.
         sent_down: Floats that all clients of the last round together were sent, by "params", "buffers" and "other".
@@ -78,58 +76,48 @@ class Federation:
         """Puts data, networks and engine together.
 
         Args:
-            run: Options of the run, by the names of `fedcli.runs.config.RunConfig`.
-            dataset: Images, labels and domains, by the names of `fedcli.data.datasets.Dataset`.
+            run: Options of the run, a `fedcli.runs.config.RunConfig`.
+            dataset: Images, labels and domains, a `fedcli.data.datasets.Dataset`.
             parts: Positions of each client's examples in the training set.
             device: Where all of it is kept and trained.
-            transform: From the set's uint8 images to network input, in the precision of the run.
-            public_images: uint8 `[P, channels, H, W]`, for methods that need them.
+            transform: From uint8 images to network input, in the precision of the run.
+            public_images: uint8 `[P, channels, H, W]`, unlabelled, for methods that need them.
             public_transform: Likewise for the public images.
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
-            on_samples: Told how many samples a local step has processed.
+            on_samples: Called with the number of samples after each local step.
         """
         self.config, self.device = run, device
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
         self.evaluation, self.top_k = evaluation, top_k
-        self.parts, self.testing = _cut(parts, run.local_test, run.partition_seed or 0)
-        held_out = [int(len(part) * run.validation) for part in self.parts]
-        self.training = [part[: len(part) - count] for part, count in zip(self.parts, held_out, strict=True)]
-        self.validation = [part[len(part) - count :] for part, count in zip(self.parts, held_out, strict=True)]
-        _refuse_small_clients(self.training, run.batch_size, run.drop_last)
+        self.parts, self.testing, self.training, self.validation = divide(parts, run)
 
         self.dtype = transform.dtype
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
         self.backbones = list(dict.fromkeys(names))
         self.architecture = np.array([self.backbones.index(names[i % len(names)]) for i in range(run.num_clients)])
-        self.networks = [self._network(name, dataset) for name in self.backbones]
+        shape = dataset.channels, dataset.image_size, dataset.num_classes
+        modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
+        self.networks = [Network(module, run.precision, device) for module in modules]
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        self.domain_counts = _domain_counts(parts, dataset)
+        domains = np.zeros(len(dataset.y_train), int) if dataset.domain_train is None else dataset.domain_train.numpy()
+        self.domain_counts = np.array([np.bincount(domains[p], minlength=len(self.domain_names) or 1) for p in parts])
         self.domain_of = self.domain_counts.argmax(1)
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self._state_device: torch.device | None = None
-        # On CUDA, `chunks.settle` chooses for `auto` before the first round.
+        # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
         chunk = min(chunk, run.cohort_size)
         self.engine = Engine(images, labels, self.transform, chunk, on_samples, way, graphs)
         self.start_round()
 
-    def _network(self, name: str, dataset: Any) -> Network:
-        config = self.config
-        module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, config.seed)
-        return Network(module.to(self.dtype), config.precision, self.device)
-
     @property
     def network(self) -> Network:
-        """The network that all clients have.
-
-        Raises:
-            UserError: If they have different ones.
-        """
+        """Returns the network that all clients have; refuses if they have different ones."""
         if len(self.networks) > 1:
             raise UserError(
                 f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
@@ -138,11 +126,7 @@ class Federation:
 
     @property
     def feature_dim(self) -> int:
-        """Width of the features, D, of every network.
-
-        Raises:
-            UserError: If it is not the same for all.
-        """
+        """Returns the width of the features, D; refuses if it is not the same for all networks."""
         widths = [network.feature_dim for network in self.networks]
         if len(set(widths)) > 1:
             found = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
@@ -151,8 +135,7 @@ class Federation:
 
     def start_round(self) -> None:
         """Sets the counts of what is sent and of the time back to zero."""
-        self.sent_down = {"params": 0, "buffers": 0, "other": 0}
-        self.sent_up = {"params": 0, "buffers": 0, "other": 0}
+        self.sent_down, self.sent_up = ({"params": 0, "buffers": 0, "other": 0} for _ in range(2))
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
@@ -165,22 +148,22 @@ class Federation:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that costs depend on, of the largest network."""
+        """Returns the sizes that costs depend on, of the largest network."""
         largest = max(self.networks, key=count_parameters)
         return Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
 
     def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
-        """Parameters and buffers of a network's initial model, drawn from the run's seed; of the only one if None."""
+        """Returns parameters and buffers of a network's initial model, drawn from the run's seed."""
         module = (network or self.network).module
         params = {name: value.detach().clone() for name, value in module.named_parameters()}
         return params, {name: value.detach().clone() for name, value in module.named_buffers()}
 
     def cohort(self, round: int) -> Cohort:
-        """The cohort of a round, drawn without replacement."""
+        """Draws the cohort of a round, without replacement."""
         return self.cohort_of(round, draw_cohort(self.config.seed, round, self.num_clients, self.config.cohort_size))
 
     def cohort_of(self, round: int, client_ids: Sequence[int]) -> Cohort:
-        """The cohort of these clients."""
+        """Makes the cohort of these clients."""
         num_examples = np.array([len(self.parts[client]) for client in client_ids])
         total = num_examples.sum()
         shares = num_examples / total if total else np.full(len(num_examples), 1 / len(num_examples))
@@ -190,7 +173,7 @@ class Federation:
         return Cohort(round, np.asarray(client_ids), num_examples, weights, network)
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
-        """The clients of a cohort by their networks, each in the cohort's order; weights stay those of the cohort."""
+        """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
         kinds = self.architecture[cohort.client_ids]
         places = [np.flatnonzero(kinds == kind) for kind in range(len(self.networks))]
         return [
@@ -200,7 +183,7 @@ class Federation:
         ]
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
-        """One stacked tree `[K, ...]` in the cohort's order from those of its groups."""
+        """Makes one stacked tree `[K, ...]` in the cohort's order of those of its groups."""
         ids = np.concatenate([group.client_ids for group in groups])
         places = {int(client): place for place, client in enumerate(ids)}
         order = [places[int(client)] for client in cohort.client_ids]
@@ -211,11 +194,7 @@ class Federation:
         return select(concatenate(trees), torch.tensor(order, device=self.device))
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
-        """Sends one model to every client of the cohort.
-
-        Returns:
-            Stacked clients `[K, ...]` without optimizer state.
-        """
+        """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
         size = len(cohort.client_ids)
         self.sent_down["params"] += size * count_floats(params)
         self.sent_down["buffers"] += size * count_floats(buffers)
@@ -233,7 +212,7 @@ class Federation:
         return stacked
 
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
-        """Every client of the cohort sends its part of a stacked tree `[K, ...]`; returns it as it is.
+        """Sends each client's part of a stacked tree `[K, ...]` to the server; returns it as it is.
 
         Integers, such as class counts, and masks are not counted: the costs are in floats.
 
@@ -246,43 +225,36 @@ class Federation:
         return stacked
 
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
-        """Every client of the cohort sends its parameters and buffers; returns both, stacked."""
+        """Sends each client's parameters and buffers to the server; returns both, stacked."""
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers
 
     def recall(self, states: dict[int, Tree], cohort: Cohort, first: Tree) -> Tree:
-        """What each client of the cohort kept from the last round it took part in.
+        """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
         Args:
-            states: By client id, of the clients that have taken part.
+            states: What clients that have taken part keep, by id.
             cohort: The clients.
             first: What a client has that takes part for the first time.
-
-        Returns:
-            A stacked tree `[K, ...]`.
         """
-        kept = stack([states.get(int(client), first) for client in cohort.client_ids])
-        return tree_map(lambda leaf: leaf.to(self.device), kept)
+        found = [states.get(int(client), first) for client in cohort.client_ids]
+        return stack(tree_map(lambda leaf: leaf.to(self.device), found))  # some may lie on the host
 
     def remember(self, states: dict[int, Tree], cohort: Cohort, stacked: Tree) -> dict[int, Tree]:
-        """The states with those of the cohort's clients replaced by `stacked` `[K, ...]`; the rest stay as they are."""
-        new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
-        where = self.state_device(new)
-        return dict(sorted({**states, **tree_map(lambda leaf: leaf.to(where, copy=True), new)}.items()))
+        """Returns the states, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`.
 
-    def state_device(self, states: dict[int, Tree]) -> torch.device:
-        """Where the clients' states are kept: on the device if those of the whole population fit into half of it.
-
-        Decided once, by the first states.
+        They stay on the device if the whole population's fit into half of its memory, which the first ones decide.
         """
+        new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
         if self._state_device is None:
             self._state_device = self.device
             if self.device.type == "cuda":
-                largest = max(sum(leaf.nbytes for leaf in leaves(state)) for state in states.values())
+                largest = max(sum(leaf.nbytes for leaf in leaves(state)) for state in new.values())
                 if largest * self.num_clients > torch.cuda.mem_get_info(self.device)[0] / 2:
                     self._state_device = torch.device("cpu")
-        return self._state_device
+        moved = tree_map(lambda leaf: leaf.to(self._state_device, copy=True), new)
+        return dict(sorted({**states, **moved}.items()))
 
     def optimizer_step(
         self,
@@ -294,8 +266,9 @@ class Federation:
         weight_decay: float | None = None,
         names: Sequence[str] | None = None,
         key: str = "local",
+        clip_norm: float = 0.0,
     ) -> Step:
-        """One update of a client by the gradient of a local objective.
+        """Makes a local step: one update of a client by the gradient of its objective.
 
         Args:
             loss: The objective of one client.
@@ -305,14 +278,16 @@ class Federation:
             weight_decay: Coefficient of the L2 penalty's gradient.
             names: Which parameters move; all where None.
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
+            clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
         weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
+        how = {"key": key, "lr": lr, "names": names, "clip_norm": clip_norm}
         if (optimizer or self.config.optimizer) == "adam":
-            return adam_step(loss, weight_decay, lr, names, key)
-        return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, lr, names, key)
+            return adam_step(loss, weight_decay, **how)
+        return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, **how)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
-        """The batches of the cohort in this round, for all local epochs or some of them."""
+        """Draws the batches of the cohort in this round, for all local epochs or some of them."""
         with self._timed("data"):
             return plan_batches(
                 [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
@@ -321,8 +296,11 @@ class Federation:
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
-        """The learning rate of a round."""
-        return self.config.lr * self.config.lr_decay**round
+        """Returns the learning rate of a round; a linear schedule has the full rate in the first two."""
+        rate = self.config.lr * self.config.lr_decay**round
+        if self.config.lr_schedule == "linear":
+            rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds
+        return rate
 
     def train(
         self,
@@ -340,7 +318,7 @@ class Federation:
             cohort: Whose data and draws.
             local: The objective of one client, minimised by the run's optimizer, or a whole local step.
             context: What the objective is given beside the batch.
-            axes: For each part of the context None (shared) or 0 (one for each client).
+            axes: For each part of the context None (shared) or 0 (one for each client, `[K, ...]`).
             epochs: Which local epochs of the round; all where None. Optimizer state is carried on.
 
         Returns:
@@ -357,29 +335,23 @@ class Federation:
         return trained, terms
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
-        """The public images in minibatches, in an order and augmented by draws of the round, the same for all clients.
+        """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
 
-        Args:
-            round: The round.
-            epoch: Which pass over them in this round; each has its own draws.
-
-        Yields:
-            Batches whose labels are all 0 and mean nothing.
+        Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
         count, size = len(self.public_images), self.config.public_batch_size
-        order = generator(self.config.seed, round, "public order", epoch).permutation(count)
+        seed, number = self.config.seed, -(-count // size)
+        order = generator(seed, round, "public order", epoch).permutation(count)
         shape = count, NUM_DRAWS[self.public_transform.augmentation]
-        uniform = generator(self.config.seed, round, "public augment", epoch).random(shape)
-        keys = generator(self.config.seed, round, "public dropout", epoch).integers(2**63, size=-(-count // size))
+        uniform = generator(seed, round, "public augment", epoch).random(shape).astype(np.float32)
+        keys = generator(seed, round, "public dropout", epoch).integers(2**63, size=number)
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
-        for start in range(0, count, size):
-            index = torch.as_tensor(order[start : start + size], device=self.device)
-            draws = torch.as_tensor(uniform[start : start + size].astype(np.float32), device=self.device)
-            x = self.public_transform(self.public_images[index], draws)
-            end = torch.tensor(start + size >= count, device=self.device)
-            batches = torch.tensor(-(-count // size), device=self.device)
-            key = torch.tensor(keys[start // size], device=self.device)
-            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
+        drawn = order, uniform, keys, number
+        order, draws, keys, batches = (torch.as_tensor(value, device=self.device) for value in drawn)
+        for b, (index, own) in enumerate(zip(order.split(size), draws.split(size), strict=True)):
+            x = self.public_transform(self.public_images[index], own)
+            end = torch.tensor(b == number - 1, device=self.device)
+            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, keys[b])
 
     def step(
         self,
@@ -390,37 +362,28 @@ class Federation:
         context: Tree = None,
         axes: Tree = None,
     ) -> tuple[Client, Aux]:
-        """One local step of each client on one batch that all are given; arguments as in `train`.
+        """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
 
         Returns:
-            The clients, and what the objective returned beside its value, stacked.
-
-        Raises:
-            NonFiniteLoss: If a term is infinite or NaN.
+            The clients, and what the objective returned beside its value, both stacked.
         """
-        step = local if hasattr(local, "update") else self.optimizer_step(local)
+        step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self._timed("train"):
             after, aux = self.engine.once(step, clients, batch, context, axes)
         _refuse_non_finite(aux.terms, cohort)
         return after, aux
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
-        """What each client's model gives for one batch, without gradients.
+        """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
 
-        Args:
-            clients: Stacked, of one network.
-            cohort: Who they are.
-            x: `[B, channels, H, W]`, the same for all.
-            train: By batch statistics, which then update the buffers that are returned; else by the running ones.
-
-        Returns:
-            Features `[K, B, D]`, logits `[K, B, C]` and buffers.
+        Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
+        are returned; else the running ones.
         """
         with self._timed("train"):
             return self.engine.forward(cohort.network, clients, x, train)
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """Each client's mean feature of each class, over its training part, by its model in evaluation mode.
+        """Takes the mean features of each class, over a client's training part, by its model in evaluation mode.
 
         Returns:
             Means `[K, C, D]`, zero where a client has no example of a class, and counts `[K, C]`.
@@ -442,24 +405,28 @@ class Federation:
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
     def predict(
-        self, params: Params, buffers: Params, index: np.ndarray | None, network: Network | None = None
+        self,
+        params: Params,
+        buffers: Params,
+        index: np.ndarray | None = None,
+        network: Network | None = None,
+        *,
+        test: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What one model in evaluation mode gives for training examples or the test images.
+        """Returns what one model in evaluation mode gives for training or test examples.
 
         Args:
             params: Of the model.
             buffers: Of the model.
-            index: Positions in the training set; None for all test images.
-            network: Its network; the only one where None.
+            index: Positions in the training set, or in the test set if `test`; None for all test images.
+            network: The model's network; the only one if None.
+            test: Whether `index` is of test images.
 
         Returns:
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
         """
-        network = network or self.network
-        if index is None:
-            images, labels = self.test_images, self.test_labels
-        else:
-            images, labels = self.engine.images, self.engine.labels
+        network, test = network or self.network, test or index is None
+        images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
         index = np.arange(len(labels)) if index is None else index
 
         @torch.no_grad()
@@ -471,42 +438,40 @@ class Federation:
         with self._timed("evaluate"):
             return concatenate(self.engine.side_by_side(of_portion, _portions(index) or [index]))
 
-    def correct(
-        self, params: Params, buffers: Params, index: np.ndarray | None, network: Network | None = None
-    ) -> Tensor:
-        """Whether one model is right, for each of the training examples `index` or each test image (None).
-
-        Returns:
-            `[n]`, bool, on the CPU.
-        """
-        _, logits, labels = self.predict(params, buffers, index, network)
+    def correct(self, params: Params, buffers: Params, index: np.ndarray | None) -> Tensor:
+        """Returns whether one model is right for each example, bool `[n]` on the CPU; arguments as in `predict`."""
+        _, logits, labels = self.predict(params, buffers, index)
         return logits.argmax(1) == labels
 
 
 def count_parameters(network: Network) -> int:
-    """Number of a network's parameters."""
+    """Counts a network's parameters."""
     return sum(value.numel() for value in network.module.parameters())
 
 
-def _domain_counts(parts: Sequence[np.ndarray], dataset: Any) -> np.ndarray:
-    if dataset.domain_train is None:
-        return np.array([[len(part)] for part in parts])
-    domains = dataset.domain_train.numpy()
-    return np.array([np.bincount(domains[part], minlength=len(dataset.domain_names)) for part in parts])
+def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:
+    """Each client's examples but for its own test part, that part, what it trains on, and its validation part.
+
+    Raises:
+        UserError: If no client has enough to train on.
+    """
+    kept, testing = _cut(parts, run.local_test, run.partition_seed or 0)
+    held_out = [int(len(part) * run.validation) for part in kept]
+    training = [part[: len(part) - count] for part, count in zip(kept, held_out, strict=True)]
+    validation = [part[len(part) - count :] for part, count in zip(kept, held_out, strict=True)]
+    _refuse_small_clients(training, run.batch_size, run.drop_last)
+    return kept, testing, training, validation
 
 
 def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each client's examples, shuffled, in two: what it trains on, and its own test part of that share."""
+    """Shuffles each client's examples and cuts them in two: what it trains on, and its own test part of that share."""
     if not share:
         return list(parts), [part[:0] for part in parts]
     mixed = [part[generator(seed, client, "test part").permutation(len(part))] for client, part in enumerate(parts)]
-    counts = [int(len(part) * share) for part in parts]
-    kept = [part[count:] for part, count in zip(mixed, counts, strict=True)]
-    return kept, [part[:count] for part, count in zip(mixed, counts, strict=True)]
+    return [part[int(len(part) * share) :] for part in mixed], [part[: int(len(part) * share)] for part in mixed]
 
 
 def _portions(index: np.ndarray) -> list[np.ndarray]:
-    """Positions in portions of the size that is evaluated at once."""
     return [index[start : start + EVALUATION_BATCH] for start in range(0, len(index), EVALUATION_BATCH)]
 
 

@@ -1,8 +1,7 @@
 """CUDA graphs: a step captured once and replayed, which spares the Python and the launches of its hundreds of kernels.
 
 A graph reads and writes the addresses it was captured with and repeats what Python did then. So whatever changes from
-step to step has to be copied into tensors that stay, and a graph may be used again only for a step that would do the
-same: `identity` says so of two steps.
+step to step has to be copied into tensors that stay, and a graph serves only steps that do the same: `identity`.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ class Graphs(Protocol):
     """What the engine needs of a device that has graphs."""
 
     def warm_up(self, work: Work) -> None:
-        """Does the work on the side, as it has to be done some times before it is captured."""
+        """Does the work in the way in which PyTorch wants it done some times before a capture."""
 
     def capture(self, work: Work) -> Work:
         """Records the work without doing it; returns what does it."""
@@ -77,15 +76,15 @@ class CudaGraphs:
 
 
 class Unrepeatable(Exception):
-    """Of a step nobody can say whether another one would do the same."""
+    """Says that it cannot be known whether another step would do the same."""
 
 
-def identity(thing: Any) -> Hashable:
-    """Equal for two things that make a step do the same.
+def identity(thing: Any, shapes: bool = False) -> Hashable:
+    """Returns what is equal for two things that make a step do the same.
 
     A function is its code and what it is closed over: a method makes its local objective anew in every round, from the
     same code, network and configuration. Numbers and text count by value, dataclasses by their fields, networks by
-    being the same object.
+    being the same object, and tensors, if `shapes`, by their shape and type.
 
     Raises:
         Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
@@ -96,26 +95,17 @@ def identity(thing: Any) -> Hashable:
         return (type(thing), thing)
     if isinstance(thing, Network):
         return thing
+    if shapes and isinstance(thing, Tensor):
+        return (tuple(thing.shape), thing.dtype)
     if isinstance(thing, FunctionType):
         closed = tuple(cell.cell_contents for cell in thing.__closure__ or ())
         return (thing.__code__, identity((*closed, thing.__defaults__, thing.__kwdefaults__)))
     if isinstance(thing, partial):
         return (partial, identity((thing.func, thing.args, thing.keywords)))
     if isinstance(thing, tuple | list):
-        return (type(thing), *map(identity, thing))
+        return (type(thing), *(identity(part, shapes) for part in thing))
     if isinstance(thing, dict):
-        return (dict, *((key, identity(value)) for key, value in thing.items()))
+        return (dict, *((key, identity(value, shapes)) for key, value in thing.items()))
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return (type(thing), *(identity(getattr(thing, field.name)) for field in dataclasses.fields(thing)))
     raise Unrepeatable
-
-
-def layout(tree: Any) -> Hashable:
-    """The structure of a tree and the shapes of its tensors; leaves of other kinds by `identity`."""
-    if isinstance(tree, Tensor):
-        return (tuple(tree.shape), tree.dtype)
-    if isinstance(tree, dict):
-        return (dict, *((key, layout(value)) for key, value in tree.items()))
-    if isinstance(tree, tuple | list):
-        return (type(tree), *map(layout, tree))
-    return identity(tree)

@@ -1,15 +1,103 @@
-"""Clients that train together: their tensors, for a graph at fixed addresses, and one step of all of them."""
+"""Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client
-from fedcli.core.graphs import Work
-from fedcli.core.trees import Tree, tree_map, where
+from fedcli.core.clients import Aux, Client, Step, under_vmap
+from fedcli.core.graphs import Graphs, Unrepeatable, Work, identity
+from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
+
+WAYS = ("stacked", "patches", "branches")  # in which several clients train together
+WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
+WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
+KEPT = 4  # stacks kept for the rounds to come
+
+# How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
+# numbers are summed, at most in another order: float64 leaves that far below 1e-8; what is float32 here may be
+# multiplied as TF32 or bfloat16, of 8 bits. A graph with a wrong batch, learning rate or context is off by about 1.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
+
+
+def for_many(
+    function: Callable[..., Tree], axes: tuple, way: str, fork: Callable[[list[Work]], list[Any]]
+) -> Callable[..., Tree]:
+    """Makes a function of one client a function of several stacked clients.
+
+    Args:
+        function: Of one client.
+        axes: For each argument 0 (client axis first) or None (shared by all); that of the first is 0.
+        way: One of `WAYS`: "stacked" by `vmap`, "patches" likewise with `convolve` for convolutions, which `vmap` turns
+            into grouped ones that a device's library may be slow at, "branches" client by client.
+        fork: Does the branches, which are independent of each other, and returns their results in order.
+    """
+    mapped = vmap(function, in_dims=axes, randomness="error")
+
+    def by_vmap(*arguments: Tree) -> Tree:
+        token = under_vmap.set(True)
+        try:
+            with Patches() if way == "patches" else nullcontext():
+                return mapped(*arguments)
+        finally:
+            under_vmap.reset(token)
+
+    def by_branches(*arguments: Tree) -> Tree:
+        count = len(next(leaves(arguments[0])))
+        return stack(fork([partial(function, *select_axes(arguments, axes, k)) for k in range(count)]))
+
+    return by_branches if way == "branches" else by_vmap
+
+
+class Patches(TorchFunctionMode):
+    """Puts `convolve` in the place of `torch.conv2d`; in several groups, or with padding by name, that stays."""
+
+    def __torch_function__(self, called: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if called is torch.conv2d:
+            return self._convolve(*args, **(kwargs or {}))
+        return called(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _convolve(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+        if groups > 1 or isinstance(padding, str):
+            return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        return convolve(x, weight, bias, stride, padding, dilation)
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+) -> Tensor:
+    """Convolves as `torch.conv2d` in one group, by a product of the weights and the images' patches.
+
+    `x` is `[B, C, H, W]`, `weight` `[O, C, kernel height, kernel width]`, `bias` `[O]`, the result `[B, O, H', W']`.
+    """
+    pairs = [(value, value) if isinstance(value, int) else tuple(value) for value in (stride, padding, dilation)]
+    (stride, _), (padding, _), (dilation, _) = pairs
+    patches = F.unfold(x, weight.shape[2:], pairs[2], pairs[1], pairs[0])  # [B, C kh kw, H' W']
+    product = weight.flatten(1) @ patches.transpose(0, 1).flatten(1)  # [O, B H' W']; all images in one product
+    height = (x.shape[2] + 2 * padding - dilation * (weight.shape[2] - 1) - 1) // stride + 1
+    result = product.reshape(len(weight), len(x), height, -1).transpose(0, 1)
+    return result if bias is None else result + bias[:, None, None]
+
+
+def with_optimizer(step: Step, clients: Client) -> Client:
+    """Gives stacked clients that have no optimizer state the one before the first step."""
+    if clients.optimizer:
+        return clients
+    count = len(next(leaves(clients.params)))
+    return clients._replace(optimizer=stack([step.init_optimizer(select(clients.params, k)) for k in range(count)]))
 
 
 class Rows(NamedTuple):
@@ -23,14 +111,12 @@ class Rows(NamedTuple):
 
 
 class Stack:
-    """Clients that train together: their tensors, and the step that moves them on.
+    """Trains clients together; owns their tensors, at fixed addresses if there are graphs, and the graph of their step.
 
     Attributes:
-        clients: Stacked.
+        clients: Stacked; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
-        kept: Whether it is used again in later rounds.
-        eager_steps: How many steps were taken without a graph.
-        replay: The step as a graph; None as long as there is none.
+        replay: The graph of the step; None as long as there is none.
     """
 
     def __init__(
@@ -38,54 +124,152 @@ class Stack:
         update: Callable[..., tuple[Client, Aux]],
         gather: Callable[..., tuple[Tensor, Tensor]],
         padded: bool,
-        fixed: bool,
+        graphs: Graphs | None = None,
+        give_up: Callable[[str], None] = lambda reason: None,
+        kept: bool = False,
     ):
-        """A stack without clients.
+        """Makes a stack without clients.
 
         Args:
-            update: A local step of stacked clients: clients, batch and context to clients and what comes beside.
-            gather: From positions and draws to network input and labels.
-            padded: Whether some batches are not full, so that a mask has to be carried along.
-            fixed: Whether the clients' tensors stay where they are. Without a graph new ones are faster: on a CPU the
-                memory of the old ones is then used for the next, and not given back to the system in every step.
+            update: A local step of stacked clients: takes clients, batch and context, returns clients and an `Aux`.
+            gather: Turns positions and draws into network input and labels.
+            padded: Whether some batches are not full, so that they need a mask.
+            graphs: Of the device, if it has any. Without them every step makes new tensors, which is faster on a CPU:
+                those of the step before are reused, and not given back to the system.
+            give_up: Told why, if the step cannot be a graph.
+            kept: Whether it is used again in later rounds.
         """
-        self._update, self._gather, self._padded, self._fixed = update, gather, padded, fixed
-        self.kept = False
+        self._update, self._gather, self._padded = update, gather, padded
+        self._graphs, self._give_up, self._kept, self._fixed = graphs, give_up, kept, graphs is not None
         self.clients: Client | None = None
         self.totals: dict[str, Tensor] = {}
-        self.eager_steps = 0
+        self._eager_steps = 0
         self.replay: Work | None = None
 
-    def begin(self, clients: Client, context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor) -> None:
-        """Takes clients, their context and the first of the `rows`; when used again, into the same tensors."""
+    def train(
+        self,
+        clients: Client,
+        context: Tree,
+        rows: Rows,
+        num_batches: Tensor,
+        rate: Tensor,
+        step_done: Callable[[int], None],
+    ) -> tuple[Client, dict[str, Tensor]]:
+        """Trains stacked clients, with optimizer state, through all rows; calls `step_done(t)` after each.
+
+        Returns:
+            The clients after the last row, and the sums of their terms, `[K]` by name.
+        """
         given = (clients, context, tree_map(lambda leaf: leaf[0], rows), num_batches, rate)
         if self.clients is None:
             self._given = tree_map(_copy, given)
             self.clients, self._context, self._now, self._num_batches, self._rate = self._given
-        else:
+        else:  # into the same tensors
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
-
-    def set_rows(self, rows: Rows, t: int) -> None:
-        """Makes step t the next."""
-        tree_map(lambda own, all_steps: own.copy_(all_steps[t]), self._now, rows)
+        for t in range(len(rows.size)):
+            tree_map(lambda own, all_steps, t=t: own.copy_(all_steps[t]), self._now, rows)
+            self._advance(len(rows.size) - t)
+            step_done(t)
+        result = self.clients, self.totals
+        return tree_map(torch.clone, result) if self._kept else result
 
     def step(self) -> None:
-        """One local step of each client; those that have run out of data stand still."""
+        """Takes one local step of each client; those that have run out of data stand still."""
         now = self._now
         x, y = self._gather(now.index, now.draws)
-        places = torch.arange(now.index.shape[1], device=y.device)
-        mask = places < now.size[:, None] if self._padded else None
+        mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if self._padded else None
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
         after, aux = self._update(self.clients, batch, self._context)
         active = now.size > 0
-        if self._fixed:
-            tree_map(lambda own, new: _replace(active, own, new), self.clients, after)
-        else:
-            self.clients = where(active, after, self.clients)
+
+        def move(own: Tensor, new: Tensor) -> Tensor:
+            shape = -1, *[1] * (own.dim() - 1)
+            return torch.where(active.reshape(shape), new, own, out=own if self._fixed else None)
+
+        moved = tree_map(move, self.clients, after)
+        self.clients = self.clients if self._fixed else moved
         if not self.totals:
             self.totals = tree_map(torch.zeros_like, aux.terms)
         tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, aux.terms)
+
+    def _advance(self, left: int) -> None:
+        """Takes the next step, by a graph as soon as there is one; `left` steps are left, this one included."""
+        if self._graphs is None:
+            self.step()
+        elif self.replay is not None:
+            self.replay()
+        elif self._eager_steps >= WARM_UP and (self._kept or left >= WORTHWHILE):
+            self._capture()
+        else:
+            self._graphs.warm_up(self.step)
+            self._eager_steps += 1
+
+    def _capture(self) -> None:
+        """Takes one step twice, plainly and by a graph of it, which stays if both lead to the same clients."""
+        state = self.clients, self.totals
+        before = tree_map(_copy, state)
+        self._graphs.warm_up(self.step)  # before the capture, so that its memory is free again for the graph
+        plain = tree_map(_copy, state)
+        tree_map(_write, state, before)
+        try:
+            replay = self._graphs.capture(self.step)
+        except Exception as error:
+            cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            first_line = (str(cause).strip() or repr(cause)).splitlines()[0]
+            reason = f"no CUDA graph of the step, its operations go one by one ({first_line})"
+        else:
+            replay()
+            if agree(state, plain, before):
+                self.replay = replay
+                return
+            reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
+        tree_map(_write, state, plain)
+        self._graphs = None
+        self._give_up(reason)
+
+
+class Stacks:
+    """Keeps stacks, so that their graphs serve in later rounds too.
+
+    Attributes:
+        kept: By what identifies their step, the oldest first.
+    """
+
+    def __init__(self):
+        self.kept: dict[Hashable, Stack] = {}
+
+    def find(self, parts: Any, tensors: Tree, make: Callable[..., Stack]) -> Stack:
+        """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`."""
+        try:
+            key = identity(parts), identity(tensors, shapes=True)
+        except Unrepeatable:
+            return make(kept=False)
+        if key not in self.kept and len(self.kept) == KEPT:
+            self.kept.pop(next(iter(self.kept)))  # the oldest
+        return self.kept.setdefault(key, make(kept=True))
+
+
+def agree(found: Tree, plain: Tree, before: Tree) -> bool:
+    """Says whether clients and totals after two takes of one step differ by rounding only, see `TOLERANCE`."""
+    for parts in zip(*((*clients, totals) for clients, totals in (found, plain, before)), strict=True):
+        error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals
+        for new, right, old in zip(*map(leaves, parts), strict=True):
+            if right.is_floating_point():
+                rounding = 4 * torch.finfo(right.dtype).eps * right.nan_to_num(0, 0, 0).double().norm()
+                error += _distance(new, right) ** 2
+                allowed += (TOLERANCE[right.dtype] * _distance(right, old)) ** 2 + rounding**2
+            elif not torch.equal(new, right):
+                return False
+        if not error <= allowed:
+            return False
+    return True
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(torch.where(a == b, 0.0, a - b), dtype=torch.float64)  # equal infinities: 0
 
 
 def _copy(leaf: Any) -> Any:
@@ -95,7 +279,3 @@ def _copy(leaf: Any) -> Any:
 def _write(own: Any, new: Any) -> None:
     if isinstance(own, Tensor):
         own.copy_(new)
-
-
-def _replace(active: Tensor, own: Tensor, new: Tensor) -> None:
-    torch.where(active.reshape(-1, *[1] * (own.dim() - 1)), new, own, out=own)

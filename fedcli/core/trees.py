@@ -25,7 +25,7 @@ def _children(tree: Tree) -> list[Tree]:
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """The tree of `function(leaf, ...)` over trees of one structure; None stays None."""
+    """Returns the tree of `function(leaf, ...)` over trees of one structure; None stays None."""
     if tree is None:
         return None
     if isinstance(tree, dict):
@@ -37,7 +37,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
-    """The leaves of a tree, in the order of its keys; None is left out."""
+    """Yields the leaves of a tree, in the order of its keys; None is left out."""
     if tree is None:
         return
     if isinstance(tree, dict | tuple | list):
@@ -48,28 +48,24 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """One stacked tree `[K, ...]` from the trees of K clients."""
+    """Makes one stacked tree `[K, ...]` of the trees of K clients."""
     return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """One stacked tree from the stacked trees of several groups of clients."""
+    """Makes one stacked tree of the stacked trees of several groups of clients."""
     return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
 
 
 def select(tree: Tree, index: int | slice | Tensor) -> Tree:
-    """The entries `index` along the client axis of a stacked tree."""
+    """Returns the entries `index` along the client axis of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)
 
 
 def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
-    """Like `select`, where `axes` says what is stacked.
+    """Selects like `select` from the stacked parts of a tree; `axes` says which are.
 
-    Args:
-        tree: The tree.
-        axes: None (shared by all clients) or 0 (client axis first), for the whole tree or, in a tuple or dict of the
-            same structure, for its parts.
-        index: Which clients.
+    It is 0 (client axis first) or None (shared by all clients), or a tree of these for the parts of `tree`.
     """
     if axes is None or tree is None:
         return tree
@@ -80,17 +76,8 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
     return _rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
 
 
-def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
-    """Per client, `tree` where `condition` [K] holds and `other` elsewhere."""
-
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(condition.reshape(-1, *[1] * (a.dim() - 1)), a, b)
-
-    return tree_map(pick, tree, other)
-
-
 def count_floats(tree: Tree) -> int:
-    """Number of floating-point values in a tree; integers (class counts) and masks are not counted."""
+    """Counts the floating-point values in a tree; integers (class counts) and masks do not count."""
     return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
@@ -98,7 +85,7 @@ _TYPE, _ITEMS = "__type__", "__items__"
 
 
 def to_plain(tree: Tree) -> Tree:
-    """The tree as dicts of tensors on the CPU, which `torch.load(weights_only=True)` reads."""
+    """Turns a tree into dicts of tensors on the CPU, which `torch.load(weights_only=True)` reads."""
     if isinstance(tree, tuple):
         name = type(tree).__name__ if hasattr(tree, "_fields") else "tuple"
         return {_TYPE: name, _ITEMS: [to_plain(part) for part in tree]}
@@ -110,16 +97,7 @@ def to_plain(tree: Tree) -> Tree:
 
 
 def from_plain(plain: Tree, types: dict[str, type], device: torch.device) -> Tree:
-    """The tree that `to_plain` was given.
-
-    Args:
-        plain: What `to_plain` returned.
-        types: NamedTuple classes by name.
-        device: Where its tensors go.
-
-    Raises:
-        KeyError: If a NamedTuple of the tree is not among `types`.
-    """
+    """Turns back what `to_plain` returned, on a device; `types` are its NamedTuple classes by name, all of them."""
     if isinstance(plain, dict) and _TYPE in plain:
         # What clients keep waits on the host: there may be more of it than the device holds.
         place = torch.device("cpu") if plain[_TYPE] == "ClientState" else device

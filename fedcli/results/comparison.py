@@ -304,7 +304,7 @@ def _notes(plan: Plan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
         yield f"Floats: the paper rounds them ({units}), ours are exact; the difference is after the same rounding."
     yield from _failures(plan, errors)
     if old := [run.folder for run in plan.runs if run.outdated]:
-        yield f"Made with another version of their method's file: {', '.join(map(str, old))}."
+        yield f"Made with another version of the code, which computed something else: {', '.join(map(str, old))}."
     if not any((cell.row, cell.column) in printed(table) for cell in table.cells):
         yield "The paper prints none of these numbers."
     if table.reported[1] != IN_TEXT:  # else these are about other numbers too

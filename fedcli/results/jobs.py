@@ -45,7 +45,7 @@ def execute(plan: Plan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
     return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
 
 
-class _Relay(runs.Progress):
+class _Relay(runs.Listener):
     """Passes on to a `Watch` how a run in this process goes on."""
 
     def __init__(self, run: PlannedRun, watch: Watch):

@@ -4,7 +4,6 @@ A run is known by what it was run with, wherever it lies, so that a table goes o
 with other tables, and takes in runs that were made by hand.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +14,12 @@ from typing import Any
 
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Table, check_value, find_method, posts
+from fedcli.registry import Cell, Table, check_value, find_method
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.tables import HOW_NOT_WHAT
-from fedcli.runs.config import RunConfig, Setup, resolve
-from fedcli.runs.records import RECORD, environment, read_record
+from fedcli.results.tables import NOT_IN_IDENTITY
+from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
+from fedcli.runs.records import RECORD, environment, outdated, quiet, read_record
+from fedcli.runs.run import checked_seeds
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
@@ -62,8 +62,8 @@ class PlannedRun:
 
     @property
     def outdated(self) -> bool:
-        """Whether it was made with another version of the method's file."""
-        return self.record is not None and not self.record["method_hash"].endswith(self.setup.method.file_hash)
+        """True where the code of now would not repeat it."""
+        return self.record is not None and outdated(self.record, self.setup.method)
 
     @property
     def rounds_done(self) -> int:
@@ -160,10 +160,7 @@ def plan(
         UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
     """
     folder, search = folder or HOME / table.name.replace(":", "-"), folder or HOME
-    seeds = tuple(table.seeds if seeds is None else seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        text = ",".join(map(str, seeds))
-        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")
+    seeds = tuple(checked_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)
@@ -275,7 +272,7 @@ def _train_size(dataset: str) -> int | None:
 
 def _what(setup: Setup) -> dict[str, Any]:
     """All that a run's result depends on, but for the seed."""
-    return {name: value for name, value in setup.values().items() if name not in HOW_NOT_WHAT}
+    return {name: value for name, value in setup.values().items() if name not in NOT_IN_IDENTITY}
 
 
 def _identity(setup: Setup) -> str:
@@ -302,14 +299,13 @@ def _records(folder: Path) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
 def _is_of(record: dict[str, Any], setup: Setup) -> bool:
     """Whether a record of the same method and seed is of that set-up.
 
-    An option that is newer than the record had its default then. A run with a step after the last round has all that
-    the run without it has.
+    For an option that is newer than the record counts what runs did before. A run with a step after the last round has
+    all that the run without it has.
     """
-    kinds = (RunConfig, setup.method.config, *(post.config for post in posts().values()))
-    defaults = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
+    fields = recorded_fields(setup.method)
     config = record["config"] if setup.post is not None else {**record["config"], "post": None}
-    same = all(config.get(name, defaults[name]) == value for name, value in _what(setup).items())
-    return same and config.keys() <= defaults.keys() and record["summary"]["selection"] == setup.selection
+    same = all(recorded_value(config, fields[name]) == value for name, value in _what(setup).items())
+    return same and config.keys() <= fields.keys() and record["summary"]["selection"] == setup.selection
 
 
 def _round_work(config: Mapping[str, Any]) -> float:
@@ -329,7 +325,7 @@ def _paces(plan: Plan) -> dict[tuple, list[float]]:
     machine = environment(plan.runs[0].setup.device)["hardware"]["name"]
     for (method, _), pairs in _records(plan.search).items():
         for _, record in pairs:
-            if record["rounds"] and record["hardware"]["name"] == machine:
+            if record["rounds"] and record["hardware"]["name"] == machine and quiet(record):
                 seconds = median(sum(entry["seconds"].values()) for entry in record["rounds"])
                 alike = _like(record["config"])
                 for key in (alike, (method, *alike)):

@@ -14,10 +14,11 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.results.metrics import find_metric
-from fedcli.runs.records import RECORD, read_record
+from fedcli.runs.config import describe_reductions
+from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
-# A result does not depend on any of these but the first.
-HOW_NOT_WHAT = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
+# What two runs of one identity may differ in; a result depends on none of these but the first.
+NOT_IN_IDENTITY = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
 MISSING = "–"
@@ -82,7 +83,7 @@ def group(records: Iterable[dict]) -> list[Group]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
     A partition seed that follows the run's seed does not divide a group, nor does the machine (device, chunk
-    size, checkpoint interval). Another version of the method's file does.
+    size, checkpoint interval). Other numerics do, of a user's own method another version of its file.
 
     Raises:
         UserError: If there is no record.
@@ -96,11 +97,16 @@ def group(records: Iterable[dict]) -> list[Group]:
     one_method = len({record["method"] for record in firsts}) == 1
     groups = []
     for first, runs, settings in zip(firsts, members.values(), _differences(firsts), strict=True):
-        method = first["method"] + (" (reduced)" if first.get("reduced") else "")
+        method = first["method"] + (" (reduced)" if _is_part(first) else "")
         told_apart = describe(settings)
         label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
         groups.append(Group(label, method, settings, sorted(runs, key=lambda record: record["seed"])))
     return groups
+
+
+def _is_part(record: dict) -> bool:
+    """True where training images were left out; the notes say what else was smaller, as rounds have a column."""
+    return any(one["what"] == "train_examples" for one in reductions_of(record))
 
 
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
@@ -206,12 +212,13 @@ def _settings(record: dict) -> dict[str, Any]:
     settings = {key: record[key] for key in ("protocol", "dataset") if key in record}
     if flag := record.get("partition", {}).get("flag"):
         settings["partition"] = flag
-    settings |= {key: value for key, value in record["config"].items() if key not in (*settings, *HOW_NOT_WHAT)}
+    settings |= {key: value for key, value in whole_config(record).items() if key not in (*settings, *NOT_IN_IDENTITY)}
     if not settings.get("public_dataset"):  # then the other options of public images say nothing
         settings = {key: value for key, value in settings.items() if not key.startswith("public_")}
     if record.get("origin", {}).get("partition_seed") == "seed":
         settings["partition_seed"] = "as seed"
-    if "method_hash" in record:
+    settings["numerics"] = ".".join(map(str, numerics_of(record).values()))
+    if not is_packaged(record):
         settings["code"] = record["method_hash"][:8]
     return settings
 
@@ -224,7 +231,7 @@ def _differences(firsts: list[dict]) -> list[dict[str, Any]]:
     rows = [_settings(record) for record in firsts]
     shown: list[dict[str, Any]] = [{} for _ in rows]
     for key in dict.fromkeys(key for row in rows for key in row):
-        everywhere = key != "code" and all(key in row for row in rows)
+        everywhere = key not in ("numerics", "code") and all(key in row for row in rows)
         for record, row, own in zip(firsts, rows, shown, strict=True):
             others = [
                 other
@@ -252,9 +259,14 @@ def _post(record: dict) -> float | None:
 
 
 def _round_seconds(record: dict) -> float | None:
-    """Seconds of the run's median round; the first, which warms up, does not move it."""
-    totals = [sum(row["seconds"].values()) for row in record["rounds"] if row.get("seconds")]
+    """Seconds of the run's median round, which the first one, a warm-up, does not move; None if they were disturbed."""
+    totals = [sum(row["seconds"].values()) for row in record["rounds"] if row.get("seconds") and quiet(record)]
     return median(totals) if totals else None
+
+
+def _total_seconds(record: dict) -> float | None:
+    """Seconds of the whole run; None if they were disturbed."""
+    return record.get("seconds_total") if quiet(record) else None
 
 
 def _percent(values: Iterable[float | None]) -> str:
@@ -368,8 +380,10 @@ def _notes(groups: list[Group], bold: bool) -> str:
         text.append("Only finished runs enter the means.")
     if repeated:
         text.append(f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}.")
-    if any(record.get("reduced") for record in records):
-        text.append("Reduced: trained on part of the training images.")
+    if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
+        text.append(f"Reduced against the protocol: {'; or '.join(smaller)}.")
+    if not all(map(quiet, records)):
+        text.append("Seconds that were measured while the machine did other work are left out.")
     if bold:
         text.append(
             "Bold: highest mean among rows with the same protocol, data set, partition, rounds and selection rule; "
@@ -395,14 +409,15 @@ def tex(text: str) -> str:
 def _flat(record: dict) -> dict[str, Any]:
     """One run as a flat row."""
     summary, cost = ((record.get(part) or {}) for part in ("summary", "cost"))
-    row = {key: record.get(key) for key in ("method", "protocol", "dataset", "seed", "status", "reduced")}
+    row = {key: record.get(key) for key in ("method", "protocol", "dataset", "seed", "status")}
+    row |= {"reduced": describe_reductions(reductions_of(record))}
     row |= {"partition_fingerprint": record.get("partition", {}).get("fingerprint")}
     row |= {key: summary.get(key) for key in ("selection", "selected", "selected_round", "last")}
     row |= {"validation_accuracy": _validation(record), "rounds_done": len(record["rounds"])}
     row |= {"post_accuracy": _post(record)} if "post" in record else {}
     row |= {key: cost.get(key) for key in ("floats_down", "floats_up", "memory_floats", "buffer_floats")}
     row |= {"parameters": record.get("model", {}).get("parameters"), "params_sha256": summary.get("params_sha256")}
-    row |= {"seconds_round_median": _round_seconds(record), "seconds_total": record.get("seconds_total")}
+    row |= {"seconds_round_median": _round_seconds(record), "seconds_total": _total_seconds(record)}
     row |= {key: record.get(key) for key in ("method_hash", "commit")}
     return row | {f"config.{key}": value for key, value in record["config"].items()}
 
@@ -413,7 +428,7 @@ def _every_run(groups: list[Group]) -> list[str]:
     for member in groups:
         for record in member.records:
             selected, last = (_summary(record, key) for key in ("selected", "last"))
-            chosen, total = _summary(record, "selected_round"), record.get("seconds_total")
+            chosen, total = _summary(record, "selected_round"), _total_seconds(record)
             rows.append(
                 {
                     "Method": member.method,

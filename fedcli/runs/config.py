@@ -56,6 +56,11 @@ class RunConfig:
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
+    lr_schedule: str = option(
+        "constant",
+        "Learning rate over the rounds, beside its decay: linear goes down to a tenth of it",
+        choices=("constant", "linear"),
+    )
     momentum: float = option(0.0, "Momentum of SGD", low=0, high=1, open_high=True, off=0)
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     validation: float = option(
@@ -102,15 +107,23 @@ PANELS = {
         "cohort_size", "rounds", "post", "validation", "local_test", "train_examples",
     ),
     "Local training": (
-        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "momentum",
-        "weight_decay", "backbone",
+        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "lr_schedule",
+        "momentum", "weight_decay", "backbone",
     ),
     "Machine": ("seed", "device", "precision", "clients_per_chunk"),
     "Output": ("eval_every", "drift_every", "checkpoint_every"),
 }  # fmt: skip
 
 
-_NOT_FIELDS = {"method", "out", "seeds", "progress", "help"}  # taken by the command line and by `fedcli.run`
+_NOT_FIELDS = {
+    "method",
+    "out",
+    "seeds",
+    "tuned",
+    "grid",
+    "progress",
+    "help",
+}  # taken by the command line and by `fedcli.run`
 
 
 def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
@@ -136,6 +149,71 @@ def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
 def _post_options() -> dict[str, Post]:
     """The steps after the last round by the names of their options."""
     return {field.name: post for post in posts().values() for field in dataclasses.fields(post.config)}
+
+
+def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
+    """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
+    kinds = (RunConfig, method.config, *(post.config for post in posts().values()))
+    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
+    """What a run did by its record's `config`; without the option it did what its `before` says, else the default."""
+    return config.get(field.name, field.metadata["before"])
+
+
+def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
+    others = {name for name, post in _post_options().items() if post.name != config.get("post")}
+    fields = [field for name, field in recorded_fields(method).items() if name not in others or name in config]
+    values = {**config, **{field.name: recorded_value(config, field) for field in fields}}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# What a run can have less of than its protocol says, and the word for it.
+SIZES = {
+    "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
+    "train_examples": "training images", "public_examples": "public images",
+}  # fmt: skip
+
+
+def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
+    """What is smaller in a run than its protocol says; empty for a run at full size.
+
+    Args:
+        config: All options of the run.
+        protocol: Its protocol.
+
+    Returns:
+        For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
+        all images where their number is not known.
+    """
+    full, _ = _merge({}, protocol, protocol.datasets.get(config["dataset"]), config["dataset"])
+    full["cohort_size"] = full["cohort_size"] or full["num_clients"]
+    full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
+    full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
+    given = [what for what in SIZES if config.get(what) is not None]
+    smaller = [what for what in given if full[what] is None or config[what] < full[what]]
+    return [{"what": what, "protocol": full[what], "run": config[what]} for what in smaller]
+
+
+def describe_reductions(found: list[dict[str, Any]]) -> str:
+    """Reductions as text, `rounds 20 of 200, training images 600 of 60,000`; empty where there are none."""
+
+    def number(value: int | None) -> str:
+        return "all" if value is None else f"{value:,}"
+
+    return ", ".join(f"{SIZES[one['what']]} {number(one['run'])} of {number(one['protocol'])}" for one in found)
+
+
+def _size(dataset: str | None, with_test: bool = False) -> int | None:
+    """Images of a data set, as far as that is known without its files."""
+    try:
+        about = datasets.describe(dataset) if dataset is not None else {}
+    except UserError:
+        return None
+    sizes = [about.get(part) for part in ("train", "test")[: 1 + with_test]]
+    return None if None in sizes else sum(sizes)
 
 
 @dataclass(frozen=True)
@@ -191,7 +269,10 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     setting = protocol.datasets.get(dataset)
 
     values, origin = _merge(run_given, protocol, setting, dataset)
-    options, option_origin = _method_values(method, method_given, protocol)
+    layers = [(f"protocol {protocol.name}", protocol.method_options)]
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", setting.method_options))
+    options, option_origin = _method_values(method, method_given, layers)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
@@ -200,7 +281,7 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     run = RunConfig(**values)
     _refuse(run, method, protocol)
-    post, post_options = _post_values(run.post, post_given, protocol, origin)
+    post, post_options = _post_values(run.post, post_given, layers, origin)
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
@@ -249,16 +330,21 @@ def _merge(
     return values, origin
 
 
-def _method_values(method: Method | Post, given: Mapping[str, Any], protocol: Protocol) -> tuple[Any, dict[str, str]]:
-    """The options of a method, or of a step after the last round, and where each comes from."""
-    tuned = protocol.method_options.get(method.name, {})
+Layers = list[tuple[str, Mapping[str, Mapping[str, Any]]]]  # options of single methods, and where they come from
+
+
+def _method_values(method: Method | Post, given: Mapping[str, Any], layers: Layers) -> tuple[Any, dict[str, str]]:
+    """The options of a method, or of a step after the last round, and where each comes from; later layers win."""
+    values: dict[str, Any] = {}
     origin = {field.name: "default" for field in dataclasses.fields(method.config)}
-    origin |= dict.fromkeys(tuned, f"protocol {protocol.name}") | dict.fromkeys(given, "command line")
-    return method_options(method, {**tuned, **given}), origin
+    for name, layer in (*((name, options.get(method.name, {})) for name, options in layers), ("command line", given)):
+        values.update(layer)
+        origin.update(dict.fromkeys(layer, name))
+    return method_options(method, values), origin
 
 
 def _post_values(
-    name: str | None, given: Mapping[str, Any], protocol: Protocol, origin: dict[str, str]
+    name: str | None, given: Mapping[str, Any], layers: Layers, origin: dict[str, str]
 ) -> tuple[Post | None, Any]:
     """The step after the last round and its options, whose origin is added; None where there is no such step."""
     post = find_post(name) if name is not None else None
@@ -269,7 +355,7 @@ def _post_values(
             raise UserError(f"{flag} is for --post {owner.name} (got {chosen}); give both or neither.")
     if post is None:
         return None, None
-    options, option_origin = _method_values(post, given, protocol)
+    options, option_origin = _method_values(post, given, layers)
     origin |= option_origin
     return post, options
 

@@ -1,10 +1,14 @@
 """The record of a run: what is written to disk, atomically, and what it says of machine and code."""
 
+import dataclasses
 import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,12 @@ import numpy as np
 import torch
 
 import fedcli
+from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
+from fedcli.registry import Method, methods, protocols
+from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
 
 SCHEMA = 1
 RECORD, CHECKPOINT = "record.json", "checkpoint.pt"
@@ -51,6 +58,36 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
+def numerics(method: Method) -> dict[str, int]:
+    """The numbers that are raised when the code begins to compute something else: the core's and the method's."""
+    return {"core": NUMERICS, "method": method.numerics}
+
+
+def numerics_of(record: dict[str, Any]) -> dict[str, int]:
+    """The numbers that a record was made with; those without any are older than both numbers, which began at 1."""
+    return record.get("numerics", {"core": 1, "method": 1})
+
+
+def is_packaged(record: dict[str, Any]) -> bool:
+    """True where a run's method came by its name and not from a user's own file."""
+    return record["method_source"] == record["method"]
+
+
+def outdated(record: dict[str, Any], method: Method) -> bool:
+    """True where the code would not repeat a run: other numerics, or an option that its method no longer has.
+
+    The hash of the method's file decides only for a user's own file, whose changes nobody counts; the file of a
+    registered method may change its words.
+
+    Args:
+        record: Of the run.
+        method: Its method as it is now.
+    """
+    changed_file = not is_packaged(record) and not record["method_hash"].endswith(method.file_hash)
+    lost_options = record["config"].keys() - recorded_fields(method).keys()
+    return changed_file or numerics_of(record) != numerics(method) or bool(lost_options)
+
+
 def params_hash(params: Params) -> str:
     """SHA-256 over the names and bytes of parameters, in order of name."""
     digest = hashlib.sha256()
@@ -60,26 +97,103 @@ def params_hash(params: Params) -> str:
     return digest.hexdigest()
 
 
+def whole_config(record: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run, with those that are newer than its record; a user's own method is not looked for."""
+    method = methods().get(record["method"]) if is_packaged(record) else None
+    fields = [field for kind in (RunConfig, method and method.config) if kind for field in dataclasses.fields(kind)]
+    return {**record["config"], **{field.name: recorded_value(record["config"], field) for field in fields}}
+
+
+def reductions_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was smaller in a run than its protocol says, see `reductions`; also of older records.
+
+    Those say only whether training images were left out; the rest follows from their options and the protocol of now.
+    """
+    if isinstance(record.get("reduced"), list):
+        return record["reduced"]
+    config, protocol = record["config"], protocols().get(record["protocol"])
+    found = reductions(config, protocol) if protocol else []
+    images = {"what": "train_examples", "protocol": None, "run": config.get("train_examples")}
+    known = [one for one in found if one["what"] == "train_examples"] or [images]
+    return [one for one in found if one["what"] != "train_examples"] + (known if record.get("reduced") else [])
+
+
 def environment(device: torch.device) -> dict[str, Any]:
-    """Hardware, library versions and the commit of the code."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    """Hardware, system, library versions and the commit of the code."""
+    processor, flags = _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
+    libraries = ("torch", "torchvision", "numpy", "scikit-learn", "fedcli")
     return {
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "machine": {"processor": processor, "flags": flags, "system": platform.platform()},
         "versions": {
             "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
+            **{library: version(library) for library in libraries},
+            "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
             "cuda": torch.version.cuda if device.type == "cuda" else None,
         },
         "commit": _commit(),
     }
 
 
-def _processor() -> str:
+FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on
+
+
+def _processor() -> tuple[str, list[str]]:
+    """The processor's name and those of its flags that matter here."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    about = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
+    flags = about.get("flags", about.get("Features", "")).split()
+    name = about.get("model name") or platform.processor() or platform.machine()
+    return name.strip(), sorted(flag for flag in set(flags) if FLAGS.fullmatch(flag))
+
+
+NOISE = 0.5  # cores
+
+
+class Load:
+    """What else a machine did since this was made, for the record of a run that was timed meanwhile."""
+
+    def __init__(self):
+        self._start, self._clock, self._seconds = os.getloadavg()[0], time.perf_counter(), _cpu_seconds()
+
+    def so_far(self) -> dict[str, float | None]:
+        """The load averages over a minute at the `start` and at the `end`, which is now, and the load of the `others`.
+
+        That is the number of cores that other processes have kept busy, the mean since the start; None where the
+        system does not tell.
+        """
+        (busy, own), wall = _cpu_seconds(), time.perf_counter() - self._clock
+        busy, own = busy - self._seconds[0], own - self._seconds[1]
+        told = busy > 0.5 * own and wall > 0
+        others = round(max(0.0, busy - own) / wall, 3) if told else None
+        return {"start": round(self._start, 2), "end": round(os.getloadavg()[0], 2), "others": others}
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """Seconds that all cores have worked since the machine was started, 0 if it does not tell, and this process has."""
+    stat, own = Path("/proc/stat"), sum(os.times()[:4])
+    if not stat.is_file():
+        return 0.0, own
+    ticks = [int(count) for count in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    waiting = sum(ticks[3:5])  # idle, and waiting for a disk
+    return (sum(ticks) - waiting) / os.sysconf("SC_CLK_TCK"), own
+
+
+def quiet(record: dict[str, Any]) -> bool:
+    """False where other work disturbed a run, so that its seconds say little: they are not shown then, nor built on.
+
+    Other processes may keep half a core busy. Where the system does not tell what they did, the load averages may be
+    as much above the run's own threads, at its start and at its end. Records from before the load was measured pass.
+    """
+    for load in record.get("load", ()):
+        others = load["others"]
+        if others is None:
+            others = max(load["start"], load["end"]) - record["hardware"]["threads"]
+        if others > NOISE:
+            return False
+    return True
 
 
 def _commit() -> str | None:

@@ -1,6 +1,7 @@
 """A run from beginning to end: its folder, record and checkpoints, and how it is taken up again."""
 
 import dataclasses
+import json
 import shlex
 import sys
 import time
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,18 +20,22 @@ from fedcli.core import autotune, evaluation, partition
 from fedcli.core.batches import Transform
 from fedcli.core.engine import WAYS
 from fedcli.core.evaluation import NOTHING
-from fedcli.core.federation import Cohort, Federation, count_parameters
+from fedcli.core.federation import Cohort, Federation, count_parameters, divide
 from fedcli.core.trees import from_plain, to_plain
 from fedcli.data import datasets
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, find_method
 from fedcli.runs import drift
-from fedcli.runs.config import Setup, resolve
+from fedcli.runs.config import Setup, recorded_options, reductions, resolve
 from fedcli.runs.records import (
     CHECKPOINT,
     SCHEMA,
+    Load,
     environment,
+    numerics,
+    numerics_of,
+    outdated,
     params_hash,
     read_record,
     summarise,
@@ -39,7 +45,7 @@ from fedcli.runs.records import (
 SMALL_NETWORK = 100_000  # parameters
 
 
-class Progress:
+class Listener:
     """What a run reports while it goes on; this one keeps silent."""
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
@@ -72,7 +78,8 @@ def run(
     *,
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
-    progress: Progress | None = None,
+    tuned: str | Path | None = None,
+    progress: Listener | None = None,
     **given: Any,
 ) -> Run | list[Run]:
     """Runs a method and returns its record, state and folder.
@@ -81,6 +88,7 @@ def run(
         method: Name of a method, or path of a method file.
         out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
         seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`; none of these may exist.
+        tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
 
@@ -96,19 +104,54 @@ def run(
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
+    origin = {}
+    if tuned is not None:
+        options, source_of = read_tuned(tuned, chosen)
+        origin = {name: source_of for name in options if name not in given}
+        given = {**options, **given}
+
+    def resolved(values: Mapping[str, Any]) -> Setup:
+        setup = resolve(chosen, values)
+        return dataclasses.replace(setup, origin={**setup.origin, **origin})
+
     if seeds is None:
-        setup = resolve(chosen, given)
+        setup = resolved(given)
         return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
-    setups = [resolve(chosen, {**given, "seed": seed}) for seed in _checked_seeds(seeds, given)]
+    setups = [resolved({**given, "seed": seed}) for seed in checked_seeds(seeds, given)]
     parent = Path(out or _new_name(setups[0]))
     folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
     for setup in setups[1:]:
-        prepare(setup)  # refused now rather than after the first run; the first is checked as it begins
+        check(setup)  # refused now rather than after the first run; the first is checked as it begins
     return [_begin(setup, folder, source, progress) for setup, folder in zip(setups, folders, strict=True)]
 
 
-def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
-    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too."""
+def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
+    """The options that `fedcli tune` has chosen for a method, and where they come from, in words.
+
+    Args:
+        path: The folder of its trials, or `tuned.json` in it.
+        method: Whose options they must be.
+
+    Raises:
+        UserError: If there is no such file, or it is of another method.
+    """
+    file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
+    try:
+        about = json.loads(file.read_text())
+        name, options, seed = about["method"], dict(about["options"]), about["seed"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--tuned {path} cannot be read ({error}); give a folder that 'fedcli tune' wrote.") from error
+    if name != method.name:
+        raise UserError(f"--tuned {path} has options of '{name}' (got '{method.name}'); tune this method first.")
+    return options, f"tuned by validation accuracy, seed {seed}"
+
+
+def checked_seeds(seeds: Iterable[int], given: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
+    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too.
+
+    Raises:
+        UserError: If they are.
+    """
     seeds = list(seeds)
     if "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
@@ -118,11 +161,12 @@ def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
     return seeds
 
 
-def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -> Run:
+def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
     with machine_settings(fed):
-        record = _new_record(setup, dataset, parts, fed, source)
+        chosen = autotune.autotune(fed)
+        record = _new_record(setup, dataset, parts, fed, source, chosen)
         state = setup.method.init(fed, setup.options)
         try:
             folder.mkdir(parents=True)
@@ -131,10 +175,10 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Progress | None) -
                 f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
             ) from error
         write_record(folder, record)
-        return _go_on(setup, fed, record, state, folder, progress or Progress())
+        return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
-def resume(path: str | Path, *, changed_method: bool = False, progress: Progress | None = None) -> Run:
+def resume(path: str | Path, *, changed_method: bool = False, progress: Listener | None = None) -> Run:
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
     Args:
@@ -150,35 +194,92 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
     if record["status"] == "finished":
         raise UserError(f"the run '{folder}' has finished (all {record['config']['rounds']} rounds); start a new one.")
     method = find_method(record["method_source"])
-    if method.file_hash != record["method_hash"] and not changed_method:
+    other_file = not record["method_hash"].endswith(method.file_hash)
+    changed = other_file or outdated(record, method)
+    if changed and not changed_method:
         raise UserError(
-            f"the file of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
-            f"{record['method_hash']}); go on with --changed-method, or start a new run."
+            f"the code of '{method.name}' has changed since the run began ({_versions(record, method)}); "
+            f"go on with --changed-method, or start a new run."
         )
     setup, fed = restore(record, method, progress)
-    if method.file_hash != record["method_hash"]:
+    if other_file:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
     with machine_settings(fed):
         state, known = read_checkpoint(folder, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
-        return _go_on(setup, fed, record, state, folder, progress or Progress())
+        return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
-def restore(record: dict[str, Any], method: Method, progress: Progress | None = None) -> tuple[Setup, Federation]:
+def _versions(record: dict[str, Any], method: Method) -> str:
+    """What tells a record's code from that of now: the hash of the method's file and the numerics."""
+    then, now = numerics_of(record), numerics(method)
+    numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
+    return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
+
+
+def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
     """The set-up and the federation of a run, from its record.
 
     Raises:
         UserError: If the data or the partition are not the same any more.
     """
-    setup = resolve(method, {name: value for name, value in record["config"].items() if value is not None})
+    setup = resolve(method, recorded_options(record["config"], method))
     setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
     dataset, parts, fed = prepare(setup, progress)
     _refuse_other_data(record, dataset, parts)
     about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
     fed.engine.clients_per_chunk, fed.engine.way = about["clients_per_chunk"], about["way"]
     return setup, fed
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A finished run, opened again with all that it had after its last round."""
+
+    folder: Path
+    record: dict[str, Any]
+    method: Method
+    setup: Setup
+    fed: Federation
+    state: Any  # the method's server state after the last round
+
+
+def open_run(folder: Path, **instead: Any) -> OpenRun:
+    """Opens a finished run, to look at its last model or to go on from it; nothing is written.
+
+    Args:
+        folder: Of the run, with its last checkpoint.
+        **instead: Options in place of the run's own, as `drift_every=1`.
+
+    Raises:
+        UserError: If the run has not finished, its method, data or partition are not the same any more, or its
+            checkpoint is missing or holds another model than the last one.
+    """
+    record = read_record(folder)
+    if record["status"] != "finished":
+        raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
+    method = find_method(record["method_source"])
+    if outdated(record, method):
+        raise UserError(
+            f"the code of '{method.name}' has changed since the run '{folder}' ({_versions(record, method)}); "
+            f"run the experiment again."
+        )
+    setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
+    wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
+    if (folder / CHECKPOINT).is_file():
+        try:
+            state = read_checkpoint(folder, setup, fed)[0]
+            found = params_hash(all_params(method, state))
+        except (KeyError, TypeError):  # a state of other parts, from before the method's file was changed
+            found = "a state of another kind"
+    if found != wanted:
+        raise UserError(
+            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
+            f"{wanted}); run the experiment again."
+        )
+    return OpenRun(folder, record, method, setup, fed, state)
 
 
 @contextmanager
@@ -200,11 +301,32 @@ def machine_settings(fed: Federation) -> Iterator[None]:
         torch.set_num_threads(before[2])
 
 
-def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Dataset, list, Federation]:
+def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
     """Loads the data, draws the partition and builds the federation of a run.
 
     Returns:
         The data set, each client's examples, and the federation.
+    """
+    dataset, parts, public = load_data(setup)
+    on_samples = progress.samples if progress else lambda count: None
+    kind = drift.Recording if setup.run.drift_every else Federation
+    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
+
+
+def check(setup: Setup) -> None:
+    """Refuses a run that its data do not allow, without a network and with nothing on the device.
+
+    Raises:
+        UserError: If the data cannot be read or divided as asked, or no client has enough of them.
+    """
+    divide(load_data(setup)[1], setup.run)
+
+
+def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
+    """Loads the data of a run and draws its partition.
+
+    Returns:
+        The data set, each client's examples, and the public images where the method uses some.
     """
     config = setup.run
     dataset = datasets.load(config.dataset)
@@ -217,9 +339,7 @@ def prepare(setup: Setup, progress: Progress | None = None) -> tuple[datasets.Da
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
-    on_samples = progress.samples if progress else lambda count: None
-    kind = drift.Recording if config.drift_every else Federation
-    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
+    return dataset, parts, public
 
 
 def federation(
@@ -270,9 +390,20 @@ def _new_name(setup: Setup) -> Path:
     return next(folder for folder in tries if not folder.exists())
 
 
-def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str) -> dict[str, Any]:
+def _new_record(
+    setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
+) -> dict[str, Any]:
+    """What is known of a run before its first round.
+
+    Args:
+        setup: The run.
+        dataset: Its data set.
+        parts: Positions of each client's examples.
+        fed: Its federation.
+        source: Name of its method, or path of the method's file.
+        chosen: Why so many clients train together; None where it was given or is the CPU's rule.
+    """
     config = setup.run
-    chosen = autotune.settle(fed)  # why so many clients train together; None where it was given or is the CPU's rule
     counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
@@ -282,10 +413,11 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "method": setup.method.name,
         "method_source": source,
         "method_hash": setup.method.file_hash,
+        "numerics": numerics(setup.method),
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,
-        "reduced": dataset.reduced,
+        "reduced": reductions(setup.values(), setup.protocol),
         "seed": config.seed,
         "command": shlex.join(["fedcli", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedcli" else "fedcli.run",
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -294,6 +426,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "evaluation": setup.protocol.evaluation,
         "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
         "augmentation": fed.transform.augmentation,
+        "public": _public(fed),
         "partition": {
             "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
@@ -319,11 +452,25 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         },
         "cost": None,
         "resumed": [],
+        "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
         "rounds": [],
         "summary": summarise([], setup.selection),
         "seconds_total": 0.0,
         "peak_bytes": 0,
+    }
+
+
+def _public(fed: Federation) -> dict[str, Any] | None:
+    """What a record says of the public images; None where there are none."""
+    if fed.public_images is None:
+        return None
+    transform = fed.public_transform
+    return {
+        "name": fed.config.public_dataset,
+        "examples": len(fed.public_images),
+        "normalisation": {"mean": transform.mean, "std": transform.std},
+        "augmentation": transform.augmentation,
     }
 
 
@@ -346,11 +493,12 @@ def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts:
             )
 
 
-def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Progress) -> Run:
+def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
     config, rounds = setup.run, record["rounds"]
     record["status"] = "running"
-    start, before = time.perf_counter(), record["seconds_total"]
+    start, before, load = time.perf_counter(), record["seconds_total"], Load()
+    record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     try:
@@ -361,6 +509,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["cost"] = _cost(setup, fed)
             record["summary"] = summarise(rounds, setup.selection)
             record["seconds_total"] = before + time.perf_counter() - start
+            record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
             if _due(number, config.checkpoint_every, config.rounds):
                 _write_checkpoint(folder, record, state)
@@ -394,7 +543,7 @@ def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str
     return {**about, **result, "floats_up": floats_up, "seconds": seconds}
 
 
-def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Progress) -> None:
+def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Listener) -> None:
     """Puts what the engine has to say after a round into the record, and shows it."""
     for text in fed.engine.notes:
         about["notes"].append({"round": number, "text": text})
@@ -452,7 +601,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
 
 
 def _due(round: int, every: int, rounds: int) -> bool:
-    """Whether something is done after this round that is done after every so many, and after the last."""
+    """True every `every` rounds and after the last."""
     return (round + 1) % every == 0 or round + 1 == rounds
 
 

@@ -179,7 +179,7 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed, config: Confi
     step = fed.optimizer_step(
         loss, optimizer="sgd", lr=config.ccvr_lr, momentum=config.ccvr_momentum, weight_decay=0.0, names=HEAD
     )
-    client = Client(params, {}, step.slots(params))
+    client = Client(params, {}, step.init_optimizer(params))
     unused = torch.zeros((), dtype=fed.dtype, device=fed.device)  # of a batch's fields; the learning rate is the step's
     for epoch in range(config.ccvr_epochs):
         order = torch.as_tensor(generator(fed.config.seed, "ccvr order", epoch).permutation(len(labels)))

@@ -153,7 +153,7 @@ def gathering(step: Step, averaged: str) -> Step:
         sums, counts = class_sums(outputs, batch.y, outputs.shape[-1], batch.mask)
         return client._replace(memory=Gathered(client.memory.sums + sums, client.memory.counts + counts)), aux
 
-    return Step(update, step.slots)
+    return Step(update, step.init_optimizer)
 
 
 def init(fed, config: Config) -> ServerState:

@@ -187,7 +187,7 @@ def sampling(step: Step) -> Step:
         client, aux = step.update(client, batch, context._replace(samples=now))
         return client._replace(memory=client.memory + 1), aux
 
-    return Step(update, step.slots)
+    return Step(update, step.init_optimizer)
 
 
 def client_samples(class_counts: Tensor, cohort, fed) -> Samples:

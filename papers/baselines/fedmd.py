@@ -18,8 +18,9 @@ Readings and deviations
     2. Scores are logits, and the distance in the digest is their mean absolute difference, over images and classes, as
        in the authors' code. The mean over the clients is plain and each client's own scores are in it.
     3. Scores are taken by the models in evaluation mode, all of them before the first update; all digest epochs have
-       the same images in the same order. FCCL's comparison has FedMD exchange anew at every public batch, before any
-       update by that batch, with a new Adam each time.
+       the same images in the same order. The code of FCCL+'s authors compares with another form (`--exchange batch`):
+       scores are exchanged anew at every public batch, by the models in training mode, before any update by that
+       batch, which has an optimizer of its own.
     4. The digest has its own optimizer, of the run's kind and learning rate, without weight decay: it has no labels to
        overfit to. "A few epochs" of revisiting are the run's local epochs.
     5. All public images are used in every round; --public-examples draws the subset once.
@@ -47,6 +48,12 @@ class Config:
 
     digest_epochs: int = option(
         1, "Passes over the public images in a round, towards the mean scores", source="Algorithm 1", low=0, off=0
+    )
+    exchange: str = option(
+        "round",
+        "When scores are exchanged: once for all public images of a round, or at every batch",
+        source="Algorithm 1: round; code of FCCL+: batch",
+        choices=("round", "batch"),
     )
     average_parameters: bool = option(
         False, "Average the models between digest and revisit, for equal networks", source="FCCL+, Section 4.4"
@@ -106,6 +113,28 @@ def digest(
     return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
 
 
+def digest_by_batch(
+    models: list[Client], groups: list, cohort, fed, config: Config
+) -> tuple[list[Client], dict[str, Tensor]]:
+    """The form of FCCL+'s comparison: for every public batch, scores, their mean, and a step (reading 3).
+
+    Returns:
+        The models, and the mean loss of each client, `[K]`.
+    """
+    steps = [fed.optimizer_step(make_digest_loss(g.network), weight_decay=0.0, key="public") for g in groups]
+    found = []
+    for epoch in range(config.digest_epochs):
+        for batch in fed.public_batches(cohort.round, epoch):
+            outputs = [fed.forward(m, g, batch.x) for m, g in zip(models, groups, strict=True)]
+            scores = fed.upload(fed.in_order(cohort, groups, [output.logits for output in outputs]))  # [K, B, C]
+            consensus = fed.download(scores.mean(0), cohort)
+            fresh = [model._replace(optimizer={}) for model in models]
+            stepped = [fed.step(m, g, s, batch, consensus) for m, g, s in zip(fresh, groups, steps, strict=True)]
+            models = [client for client, _ in stepped]
+            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
+    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
+
+
 def averaged(clients: Client, cohort, fed) -> Client:
     """The clients with the plain mean of their parameters and buffers in the place of their own."""
     uniform = torch.ones(len(cohort.client_ids), device=fed.device)
@@ -137,7 +166,9 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     states, groups, terms, found = state.clients, fed.groups(cohort), {}, []
     own = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
     models = [Client(model.params, model.buffers, optimizer={}) for model in own]
-    if config.digest_epochs:
+    if config.digest_epochs and config.exchange == "batch":
+        models, terms = digest_by_batch(models, groups, cohort, fed, config)
+    elif config.digest_epochs:
         consensus = find_consensus(models, groups, cohort, fed)  # Communicate, Aggregate, Distribute
         models, terms = digest(models, consensus, groups, cohort, fed, config)  # Digest
     if config.average_parameters:

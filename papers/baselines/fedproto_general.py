@@ -144,7 +144,7 @@ def gathering(step: Step, num_classes: int) -> Step:
         )
         return client._replace(memory=gathered), aux
 
-    return Step(update, step.slots)
+    return Step(update, step.init_optimizer)
 
 
 def init(fed, config: Config) -> ServerState:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fedcli.core import autotune as chunks
-from fedcli.core import engine
+from fedcli.core import autotune, engine
 from fedcli.core.autotune import Trial
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -23,7 +22,7 @@ def choose(cohort_size, found, room=10 * GIB):
         cost = found.get(tried[-1], (100, 0))
         return cost and Trial(cost[0] / 1e3, int(cost[1] * GIB))
 
-    return chunks.choose(cohort_size, trial, room), tried
+    return autotune.choose(cohort_size, trial, room), tried
 
 
 def test_the_cohort_and_its_halves_are_tried_in_each_way_and_one_client_alone():
@@ -66,12 +65,12 @@ def test_where_nothing_fits_one_client_trains_at_a_time():
 
 
 def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
-    monkeypatch.setattr(chunks, "STEPS", 2)
+    monkeypatch.setattr(autotune, "STEPS", 2)
     seen = []
     _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
     fed.engine.on_samples = seen.append
     for way, size in (("stacked", 4), ("patches", 2), ("branches", 3), ("stacked", 1)):
-        found = chunks._try_out(fed, way, size)
+        found = autotune._try_out(fed, way, size)
         assert found.seconds > 0
         assert found.peak_bytes > 0
     assert seen == []
@@ -80,24 +79,28 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
 
 @pytest.fixture
 def device(monkeypatch):
-    """A CUDA device as far as `settle` asks for one, with memory for two clients."""
+    """A CUDA device as far as `autotune` asks for one, with memory for two clients."""
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB)
-    monkeypatch.setattr(chunks, "_try_out", lambda fed, way, size: Trial(1 / size + (way != "stacked"), 3 * size * GIB))
+
+    def try_out(fed, way, size):
+        return Trial(1 / size + (way != "stacked"), 3 * size * GIB)
+
+    monkeypatch.setattr(autotune, "_try_out", try_out)
 
 
 @pytest.mark.usefixtures("device")
-def test_auto_is_settled_on_cuda_and_nothing_else_is():
+def test_auto_is_chosen_on_cuda_and_nothing_else_is():
     _, fed = laws.federation(FEDAVG, clients_per_chunk="auto")
-    assert chunks.settle(fed) is None
+    assert autotune.autotune(fed) is None
     assert fed.engine.clients_per_chunk == 1
     fed.device = torch.device("cuda")
-    assert "6.0 of 10.0 GiB" in chunks.settle(fed)
+    assert "6.0 of 10.0 GiB" in autotune.autotune(fed)
     assert (fed.engine.way, fed.engine.clients_per_chunk) == ("stacked", 2)
     _, fed = laws.federation(FEDAVG, clients_per_chunk="branches:3")
     fed.device = torch.device("cuda")
-    assert chunks.settle(fed) is None
+    assert autotune.autotune(fed) is None
     assert (fed.engine.way, fed.engine.clients_per_chunk) == ("branches", 3)
 
 

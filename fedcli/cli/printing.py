@@ -1,0 +1,72 @@
+"""What the commands share: printing texts and tables, writing files, and ending with a message."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedcli.errors import UserError
+
+Result = TypeVar("Result")
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """End the program with one line on stderr."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def console() -> Console:
+    """Make a console for stdout that leaves numbers and names uncoloured."""
+    return Console(highlight=False)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
+
+    Args:
+        columns: Titles; all empty for a table without a line of titles.
+        rows: Cells, which are printed as `str` gives them.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
+    for number, column in enumerate(columns):
+        numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
+        table.add_column(column, no_wrap=number == 0, justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console().print(table)
+
+
+def flag_of(name: str) -> str:
+    """Write an option's name as its flag."""
+    return "--" + name.replace("_", "-")
+
+
+def print_or_write(text: str, out: Path | None) -> None:
+    """Print a text, or write it to a file and print the file's name."""
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
+    try_write(out, lambda: out.write_text(text, encoding="utf-8"))
+    typer.echo(str(out))
+
+
+def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Result:
+    """Return what `write` returns; a file that cannot be written is the user's mistake."""
+    try:
+        return write()
+    except OSError as error:
+        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read the seeds of `--seeds 0,1,2`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.") from None

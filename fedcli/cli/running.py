@@ -1,0 +1,184 @@
+"""The commands that run methods: `run` and `resume`."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+from fedcli import registry
+from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop
+
+Result = TypeVar("Result")
+
+
+class MethodGroup(TyperGroup):
+    """A group whose commands are the registered methods, and any path of a method file."""
+
+    action: Callable[[str, dict[str, Any]], None]  # what a command does with the method's name and what was given
+    about = ""  # what it does, for the help of a command
+    more: ClassVar[
+        dict[str, tuple[tuple[str, Any, str, str], ...]]
+    ]  # name, type, help and panel of what comes after an option
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """Name the registered methods."""
+        return list(registry.methods())
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
+        """Make the command of a method, or of a method file."""
+        return _method_command(registry.find_method(cmd_name), cmd_name, self)
+
+
+class _HelpLast(TyperCommand):
+    """A command whose `--help` stands in the last panel, so that the method's own panel is the first."""
+
+    def get_help_option(self, ctx: typer.Context) -> Any:
+        option = super().get_help_option(ctx)
+        option.rich_help_panel = "Output"
+        return option
+
+
+def _method_command(method: registry.Method, given_name: str, group: MethodGroup) -> Any:
+    """The command of a method in a group, made from the fields of `RunConfig` and of the method's `Config`."""
+    from fedcli.cli.describe import option_help
+    from fedcli.runs.config import RunConfig, option_panels
+
+    kinds = (RunConfig, method.config, *(post.config for post in registry.posts().values()))
+    types = {name: kind for config in kinds for name, kind in get_type_hints(config).items()}
+    parameters = []
+    for title, panel in option_panels(method).items():
+        for name, field in panel.items():
+            parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title))
+            parameters += [_parameter(*each) for each in group.more.get(name, ())]
+    parameters += [_parameter(*each) for each in group.more["last"]]
+
+    def command(**given: Any) -> None:
+        group.action(given_name, given)
+
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    card = f"'fedcli show {escape(given_name)}' prints its card and its protocols."
+    about = f"{escape(method.title)}.{group.about}\n\n{card}"
+    single = typer.Typer(add_completion=False)
+    register = single.command(
+        given_name, cls=_HelpLast, help=about, short_help=escape(method.title), rich_help_panel="Methods"
+    )
+    register(command)
+    return typer.main.get_command(single)
+
+
+def _parameter(name: str, kind: Any, help_: str, panel: str) -> inspect.Parameter:
+    """A parameter of a command that is None unless its flag is given."""
+    flag = f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if kind is bool else flag_of(name)
+    option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _tune(method: str, given: dict[str, Any]) -> None:
+    """Runs a grid, and prints its trials and the options to use."""
+    from fedcli.results.tune import TUNED, tune
+
+    texts = given.pop("grid") or ()
+    trials, folder = watch(lambda display: tune(method, texts, progress=display, **given))
+    names = list(trials[0].values)
+    rows = [
+        (*trial.values.values(), "diverged" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}")
+        for trial in trials
+    ]
+    print_table((*map(flag_of, names), "Validation accuracy, %"), rows)
+    flags = " ".join(f"{flag_of(name)} {value}" for name, value in trials[0].values.items())
+    typer.echo(f"use {flags}, or --tuned {folder} ({folder / TUNED})")
+
+
+def _run(method: str, given: dict[str, Any]) -> None:
+    """Runs a method with what was given; draws one curve over the seeds where there are several."""
+    from fedcli.figures import plots
+    from fedcli.results import tables
+    from fedcli.runs import run as runs
+
+    seeds = None if given["seeds"] is None else parse_seeds(given["seeds"])
+    done = watch(lambda display: runs.run(method, **{**given, "seeds": seeds, "progress": display}))
+    if seeds is not None:
+        parent = done[0].path.parent
+        files = plots.learning_curves(tables.find_records([parent]), parent / "curve")
+        typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
+
+
+def watch(start: Callable[[Any], Result]) -> Result:
+    """Starts a run with a display; when it fails or is interrupted, says where it stands."""
+    from fedcli.cli.display import Display
+    from fedcli.core.federation import NonFiniteLoss
+    from fedcli.runs.records import RECORD
+
+    display = Display(console())
+    try:
+        return start(display)
+    except NonFiniteLoss as error:
+        stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
+    except KeyboardInterrupt:
+        if display.folder is None:
+            stop("interrupted before the first round.", 130)
+        place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
+        stop(f"interrupted after {place}; 'fedcli resume {display.folder}' goes on.", 130)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    changed_method: Annotated[
+        bool, typer.Option("--changed-method", help="Go on although the method's file has changed since.")
+    ] = False,
+) -> None:
+    """Take up a run that was killed or interrupted, from its last checkpoint."""
+    from fedcli.runs import run as runs
+
+    watch(lambda display: runs.resume(run, changed_method=changed_method, progress=display))
+
+
+class _Run(MethodGroup):
+    """`fedcli run`."""
+
+    action = staticmethod(_run)
+    more: ClassVar = {
+        "seed": (("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),),
+        "last": (
+            ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
+            ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
+        ),
+    }
+
+
+class _Tune(MethodGroup):
+    """`fedcli tune`."""
+
+    action = staticmethod(_tune)
+    about = " Every option given beside the grid is the same in all trials."
+    more: ClassVar = {
+        "last": (
+            (
+                "grid", list[str], "An option and values to try, e.g. lr=0.01,0.1; of several all combinations. "
+                "\\[default: what the method calls worth trying]", "Grid",
+            ),
+            ("out", str, "Folder of the trials; those that have run are kept. \\[default: runs/tune-...]", "Output"),
+        ),
+    }  # fmt: skip
+
+
+run_app = typer.Typer(
+    cls=_Run,
+    no_args_is_help=True,
+    subcommand_metavar="METHOD [OPTIONS]",
+    help="Run a method, by its name or by the path of a method file.\n\n"
+    "'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.",
+)
+tune_app = typer.Typer(
+    cls=_Tune,
+    no_args_is_help=True,
+    subcommand_metavar="METHOD [OPTIONS]",
+    help="Run a grid of options and choose by validation accuracy; no test image is looked at.",
+)

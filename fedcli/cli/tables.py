@@ -1,0 +1,160 @@
+"""The commands that make tables: `table` and `pages`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from fedcli import registry
+from fedcli.cli.printing import console, parse_seeds, print_or_write, stop, try_write
+from fedcli.errors import UserError
+
+
+class Format(StrEnum):
+    """Forms of a table."""
+
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+
+
+PAPERS = "A paper's table"
+
+
+def table(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|PAPER:ID",
+            help="Run folders, or folders that hold run folders; or a paper's table, as 'fedcli list' names it.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
+    page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. \\[default: the terminal]")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Run nothing: the cost and the table as it stands.", rich_help_panel=PAPERS),
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only rows and columns with this in their names; several name several rows or columns.",
+            rich_help_panel=PAPERS,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, e.g. 0,1. \\[default: the table's]", rich_help_panel=PAPERS)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Reduced version: at most so many rounds a run.", rich_help_panel=PAPERS)
+    ] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option(help="Reduced version: at most so many local epochs.", rich_help_panel=PAPERS)
+    ] = None,
+    train_examples: Annotated[
+        int | None, typer.Option(help="Reduced version: at most so many training images.", rich_help_panel=PAPERS)
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at once, each a process of its own.", rich_help_panel=PAPERS)
+    ] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs",
+            help="Where the runs are looked for and kept. \\[default: runs/tables/PAPER-ID]",
+            rich_help_panel=PAPERS,
+        ),
+    ] = None,
+) -> None:
+    """Make a table of runs, or reproduce a paper's table.
+
+    Of run folders: mean and standard deviation over seeds, from their records.
+
+    PAPER:ID is a paper's table: what is missing of it is run, then ours stands beside the paper's.
+    First it says what that costs: runs to do, hours (from runs timed here before), data sets.
+    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
+    """
+    from fedcli.results import tables
+
+    own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
+           "--train-examples": train_examples, "--jobs": jobs > 1, "--runs": folder}  # fmt: skip
+    names = [run for run in runs or () if ":" in run and not Path(run).exists()]
+    if names and (len(runs) > 1 or page is not None):
+        raise UserError(f"one paper's table at a time (got {names[0]} with others); give it alone.")
+    if names:
+        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
+        chosen = None if seeds is None else parse_seeds(seeds)
+        options = {"seeds": chosen, "only": only or (), "limits": limits}
+        _paper_table(registry.find_table(names[0]), folder, options, jobs, dry_run, format, out)
+        return
+    if given := [flag for flag, value in own.items() if value]:
+        raise UserError(f"{given[0]} is for a paper's table (got no PAPER:ID); 'fedcli list' shows the tables.")
+    if bool(runs) == (page is not None):
+        given = "both" if runs else "neither"
+        raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
+    if page is not None and format is not Format.markdown:
+        raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
+    forms = {Format.markdown: tables.markdown, Format.csv: tables.csv, Format.latex: tables.latex}
+    text = tables.page(page) if page is not None else forms[format](tables.find_records(map(Path, runs)))
+    if out is None and format is Format.markdown and console().is_terminal:
+        console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
+    else:
+        print_or_write(text, out)
+
+
+def _paper_table(
+    table: registry.Table,
+    folder: Path | None,
+    options: dict[str, Any],
+    jobs: int,
+    dry_run: bool,
+    format: Format,
+    out: Path | None,
+) -> None:
+    """Runs what a paper's table lacks and shows it; all but the table goes to stderr."""
+    from fedcli.cli import display
+    from fedcli.results import comparison, reproduce
+    from fedcli.results.jobs import execute
+
+    if out is not None:  # refused now rather than after hours
+        try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
+    errors: dict[Path, str] = {}
+    plan = reproduce.plan(table, folder, **options)
+    screen = Console(stderr=True, highlight=False)
+    if any(run.to_do for run in plan.runs):
+        display.say(screen, display.cost(plan))
+        screen.print()
+    if plan.to_run and not dry_run:
+        with display.TableDisplay(screen, plan) as watch:
+            try:
+                errors = execute(plan, watch, jobs)
+            except KeyboardInterrupt:
+                place = f"{watch.ended} of {watch.total} runs"
+                stop(f"interrupted after {place}; the same command goes on.", 130)
+        plan = reproduce.plan(table, folder, **options)
+    compared = comparison.compare(plan, errors)
+    if out is None and format is Format.markdown and console().is_terminal:
+        console().print(display.drawn(compared, console().width))
+    else:
+        forms = {Format.markdown: comparison.markdown, Format.csv: comparison.csv, Format.latex: comparison.latex}
+        print_or_write(forms[format](compared), out)
+    if errors:
+        raise typer.Exit(1)
+
+
+def pages(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with records/, one subfolder a study, and README.md.")
+    ],
+) -> None:
+    """Write a page a paper into DIR/papers, and the table over all papers into DIR/README.md, from the records."""
+    from fedcli.results.pages import pages as made
+
+    for name, text in made(folder).items():
+        print_or_write(text, folder / name)

@@ -1,0 +1,215 @@
+"""Tuning a method's options by validation accuracy: a grid of runs, in which no test image is looked at.
+
+A trial's accuracy follows the rule by which its protocol selects rounds, on the clients' held-out examples: the best
+round, the mean of the last three, or, where the last round counts, the mean over the last tenth of the rounds.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, get_args
+
+from fedcli import registry
+from fedcli.core.federation import NonFiniteLoss
+from fedcli.data.files import write_atomically
+from fedcli.errors import UserError, unknown
+from fedcli.registry import Method
+from fedcli.runs import run as runs
+from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.records import RECORD, read_record
+
+SEED = 1000  # of the trials, where none is given
+VALIDATION = 0.2  # share of each client's examples held out, where the protocol holds out none
+TUNED = "tuned.json"
+
+Grid = dict[str, tuple[Any, ...]]  # the values to try, by option
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of values and the record of its run."""
+
+    values: dict[str, Any]
+    record: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Validation accuracy as a fraction; None for a run that has diverged.
+
+        Raises:
+            UserError: If no client has held out an example.
+        """
+        if self.record["status"] != "finished":
+            return None
+        found = [entry["validation_accuracy"] for entry in self.record["rounds"]]
+        found = [value for value in found if value is not None]
+        if not found:
+            raise UserError(
+                f"no client holds out an example to choose by (--validation {self.record['config']['validation']:g} of "
+                f"few); give a larger share or fewer clients."
+            )
+        rule = registry.find_protocol(self.record["protocol"], registry.find_method(self.record["method_source"]))
+        if rule.selection in ("best-validation", "best-test"):
+            return max(found)
+        return fmean(found[-3:] if rule.selection == "mean-last-3" else found[-max(len(found) // 10, 1) :])
+
+
+def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
+    """Reads `option=value,value` texts.
+
+    Args:
+        method: Whose options and every run's may be named.
+        texts: As on the command line, for example "proximal-weight=0.01,0.1"; empty for the values that the method's
+            own options call worth trying.
+
+    Raises:
+        UserError: If an option is unknown, named twice or has a value out of range, or there is nothing to try.
+    """
+    own = {field.name: field for field in dataclasses.fields(method.config)}
+    fields = {**{field.name: field for field in dataclasses.fields(RunConfig)}, **own}
+    if not texts:
+        worth = {name: field.metadata["tune"] for name, field in own.items() if field.metadata["tune"]}
+        if not worth:
+            raise UserError(
+                f"'{method.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
+            )
+        return worth
+    grid: Grid = {}
+    for text in texts:
+        flag, equals, values = text.partition("=")
+        name = flag.strip().lstrip("-").replace("-", "_")
+        if not equals or not values:
+            raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
+        if name in ("seed", "device", "dataset", "protocol") or name not in fields:
+            raise unknown("option to tune", name, fields, f"'fedcli tune {method.name} --help' shows all.")
+        if name in grid:
+            raise UserError(f"--grid has '{name}' twice; put all its values into one, divided by commas.")
+        grid[name] = tuple(_value(fields[name], value.strip()) for value in values.split(","))
+    return grid
+
+
+def _value(field: dataclasses.Field, text: str) -> Any:
+    """A value of an option from its text, checked."""
+    kinds = {*get_args(field.type)} or {field.type}
+    value: Any = text
+    for kind in (int, float):
+        if kind in kinds and not isinstance(value, int | float):
+            try:
+                value = kind(text)
+            except ValueError:
+                continue
+    if bool in kinds:
+        value = {"true": True, "false": False}.get(text.lower(), text)
+    registry.check_value(field, value)
+    return value
+
+
+def tune(
+    method: str,
+    grid: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    progress: runs.Listener | None = None,
+    **given: Any,
+) -> tuple[list[Trial], Path]:
+    """Runs every combination of a grid, and writes down which one is best; trials that have run are not run again.
+
+    Args:
+        method: Name of a method, or path of a method file.
+        grid: See `parse_grid`.
+        out: Folder of the trials; `runs/tune-<method>-<protocol>-<data set>` where not given.
+        seed: Of every trial, `SEED` where not given. No table may report it.
+        progress: Told how each run goes on.
+        **given: Any option of `fedcli run`, the same in every trial.
+
+    Returns:
+        The trials, the best first, and the folder, which holds `tuned.json` for `fedcli run --tuned`.
+
+    Raises:
+        UserError: If a trial cannot start, the seed is a reported one, or every trial has diverged.
+    """
+    chosen, seed = registry.find_method(method), SEED if seed is None else seed
+    given = {name: value for name, value in given.items() if value is not None}
+    values = parse_grid(chosen, grid)
+    setups = _setups(chosen, values, {**given, "seed": seed})
+    _refuse_reported_seed(seed, setups[0][1])
+    first = setups[0][1].run
+    folder = Path(out or Path("runs") / f"tune-{chosen.name}-{first.protocol.replace(':', '-')}-{first.dataset}")
+    trials = []
+    for combination, setup in setups:
+        place = folder / ",".join(f"{name}={value}" for name, value in combination.items())
+        record = _finished(place, setup)
+        if record is None:
+            try:
+                if (place / RECORD).is_file():
+                    runs.resume(place, progress=progress)
+                else:
+                    options = {**given, "validation": setup.run.validation, **combination, "seed": seed}
+                    runs.run(method, out=place, progress=progress, **options)
+            except NonFiniteLoss:
+                pass  # a trial that diverges is no choice, and the record says so
+            record = read_record(place)
+        trials.append(Trial(combination, record))
+    trials.sort(key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy, reverse=True)
+    best = trials[0]
+    if best.accuracy is None:
+        raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
+    about = {
+        "method": chosen.name, "protocol": first.protocol, "dataset": first.dataset, "seed": seed,
+        "options": best.values, "validation_accuracy": best.accuracy, "grid": {k: list(v) for k, v in values.items()},
+    }  # fmt: skip
+    text = json.dumps(about, indent=1) + "\n"
+    write_atomically(folder / TUNED, lambda path: path.write_text(text))
+    return trials, folder
+
+
+def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Setup]]:
+    """Every combination of values with the run it makes, all of them checked before the first starts."""
+    if clash := [name for name in grid if name in given]:
+        flag = "--" + clash[0].replace("_", "-")
+        raise UserError(f"{flag} is given and in --grid; leave one of the two out.")
+    found = []
+    for combination in itertools.product(*grid.values()):
+        values = dict(zip(grid, combination, strict=True))
+        setup = resolve(method, {**given, **values})
+        if not setup.run.validation:
+            setup = resolve(method, {**given, "validation": VALIDATION, **values})
+        found.append((values, setup))
+    return found
+
+
+def _finished(folder: Path, setup: Setup) -> dict[str, Any] | None:
+    """The record of a trial that has ended, finished or diverged; None where it has yet to run.
+
+    Raises:
+        UserError: If the folder holds a run with other options.
+    """
+    if not (folder / RECORD).is_file():
+        return None
+    record = read_record(folder)
+    values = setup.values()
+    if other := [name for name, value in record["config"].items() if values.get(name) != value and name != "device"]:
+        flag = other[0].replace("_", "-")
+        raise UserError(
+            f"'{folder}' holds a trial with another --{flag} (got {values.get(other[0])}, was "
+            f"{record['config'][other[0]]}); choose another folder with --out."
+        )
+    diverged = record["status"] == "failed" and record.get("error", "").startswith(NonFiniteLoss.__name__)
+    return record if record["status"] == "finished" or diverged else None
+
+
+def _refuse_reported_seed(seed: int, setup: Setup) -> None:
+    """Refuses a seed whose runs a table of the protocol's paper reports: its options would be fitted to it."""
+    paper = setup.protocol.name.split(":")[0]
+    reported = {one for table in registry.tables().values() if table.name.split(":")[0] == paper for one in table.seeds}
+    if seed in reported:
+        seeds = ", ".join(map(str, sorted(reported)))
+        raise UserError(
+            f"--seed {seed} is one that the paper's tables report (they are {seeds}); tune with another, "
+            f"such as {SEED}, so that no reported run has chosen its own options."
+        )

@@ -1,0 +1,86 @@
+"""What a record says of code, machine and size; and how a finished run is opened again."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+import fedcli
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs import records
+from fedcli.runs import run as runs
+from tests import laws
+
+TINY = {
+    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 2, "local_epochs": 1,
+    "batch_size": 16, "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **TINY)
+
+
+def test_a_finished_run_is_opened_with_all_it_had(finished):
+    opened = runs.open_run(finished.path)
+    assert opened.record == records.read_record(finished.path)
+    assert (opened.folder, opened.method.name, opened.setup.run.rounds) == (finished.path, "fedavg", 2)
+    assert laws.distance(opened.state.params, finished.state.params) == 0
+    assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
+    assert not hasattr(opened.fed, "trained")
+    assert runs.open_run(finished.path, drift_every=1).fed.trained is None  # a federation that remembers models
+
+
+def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
+    folder = shutil.copytree(finished.path, tmp_path / "run")
+    for change, message in (
+        ({"status": "interrupted"}, "has not finished"),
+        ({"numerics": {"core": 0, "method": 1}}, "numerics of the core 1, was 0"),
+        ({"dataset_fingerprint": "0" * 16}, "data set is not the one"),
+        ({"partition": {**finished.record["partition"], "fingerprint": "0"}}, "partition is not the one"),
+    ):
+        records.write_record(folder, {**finished.record, **change})
+        with pytest.raises(UserError, match=message):
+            runs.open_run(folder)
+    records.write_record(folder, {**finished.record, "method_hash": "0" * 16})  # another word in the method's file
+    assert runs.open_run(folder).record["method_hash"] == "0" * 16
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    params = saved["state"]["__items__"][0]
+    params[next(iter(params))] += 1
+    other = {**saved, "state": {**saved["state"], "__type__": "AnotherState"}}
+    for spoilt, got in ((saved, "[0-9a-f]{64},"), (other, "a state of another kind")):
+        torch.save(spoilt, folder / "checkpoint.pt")
+        with pytest.raises(UserError, match=rf"does not hold the run's last model \(got {got}"):
+            runs.open_run(folder)
+    (folder / "checkpoint.pt").unlink()
+    with pytest.raises(UserError, match=r"is missing .* \(got no checkpoint"):
+        runs.open_run(folder)
+
+
+def test_a_record_is_outdated_by_numerics_and_lost_options_and_not_by_words():
+    method = find_method("fedprox")
+    record = {
+        "method": "fedprox", "method_source": "fedprox", "method_hash": method.file_hash,
+        "numerics": records.numerics(method),
+    }  # fmt: skip
+    record["config"] = {"rounds": 3, dataclasses.fields(method.config)[0].name: 0.1}
+    assert not records.outdated(record, method)
+    assert not records.outdated({**record, "method_hash": "moved or worded anew"}, method)
+    assert not records.outdated({**record, "config": {}}, method)  # all its options have been added since
+    assert records.outdated(record, dataclasses.replace(method, numerics=2))
+    assert records.outdated({**record, "numerics": {"core": 0, "method": 1}}, method)
+    assert records.outdated({**record, "config": {**record["config"], "gone": 1}}, method)
+    del record["numerics"]  # of before there were any
+    assert not records.outdated(record, method)
+    assert records.outdated(record, dataclasses.replace(method, numerics=2))
+
+
+def test_a_users_own_file_is_another_by_its_hash():
+    method = find_method("fedavg")
+    record = {"method": "fedavg", "method_source": "/home/me/fedavg.py", "method_hash": method.file_hash, "config": {}}
+    assert not records.outdated(record, method)
+    assert records.outdated({**record, "method_hash": "changed"}, method)
+    assert not records.outdated({**record, "method_hash": f"changed, then {method.file_hash}"}, method)
