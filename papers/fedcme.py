@@ -410,8 +410,8 @@ _DATA = {
 _ALPHAS = (0.1, 0.5)
 _COHORTS = ((50, 10), (50, 20), (80, 20), (80, 30))  # |K|, |M|
 _NOTES = (
-    "The number of rounds T is not stated: 200 is chosen here. From 4/5 T (Table III) to the end (Table IV) FedAvg falls "
-    "with K=50,M=20 (66.93, then 65.98) and still climbs with K=80,M=30 (63.76, then 65.16), so T is no short run. By "
+    "The number of rounds T is not stated: 200 is chosen here. From 4/5 T (Table III) to the end (Table IV) FedAvg "
+    "falls with K=50,M=20 (66.93, then 65.98) and climbs with K=80,M=30 (63.76, then 65.16): T is no short run. By "
     "our estimate of the steps that plain SGD needs, FMNIST's 89 % (alpha 0.5) speaks for one or two hundred rounds, "
     "CIFAR-10's 75 % for more. Table III's fifths of 200 are whole rounds.",
     "Momentum and weight decay are not stated: 0, as in Eqs. 2, 8 and 10.",
