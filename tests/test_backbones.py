@@ -39,6 +39,8 @@ def parameters(module):
         ("cnn-mcmahan", 3, 64, 200, 5_694_600),
         ("cnn-2x32", 1, 28, 10, 299_306),
         ("cnn-2x64", 3, 32, 10, 797_962),
+        ("cnn-2x32-100", 1, 28, 10, 832 + 25_632 + (512 * 384 + 384) + (384 * 100 + 100) + 1_010),
+        ("cnn-2x64-100", 3, 28, 10, 4_864 + 102_464 + (1024 * 384 + 384) + (384 * 100 + 100) + 1_010),
         ("cnn-3conv", 3, 28, 10, 14_213_578),
         ("cnn-3conv", 1, 28, 10, 14_213_578),
         ("cnn-small", 1, 8, 10, 160 + 4_640 + (128 * 64 + 64) + 650),
@@ -100,7 +102,16 @@ def test_features_and_head(name):
 def test_names_are_unique_and_complete():
     variants = ("", "-3x3", "-gn", "-3x3-gn", "-512")
     resnets = {f"resnet{depth}{variant}" for depth in (10, 12, 18, 34, 50, 101, 152) for variant in variants}
-    cnns = {"cnn-small", "cnn-mcmahan", "cnn-2x32", "cnn-2x64", "cnn-3conv", "alexnet-32"}
+    cnns = {
+        "cnn-small",
+        "cnn-mcmahan",
+        "cnn-2x32",
+        "cnn-2x64",
+        "cnn-3conv",
+        "alexnet-32",
+        "cnn-2x32-100",
+        "cnn-2x64-100",
+    }
     others = {"efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32", "mobilenet-v2-512", "googlenet-512"}
     others |= {"resnet18-3x3-gn-projection", "mobilenet-v2-dropout-512"}
     assert sorted(backbones.names()) == sorted(resnets | cnns | others)

@@ -1,9 +1,7 @@
 """FedCME: matching against its definition, a whole round against a plain loop, equations, memory, costs, protocols."""
 
 import copy
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +24,8 @@ from fedcli.papers.fedcme import (
 
 from fedcli.core.batches import generator
 from fedcli.core.clients import Client
-from fedcli.registry import find_method, find_table, protocols
+from fedcli.registry import find_method, find_table, protocols, unaccounted
+from fedcli.results.comparison import printed, reported
 from fedcli.runs.config import resolve
 from fedcli.runs.run import one_round
 from tests import laws
@@ -417,6 +416,7 @@ def test_the_papers_values(monkeypatch):
     assert (run.momentum, run.partition, run.backbone, setup.selection) == (0, "dirichlet:0.1", "cnn-mcmahan", "last")
     run = resolve(FEDCME, {"protocol": "fedcme:cifar10-a0.5-k80-m30", "dataset": "cifar10"}).run
     assert (run.num_clients, run.cohort_size, run.batch_size, run.partition) == (80, 30, 64, "dirichlet:0.5")
+    assert (run.partition_seed, run.rounds) == (0, 200)
     assert run.backbone == "alexnet-32"
 
 
@@ -430,14 +430,55 @@ def test_every_method_of_the_tables_runs_under_every_protocol(monkeypatch, name)
         resolve(find_method(name), {"protocol": protocol.name, "dataset": dataset})
 
 
-@pytest.mark.parametrize("table", ["II", "III", "IV"])
-def test_tables_have_every_number_of_the_paper(monkeypatch, table):
-    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
-    reported = json.loads((Path(FEDCME.file).parent / "reported.json").read_text())["FedCME"][f"Table {table}"]
-    wanted = {(row["method"], row["column"]) for row in reported["rows"] if "minus" not in row["method"]}
-    cells = find_table(f"fedcme:{table}").cells
-    assert {(cell.row, cell.column) for cell in cells} == wanted
-    assert len(cells) == len(wanted)
-    for cell in cells:
-        setup = resolve(find_method(cell.method), cell.settings)
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [("II", "II"), ("II", "II-last-tenth"), ("III", "III"), ("IV", "IV"), ("IV", "IV-last-tenth")],
+)
+def test_tables_have_every_number_of_the_paper(table, name):
+    wanted = {(row["method"], row["column"]) for row in reported()["FedCME"][f"Table {table}"]["rows"]}
+    planned = find_table(f"fedcme:{name}")
+    every = [(cell.row, cell.column) for cell in (*planned.cells, *planned.gains)]
+    assert sorted(every) == sorted(wanted)
+    assert {cell.metric.partition(":")[0] for cell in planned.cells} == {METRICS[name]}
+    for cell in planned.cells:
+        setup = resolve(find_method(cell.method), cell.settings, need_data=False)
         assert f"K={setup.run.num_clients},M={setup.run.cohort_size}" in cell.column
+    assert unaccounted(FEDCME.module, reported()["FedCME"]) == []
+
+
+METRICS = {
+    "II": "selected",
+    "II-last-tenth": "last-tenth",
+    "III": "at",
+    "IV": "selected",
+    "IV-last-tenth": "last-tenth",
+}
+
+
+def test_the_gains_of_table_iii_are_over_the_best_of_the_methods_compared():
+    table = find_table("fedcme:III")
+    paper = {place: entry["mean"] for place, entry in printed(table).items()}
+    assert len(table.gains) == 8
+    for gain in table.gains:
+        assert gain.best
+        own = paper[gain.more[0], gain.column] - max(paper[row, gain.column] for row in gain.less)
+        assert own == pytest.approx(paper[gain.row, gain.column], abs=0.005)
+
+
+def test_all_seeds_of_a_table_share_the_partition():
+    for table in FEDCME.module.TABLES:
+        for seed in table.seeds:
+            cell = table.cells[0]
+            run = resolve(find_method(cell.method), {**cell.settings, "seed": seed}, need_data=False).run
+            assert (run.seed, run.partition_seed) == (seed, 0)
+        assert any("partition_seed 0" in note for note in table.notes)
+
+
+def test_what_the_notes_say_of_fedavg_on_the_way_is_what_the_paper_prints():
+    way = {entry["column"]: entry for entry in reported()["FedCME"]["Table III"]["rows"] if entry["method"] == "FedAvg"}
+    end = {entry["column"]: entry for entry in reported()["FedCME"]["Table IV"]["rows"] if entry["method"] == "FedAvg"}
+    (note,) = (note for note in find_table("fedcme:II").notes if "climbs" in note)
+    for name, falls in (("K=50,M=20", True), ("K=80,M=30", False)):
+        before, after = way[f"{name} at 4/5T"]["mean"], end[name]["mean"]
+        assert (after < before) == falls
+        assert f"{name} ({before}, then {after})" in note

@@ -2,18 +2,21 @@
 
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fedcli.papers import fedfa
 
-from fedcli.core import backbones
+from fedcli.core import backbones, partition
 from fedcli.core.batches import generator
-from fedcli.registry import find_method, find_protocol, method_options
-from fedcli.results.comparison import printed
+from fedcli.registry import find_method, find_protocol, find_table, method_options, unaccounted
+from fedcli.results.comparison import printed, reported
+from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
+from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import one_round
 from tests import laws
 from tests.reference import load
@@ -368,22 +371,135 @@ def test_protocols_can_be_run_by_every_method_that_they_tune(protocol):
             assert setup.options == method_options(setup.method, protocol.method_options.get(name, {}))
 
 
-@pytest.mark.parametrize("table", fedfa.TABLES, ids=lambda table: table.name)
-def test_tables_have_the_papers_cells_but_for_what_is_not_built(table, tmp_path):
-    wanted = {place for place in printed(table) if place[0] != "target accuracy"}
-    cells = {(cell.row, cell.column) for cell in plan(table, tmp_path).table.cells}
-    if "Fig" in table.name:  # curves, of which no number is printed
-        assert not cells & wanted
-        return
-    left_out = {row for row, _ in wanted - cells}
-    assert cells <= wanted
-    assert all("ideal" in row for row in left_out)
-    assert left_out == set() or table.name == "fedfa:7"
+def test_every_number_of_the_paper_has_a_cell_or_a_reason():
+    cells = {}
+    for table in fedfa.TABLES:
+        for cell in table.cells:
+            field = find_metric(cell.metric).field
+            cells.setdefault((table.reported[1], cell.row, cell.column), set()).add(field)
+    left_out = set()
+    for table, content in reported()["FedFA"].items():
+        for entry in content["rows"]:
+            numbers = {field for field in ("mean", "rounds_to_target") if entry.get(field) is not None}
+            if numbers - cells.get((table, entry["method"], entry["column"]), set()):
+                left_out.add(f"{table}: {entry['method']}")
+    in_reported = {key for key in fedfa.NOT_PLANNED if key.startswith("Table")}
+    assert left_out == in_reported
+    assert unaccounted(FEDFA.module, reported()["FedFA"]) == []
 
 
-def test_targets_of_table_8_are_the_papers():
-    (table,) = (table for table in fedfa.TABLES if table.name == "fedfa:8")
-    for cell in table.cells:
-        target = printed(table)["target accuracy", cell.column]["mean"]
-        assert cell.metric == f"rounds-to:{target}"
-        assert cell.settings["protocol"].endswith("-iid") == cell.row.endswith("w/o skew")
+def test_no_cell_stands_for_a_number_the_paper_does_not_print():
+    for table in fedfa.TABLES:
+        cells = {(cell.row, cell.column) for cell in table.cells}
+        if "Fig" in table.name:  # curves, of which no number is printed
+            assert not printed(table)
+        else:
+            assert cells <= printed(table).keys()
+
+
+def test_targets_of_table_8_are_the_papers_and_four_fifths_of_fedavgs_accuracy():
+    fedavg = reported()["FedFA"]["Table 2"]["rows"]
+    means = {entry["column"]: entry["mean"] for entry in fedavg if entry["method"] == "FedAvg"}
+    for name, kind in (("fedfa:8", "rounds-to"), ("fedfa:8-accuracy", "reached")):
+        table = find_table(name)
+        for cell in table.cells:
+            target = printed(table)["target accuracy", cell.column]["mean"]
+            assert cell.metric == f"{kind}:{target}"
+            assert cell.settings["protocol"].endswith("-iid") == cell.row.endswith("w/o skew")
+            assert target == pytest.approx(0.8 * means[cell.column], abs=0.01)
+
+
+def test_seeds_are_those_of_the_paper_and_one_where_it_prints_single_values():
+    single = {"5", "6", "7", "F.2", "Fig12", "Fig13"}
+    for table in fedfa.TABLES:
+        assert table.seeds == ((2021,) if table.name.removeprefix("fedfa:") in single else (2021, 2022, 2023))
+
+
+def test_every_table_with_other_methods_says_which_form_each_takes():
+    for table in fedfa.TABLES:
+        text = " ".join(table.notes)
+        for name in {cell.method for cell in table.cells} - {"fedavg"}:
+            assert find_method(name).title.split(":")[0] in text, (table.name, name)
+
+
+@pytest.mark.parametrize("dataset", ["fmnist", "mixed-digits"])
+def test_clients_of_the_validation_experiment_have_the_papers_images(dataset):
+    protocol = find_protocol("fedfa:validation", FEDFA)
+    setup = resolve(FEDFA, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
+    domains = np.repeat(np.arange(5), 2000)
+    labels = np.tile(np.arange(10), 1000)
+    parts = setup.partition(labels, setup.run.num_clients, setup.run.partition_seed, domains)
+    counts = partition.describe(parts, labels, 10)
+    assert setup.run.train_examples == 10_000
+    if dataset == "fmnist":
+        assert (np.sort(counts, 1)[:, -2:] == 500).all()
+        assert (counts.sum(1) == 1000).all()
+        assert (counts.sum(0) == 1000).all()
+    else:
+        assert (counts == 100).all()
+        assert [set(domains[part]) for part in parts] == [{i // 2} for i in range(10)]
+
+
+@pytest.mark.parametrize(("data", "shape", "count"), [("fmnist", (1, 28), 262_966), ("mixed-digits", (3, 28), 540_438)])
+def test_networks_of_the_validation_experiment_have_100_features(data, shape, count):
+    name = find_protocol("fedfa:validation", FEDFA).datasets[data].backbone
+    network = backbones.build(name, *shape, 10, seed=0)
+    assert network.feature_dim == 100
+    assert sum(value.numel() for value in network.parameters()) == count
+
+
+def test_with_two_classes_in_a_digit_set_each_client_has_exactly_two():
+    setup = resolve(FEDFA, {"protocol": "fedfa:mixed-digits-c2", "dataset": "mixed-digits"}, need_data=False)
+    labels, domains = np.tile(np.arange(10), 5 * 743), np.repeat(np.arange(5), 7430)
+    parts = setup.partition(labels, setup.run.num_clients, setup.run.partition_seed, domains)
+    assert ((partition.describe(parts, labels, 10) > 0).sum(1) == 2).all()
+    assert {len(part) for part in parts} == {2 * (743 // 4)}
+
+
+def test_emnist_is_offered_by_shares_as_in_the_code_and_by_writers_as_in_the_text():
+    flags = {}
+    for name in ("emnist", "emnist-writers"):
+        given = {"protocol": f"fedfa:{name}", "dataset": "femnist-digits"}
+        flags[name] = str(resolve(FEDFA, given, need_data=False).partition)
+    assert flags == {"emnist": "writers:shares", "emnist-writers": "writers"}
+    used = {cell.settings["protocol"] for cell in find_table("fedfa:1").cells if cell.column.startswith("EMNIST")}
+    assert used == {"fedfa:emnist"}
+
+
+def test_columns_on_fashion_mnist_are_run_as_the_paper_says():
+    tables = ("2", "3", "5", "6", "7", "8", "8-accuracy")
+    cells = [cell for name in tables for cell in find_table(f"fedfa:{name}").cells]
+    on_fmnist = [cell for cell in cells if cell.settings["dataset"] == "fmnist"]
+    assert len(on_fmnist) == 20 + 4 + 7 + 11 + 3 + 24 + 24
+    for cell in on_fmnist:
+        run = resolve(find_method(cell.method), cell.settings, need_data=False).run
+        assert (run.num_clients, run.cohort_size, run.rounds, run.local_epochs, run.batch_size) == (100, 10, 200, 5, 64)
+        assert (run.lr, run.lr_decay, run.momentum, run.weight_decay, run.optimizer) == (0.01, 0.99, 0, 1e-3, "sgd")
+        assert (run.eval_every, run.partition_seed, run.backbone, run.train_examples) == (1, 1, "cnn-2x32", None)
+        assert cell.settings["protocol"] in {f"fedfa:fmnist-{end}" for end in ("c2", "alpha-0.1", "alpha-0.5", "iid")}
+
+
+def test_table_8_and_figure_4_need_no_runs_but_those_of_tables_1_and_2(tmp_path):
+    def runs(name):
+        planned = plan(find_table(f"fedfa:{name}"), tmp_path).runs
+        return {run.folder for run in planned}, planned
+
+    label, mixed = runs("2")[0], runs("1")[0]
+    assert runs("8")[0] | runs("8-accuracy")[0] <= label
+    assert runs("Fig18")[0] <= mixed
+    measured, planned = runs("Fig4")
+    assert measured <= label | mixed
+    assert {run.setup.run.drift_every for run in planned} == {10}
+
+
+def test_the_committed_runs_are_those_of_table_2(tmp_path):
+    study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
+    for method in ("fedavg", "fedfa"):
+        record = read_record(study / method / "seed-2021" / "record.json")
+        record["config"]["eval_every"] = 1  # the last round's accuracy does not depend on it
+        (tmp_path / method).mkdir()
+        write_record(tmp_path / method, record)
+    planned = plan(find_table("fedfa:2"), tmp_path, only=["FMNIST #C=2"]).runs
+    found = {run.setup.method.name for run in planned if run.state == "finished"}
+    assert found == {"fedavg", "fedfa"}
+    assert {run.setup.run.seed for run in planned if run.state == "finished"} == {2021}

@@ -1,5 +1,6 @@
 """FedProc: its term, its schedule and its prototypes against slow loops and hand numbers."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_cont
 from fedcli.core.batches import Batch
 from fedcli.errors import UserError
 from fedcli.registry import find_method
+from fedcli.runs.config import resolve
 from fedcli.runs.run import one_round
 from tests import laws
 
@@ -78,10 +80,30 @@ def test_gradient_is_the_difference_quotient():
 
 
 def test_the_schedule():
-    assert [schedule(round, 100) for round in (0, 1, 50, 99, 100, 250)] == [1.0, 0.01, 0.5, 0.99, 1.0, 1.0]
-    assert [schedule(round, 4) for round in range(6)] == [1.0, 0.25, 0.5, 0.75, 1.0, 1.0]
-    assert [schedule(round, 4, 0.3) for round in (0, 1, 9)] == [1.0, 0.3, 0.3]
-    assert schedule(3, 4, 0.0) == 0.0
+    assert [schedule(round, 100, 7) for round in (0, 1, 50, 99, 100, 250)] == [1.0, 0.01, 0.5, 0.99, 1.0, 1.0]
+    assert [schedule(round, 4, 200) for round in range(6)] == [1.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [schedule(round, 4, 200, 0.3) for round in (0, 1, 9)] == [1.0, 0.3, 0.3]
+    assert schedule(3, 4, 200, 0.0) == 0.0
+
+
+def test_with_a_ramp_of_0_it_is_t_of_the_runs_t_rounds_counted_from_one():
+    assert [schedule(round, 0, 5) for round in range(5)] == [1.0, 0.4, 0.6, 0.8, 1.0]
+    assert schedule(0, 0, 1) == 1.0
+    assert schedule(2, 0, 5, 0.3) == 0.3
+
+
+def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
+    def weights(rounds):
+        given = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "rounds": rounds}
+        setup = resolve(FEDPROC, given, need_data=False)
+        own, fed = laws.federation(FEDPROC, dataclasses.asdict(setup.options), rounds=rounds)
+        seen, train = [], fed.train
+        fed.train = lambda *args: seen.append(float(args[3].cross_entropy_weight)) or train(*args)
+        laws.simulate(own, fed, rounds)
+        return seen
+
+    assert weights(4) == [1.0, 0.5, 0.75, 1.0]
+    assert weights(2) == [1.0, 1.0]
 
 
 def test_prototypes_by_hand():
@@ -142,14 +164,14 @@ def test_the_first_round_is_fedavg_and_so_are_those_after_the_ramp():
 
 def test_every_option_matters():
     base = laws.simulate(*laws.federation(FEDPROC), 3)
-    for option in ({"ramp_rounds": 4}, {"cross_entropy_weight": 0.5}, {"temperature": 0.5}):
+    for option in ({"ramp_rounds": 4}, {"ramp_rounds": 0}, {"cross_entropy_weight": 0.5}, {"temperature": 0.5}):
         assert laws.distance(laws.simulate(*laws.federation(FEDPROC, option), 3).params, base.params) > 1e-6
     slow = laws.simulate(*laws.federation(FEDPROC, {"prototype_momentum": 0.5}), 2)
     first, second = (laws.simulate(*laws.federation(FEDPROC), rounds) for rounds in (1, 2))
     torch.testing.assert_close(slow.prototypes, (first.prototypes + second.prototypes) / 2)
 
 
-@pytest.mark.parametrize("option", [{"cross_entropy_weight": 1.5}, {"ramp_rounds": 0}, {"prototype_momentum": 1.0}])
+@pytest.mark.parametrize("option", [{"cross_entropy_weight": 1.5}, {"ramp_rounds": -1}, {"prototype_momentum": 1.0}])
 def test_values_out_of_range_are_refused(option):
     with pytest.raises(UserError, match=next(iter(option)).replace("_", "-")):
         laws.federation(FEDPROC, option)

@@ -46,6 +46,29 @@ def test_accuracy_at_a_fraction_of_the_planned_rounds(name, answer):
     assert found == (None if answer is None else pytest.approx(answer))
 
 
+@pytest.mark.parametrize(("target", "answer"), [("57", 57), ("57.01", 70), ("70", 70), ("70.1", None), ("0", 20)])
+def test_accuracy_of_the_round_that_reaches_a_target(target, answer):
+    metric = metrics.find_metric(f"reached:{target}")
+    assert metric.value(RUN) == (None if answer is None else pytest.approx(answer))
+    assert (metric.unit, metric.field, metric.none) == ("percent", "mean", "never")
+
+
+def test_the_last_tenth_of_the_rounds_is_at_least_one_of_them():
+    assert value("last-tenth", RUN) == pytest.approx(60)
+    rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(20)]
+    assert value("last-tenth", record(*rounds)) == pytest.approx(19)  # of rounds 18 and 19, the second alone was tested
+    rounds = [entry(number, 0.01 * number) for number in range(29)]
+    assert value("last-tenth", record(*rounds)) == pytest.approx(27.5)
+    assert value("last-tenth", {**record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
+
+
+def test_drift_is_that_of_the_last_round_in_which_it_was_measured():
+    rounds = [entry(0, 0.5, drift={"a": 1.0, "b": None}), entry(1, 0.5, drift={"a": 2.0, "b": None}), entry(2, 0.5)]
+    assert value("drift:a", record(*rounds)) == 2
+    assert value("drift:b", record(*rounds)) is None
+    assert value("drift:a", RUN) is None
+
+
 @pytest.mark.parametrize(("target", "answer"), [("57", 2), ("57.01", 4), ("70", 4), ("70.1", None), ("0", 1)])
 def test_rounds_to_a_target_count_from_one_and_include_equality(target, answer):
     metric = metrics.find_metric(f"rounds-to:{target}")

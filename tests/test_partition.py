@@ -1,4 +1,6 @@
 import hashlib
+import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -365,6 +367,34 @@ def test_writers_come_at_random_and_so_do_their_examples():
     assert min(len(set(end)) for end in ends) >= 8
 
 
+def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
+    labels = np.array([0, 0, 1, 0, 1, 1, 1, 2, 2, 0])
+    writer = np.array(
+        [7, 7, 7, 9, 9, 9, 9, 5, 5, 5]
+    )  # 7: two of class 0, one of 1; 9: one, three; 5: one of 0, two of 2
+    counts = {7: (2, 1, 0), 9: (1, 3, 0), 5: (1, 0, 2)}
+    seen = set()
+    for seed in range(6):
+        parts = from_flag("writers:shares")(labels, 2, seed, None, writer)
+        assert sorted(np.concatenate(parts)) == list(range(10))  # nothing is left out, whoever wrote it
+        own = [tuple(np.bincount(labels[part], minlength=3)) for part in parts]
+        possible = []
+        for first, second in itertools.permutations(counts.values(), 2):
+            shares = [a / (a + b) if a + b else 0.5 for a, b in zip(first, second, strict=True)]
+            given = tuple(math.floor(share * size + 1e-9) for share, size in zip(shares, (4, 4, 2), strict=True))
+            possible.append([given, tuple(np.array((4, 4, 2)) - given)])
+        assert own in possible
+        seen.add(tuple(own))
+    assert len(seen) > 2
+
+
+def test_by_shares_the_examples_of_a_client_come_from_all_writers():
+    writer = np.repeat(np.arange(100), 30)
+    labels = np.arange(len(writer)) % 3
+    assert {len(set(writer[part])) for part in partition.writers(labels, 10, writer, 0)} == {10}
+    assert min(len(set(writer[part])) for part in partition.writers(labels, 10, writer, 0, by_shares=True)) > 80
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -431,6 +461,7 @@ def test_calls_that_cannot_be_answered_are_refused(call, words):
         ("domains+iid", "domains"),
         ("domains+dirichlet:1e+2:min=1", "domains+dirichlet:100:min=1"),
         ("writers", "writers"),
+        ("writers:shares", "writers:shares"),
     ],
 )
 def test_flag_has_one_canonical_spelling(flag, canonical):
@@ -468,7 +499,7 @@ def test_flag_calls_the_partitioner(flag, function, keywords):
         ("domains+clases:2", ["unknown partition 'clases'", "did you mean 'classes'"]),
         ("domains+domains", ["needs a label skew", "domains+dirichlet:0.5"]),
         ("domains+writers", ["needs a label skew", "domains+dirichlet:0.5"]),
-        ("writers:3", ["does not take '3'", "write writers."]),
+        ("writers:3", ["does not take '3'", "write writers:shares."]),
         ("iid+domains", ["unknown partition"]),
         ("dirichlet:", ["needs its concentration", "write dirichlet:0.5."]),
         ("dirichlet:plain", ["concentration", "got 'plain'"]),
@@ -545,6 +576,7 @@ def test_describe_counts_by_hand():
         ("missing:3", "871ad493abc5cae0"),
         ("domains+dirichlet:0.5", "33a9729c48eba515"),
         ("writers", "04913ce8db594f14"),
+        ("writers:shares", "719dde85da5c6670"),
     ],
 )
 def test_partition_of_a_seed_never_changes(flag, expected):

@@ -8,6 +8,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 * `-512` is one of torchvision's networks whose classifier is replaced by averaging neighbours in the vector before it,
   so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
 * `-32` is a variant for 32 x 32 images.
+* `-100` has 100 features, where the network without it has 192.
 """
 
 from collections.abc import Callable
@@ -74,7 +75,9 @@ _CNNS = {
     "cnn-small": _Cnn(kernel=3, padding=1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
     "cnn-mcmahan": _Cnn(kernel=5, padding=0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
     "cnn-2x32": _Cnn(kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
+    "cnn-2x32-100": _Cnn(kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
     "cnn-2x64": _Cnn(kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
+    "cnn-2x64-100": _Cnn(kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
     "cnn-3conv": _Cnn(kernel=5, padding=2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
     # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
     # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.

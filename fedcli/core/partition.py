@@ -11,7 +11,7 @@ As a flag (`from_flag`), options in brackets:
     dominant:COUNT[:share=FRACTION]       a share of each client's examples comes from its dominant classes
     missing:COUNT                         each client lacks so many classes
     domains[+LABEL_SKEW]                  every client from one domain, optionally with a label skew inside each
-    writers                               whole writers, dealt to the clients
+    writers[:shares]                      whole writers, dealt to the clients; or each class cut as writers have it
 """
 
 import hashlib
@@ -90,6 +90,7 @@ _CLASSES = _Parameter("classes_per_client", "number of classes", "classes:2")
 _DOMINANT = _Parameter("dominant_classes", "number of dominant classes", "dominant:1")
 _SHARE = _Parameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
 _MISSING = _Parameter("missing_classes", "number of missing classes", "missing:3", low=0)
+_SHARES = _Parameter("by_shares", "kind", "writers:shares", lambda _: True, 0, default=False)
 
 
 def _array(values: Labels) -> np.ndarray:
@@ -406,14 +407,18 @@ def domains(
     return parts
 
 
-def writers(labels: Labels, num_clients: int, writer: Labels, seed: int) -> Parts:
+def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
     """Whole writers dealt to the clients at random, in numbers that differ by at most one.
+
+    By shares, K writers are drawn instead and only counted: the examples of every class, whoever wrote them, are cut
+    among the clients in proportion to these writers' numbers of that class, alike where none of them has it.
 
     Args:
         labels: Class of each example, `[N]`.
         num_clients: K, from 1 to the number of writers; with as many clients, each is one writer.
         writer: Who wrote or drew each example, `[N]`.
         seed: Of everything random.
+        by_shares: Whether writers give their class shares alone, and not their examples.
 
     Returns:
         K arrays of positions that cover all examples.
@@ -428,6 +433,14 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int) -> Part
             f"use 1 to {len(names)} clients."
         )
     rng, client_of = generator(seed, "partition"), np.empty(len(names), np.int64)
+    if by_shares:
+        labels = _array(labels)
+        counts = np.zeros((len(names), labels.max() + 1), np.int64)
+        np.add.at(counts, (writer, labels), 1)
+        drawn = counts[rng.permutation(len(names))[:num_clients]]  # [K, C]
+        cumulative = np.where(drawn.any(0), drawn, 1).cumsum(0)
+        bounds = cumulative * np.bincount(labels) // cumulative[-1]
+        return _deal(np.diff(bounds, axis=0, prepend=0), labels, rng)
     for client, dealt in enumerate(np.array_split(rng.permutation(len(names)), num_clients)):
         client_of[dealt] = client
     order = rng.permutation(len(writer))
@@ -443,7 +456,7 @@ _FORMS: dict[str, tuple[Callable[..., Parts], dict[str, _Parameter]]] = {
     "dominant": (dominant, {"": _DOMINANT, "share=": _SHARE}),
     "missing": (missing, {"": _MISSING}),
     "domains": (domains, {}),
-    "writers": (writers, {}),
+    "writers": (writers, {"shares": _SHARES}),
 }
 
 
@@ -506,7 +519,7 @@ class Partition:
         for prefix, parameter in _FORMS[self.name][1].items():
             if parameter.keyword in values:
                 value = values[parameter.keyword]
-                texts.append(prefix if value is False else prefix + str(value).removesuffix(".0"))
+                texts.append(prefix if isinstance(value, bool) else prefix + str(value).removesuffix(".0"))
         return ":".join(texts)
 
 

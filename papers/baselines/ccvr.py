@@ -54,6 +54,7 @@ _SOURCE = "from others' code"
 class Config:
     """How the classifier is trained on drawn features."""
 
+    # Readings 2, 3
     ccvr_examples: int = option(2000, "Features drawn of each class", symbol="M_c", source=_SOURCE, low=1)
     ccvr_epochs: int = option(10, "Passes over the drawn features", source=_SOURCE, low=0, off=0)
     ccvr_lr: float = option(0.001, "Learning rate of the classifier", source=_SOURCE, low=0, open_low=True)
@@ -86,7 +87,7 @@ def client_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Sta
         own = features[labels == c]
         means[c] = own.mean(0)
         centred = own - means[c]
-        covariances[c] = centred.T @ centred / max(len(own) - 1, 1)
+        covariances[c] = centred.T @ centred / max(len(own) - 1, 1)  # Reading 4
     return Statistics(counts, means, covariances)
 
 
@@ -136,7 +137,7 @@ def draw_features(mean: Tensor, covariance: Tensor, normal: Tensor) -> Tensor:
         normal: `[M, D]`, standard normal.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    return mean + (normal * values.clamp(min=0).sqrt()) @ vectors.T
+    return mean + (normal * values.clamp(min=0).sqrt()) @ vectors.T  # Reading 5
 
 
 def virtual_features(statistics: Statistics, examples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,7 @@ def virtual_features(statistics: Statistics, examples: int, seed: int) -> tuple[
         examples: M_c.
         seed: Of the run.
     """
-    present = statistics.counts.nonzero().flatten().tolist()
+    present = statistics.counts.nonzero().flatten().tolist()  # Reading 2
     shape = examples, statistics.means.shape[1]
     drawn = [
         draw_features(
@@ -193,9 +194,9 @@ def apply(params: Params, buffers: Params, fed, config: Config) -> tuple[Params,
     sent: list[int] = []
 
     def statistics() -> Iterator[Statistics]:  # one client at a time: C D^2 floats of each would not fit
-        for part in fed.training:
+        for part in fed.training:  # Reading 1
             features, _, labels = fed.predict(params, buffers, part)
-            own = client_statistics(features.double(), labels, fed.num_classes)
+            own = client_statistics(features.double(), labels, fed.num_classes)  # Reading 6
             sent.append(floats_sent(own.counts, fed.feature_dim))
             yield own
 

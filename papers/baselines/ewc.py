@@ -73,10 +73,11 @@ def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for image, draw in zip(x, uniform, strict=True):
-        logits = network(wanted, buffers, image[None], train=False).logits
-        label = draw_labels(logits.detach(), draw[None])
+        logits = network(wanted, buffers, image[None], train=False).logits  # Reading 3
+        label = draw_labels(logits.detach(), draw[None])  # Reading 1
         loss = F.cross_entropy(logits, label)
         grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
+        # Reading 2
         total = {name: total[name] + grad.square() for name, grad in zip(wanted, grads, strict=True)}
     return {name: value / len(x) for name, value in total.items()}
 

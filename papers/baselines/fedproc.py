@@ -17,7 +17,7 @@ Notation
     prototypes              p_c             [C, D]
     sums, class_counts                      [K, C, D], [K, C]
     cross_entropy_weight    alpha           (a fixed one; the schedule where not given)
-    ramp_rounds             100
+    ramp_rounds             100; T, FedFA
     prototype_momentum      lambda, FedFA   (0 in FedProc)
     temperature             tau, FedFA      (1, which is none, in FedProc)
 
@@ -39,10 +39,12 @@ From the authors' code, with which the paper's text was not compared
     is absent keeps its prototype.
 
 FedFA's variant (its Eq. 21 and the text after it)
-    `--prototype-momentum 0.5 --temperature 0.5 --ramp-rounds R` with R the run's number of rounds. It says that FedProc
-    diverges if its prototypes are replaced in every round, and updates them "with momentum update (8)". Read here as
-    p <- lambda p + (1 - lambda) mean at the server, with its lambda = 0.5; a class's first mean is taken as it is.
-    FedFA's code does something else: it keeps the prototypes that it began with.
+    `--ramp-rounds 0 --prototype-momentum 0.5 --temperature 0.5`. The weight is t / T with T the run's number of rounds
+    and t counted from 1, as FedFA's Algorithm 1 counts and as its code has it, so that the last round is cross-entropy
+    alone. It says that FedProc diverges if its prototypes are replaced in every round, and updates them "with momentum
+    update (8)". Read here as p <- lambda p + (1 - lambda) mean at the server, with its lambda = 0.5; a class's first
+    mean is taken as it is. FedFA's code does something else, for which there is no option: inner products of the plain
+    features with rows of the identity that no round moves, from round 0 on.
 
 Run it
     fedcli run fedproc --dataset digits
@@ -66,8 +68,9 @@ class Config:
     """What FedProc adds to FedAvg."""
 
     ramp_rounds: int = option(
-        100, "Rounds until the cross-entropy has all of the weight", source="authors' code", unit="rounds", low=1
-    )
+        100, "Rounds until the cross-entropy has all of the weight; 0 for those of the run, counted from 1",
+        source="authors' code; FedFA, Eq. 21", unit="rounds", low=0,
+    )  # fmt: skip
     cross_entropy_weight: float | None = option(
         None,
         "A fixed weight of the cross-entropy in place of the schedule; 1 leaves the contrastive term out",
@@ -100,22 +103,25 @@ class ServerState(NamedTuple):
 
 def unit(vectors: Tensor) -> Tensor:
     """The vectors `[..., D]` at length one; those of length (almost) zero become zero and pass no gradient."""
-    squares = vectors.square().sum(-1, keepdim=True)
+    squares = vectors.square().sum(-1, keepdim=True)  # Reading 6
     long = squares > SMALL**2
     return torch.where(long, vectors * torch.where(long, squares, 1.0).rsqrt(), 0.0)
 
 
-def schedule(round: int, ramp_rounds: int, fixed: float | None = None) -> float:
-    """alpha, the weight of the cross-entropy: min(round / ramp_rounds, 1), or a fixed one; 1 in round 0.
+def schedule(round: int, ramp_rounds: int, rounds: int, fixed: float | None = None) -> float:
+    """alpha, the weight of the cross-entropy: min(round / ramp_rounds, 1), or FedFA's t / T; 1 in round 0.
 
     Args:
         round: From 0.
-        ramp_rounds: Positive.
+        ramp_rounds: 0 for t / T with t = round + 1 and T = rounds.
+        rounds: Of the run.
         fixed: The weight of every round but the first; None for the schedule.
     """
     if round == 0:
-        return 1.0  # there are no prototypes yet
-    return min(round / ramp_rounds, 1.0) if fixed is None else fixed
+        return 1.0  # Reading 2
+    if fixed is not None:
+        return fixed
+    return min(round / ramp_rounds, 1.0) if ramp_rounds else (round + 1) / rounds
 
 
 def prototype_contrastive(
@@ -140,7 +146,7 @@ def prototype_contrastive(
         Scalar, in nats.
     """
     cosines = unit(features) @ unit(prototypes).T  # [B, C]
-    logits = torch.where(has_class, cosines / temperature, FAR)
+    logits = torch.where(has_class, cosines / temperature, FAR)  # Reading 5
     usable = has_class[labels] if mask is None else has_class[labels] & mask.bool()
     return cross_entropy(logits, labels, usable)
 
@@ -154,8 +160,8 @@ def local_class_sums(clients: Client, cohort, fed) -> tuple[Tensor, Tensor]:
     per_client = []
     for k, client in enumerate(cohort.client_ids):
         model = select((clients.params, clients.buffers), k)
-        features, _, labels = fed.predict(*model, fed.training[client])
-        per_client.append(class_sums(unit(features), labels, fed.num_classes))
+        features, _, labels = fed.predict(*model, fed.training[client])  # Reading 4
+        per_client.append(class_sums(unit(features), labels, fed.num_classes))  # Reading 3
     sums, class_counts = stack(per_client)
     return sums.to(fed.device), class_counts.to(fed.device)
 
@@ -178,7 +184,7 @@ def aggregate_prototypes(
     total = class_counts.sum(0)[:, None]  # [C, 1]
     mean = sums.sum(0) / total.clamp(min=1)
     mixed = torch.where(has_previous[:, None], momentum * previous + (1 - momentum) * mean, mean)
-    return torch.where(total > 0, mixed, previous)
+    return torch.where(total > 0, mixed, previous)  # Reading 5
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
@@ -205,7 +211,7 @@ def init(fed, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
     """One round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    weight = schedule(cohort.round, config.ramp_rounds, config.cross_entropy_weight)
+    weight = schedule(cohort.round, config.ramp_rounds, fed.config.rounds, config.cross_entropy_weight)
     old = fed.download(state.prototypes, cohort)
     context = Context(old, state.has_prototype, old.new_tensor(weight))
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context)

@@ -57,6 +57,7 @@ CONTEXT_AXES = Context(scales=0)
 def class_shares(fed, cohort) -> Tensor:
     """p_k: shares of the classes in each client's training part, `[K, C]`; zeros for a client without examples."""
     parts = [torch.as_tensor(fed.training[client], device=fed.device) for client in cohort.client_ids]
+    # Reading 3
     counts = torch.stack([torch.bincount(fed.engine.labels[part], minlength=fed.num_classes) for part in parts])
     return counts.to(fed.dtype) / counts.sum(1, keepdim=True).clamp(min=1)
 
@@ -72,7 +73,7 @@ def class_scales(shares: Tensor, scaling: float, form: str = "hard") -> Tensor:
     Returns:
         `[..., C]`.
     """
-    if form == "hard":
+    if form == "hard":  # Reading 1
         return torch.where(shares > 0, 1.0, torch.full_like(shares, scaling))
     largest = shares.amax(-1, keepdim=True)
     return scaling + (1 - scaling) * shares / torch.where(largest > 0, largest, 1.0)
@@ -87,7 +88,7 @@ def restricted_cross_entropy(logits: Tensor, labels: Tensor, scales: Tensor, mas
         scales: `[C]`.
         mask: `[B]`, False for padding.
     """
-    return cross_entropy(scales * logits, labels, mask)
+    return cross_entropy(scales * logits, labels, mask)  # Reading 2
 
 
 def make_local_loss(network: Network) -> LocalLoss:
