@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcli.core.backbones import torchvision
 from fedcli.data import layouts
 from fedcli.data.catalog import KNOWN, Known
 from fedcli.data.files import PARTS, Arrays, checked, one_line
@@ -89,9 +90,7 @@ def download(name: str, progress: Progress | None) -> Arrays:
 
 
 def _torchvision_class(known: Known) -> Any:
-    from fedcli.core.vision import torchvision
-
-    return getattr(torchvision.datasets, known.source)
+    return getattr(torchvision().datasets, known.source)
 
 
 def _files(name: str) -> list[_File]:

@@ -23,7 +23,7 @@ from fedcli.core.trees import from_plain, to_plain
 from fedcli.data import datasets
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
-from fedcli.registry import DataSetting, Method, PublicSetting, find_method
+from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
 from fedcli.runs import drift
 from fedcli.runs.config import Setup, resolve
 from fedcli.runs.records import (
@@ -92,7 +92,7 @@ def run(
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
     """
     chosen = find_method(method)
-    source = method if method == chosen.name else str(Path(method).resolve())
+    source = absolute(method)
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
@@ -155,7 +155,9 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
             f"the file of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
             f"{record['method_hash']}); go on with --changed-method, or start a new run."
         )
+    changed = _changed_files(record, changed_method)
     setup, fed = restore(record, method, progress)
+    record["user_files"] = changed
     if method.file_hash != record["method_hash"]:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
     with machine_settings(fed):
@@ -164,6 +166,21 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Progress
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
         return _go_on(setup, fed, record, state, folder, progress or Progress())
+
+
+def _changed_files(record: dict[str, Any], allowed: bool) -> dict[str, str]:
+    """The hashes of the user's files, with those that the record has; refuses a change unless it is allowed."""
+    before = record.get("user_files", {})
+    now = user_files([record["method_source"], *record["config"].values()])
+    for path, digest in now.items():
+        if path in before and not before[path].endswith(digest):
+            if not allowed:
+                raise UserError(
+                    f"the file '{path}' has changed since the run began (hash {digest}, was {before[path]}); go on "
+                    "with --changed-method, or start a new run."
+                )
+            now[path] = f"{before[path]}, then {digest}"
+    return {**before, **now}
 
 
 def restore(record: dict[str, Any], method: Method, progress: Progress | None = None) -> tuple[Setup, Federation]:
@@ -265,7 +282,7 @@ def _free_folder(out: str | Path) -> Path:
 
 def _new_name(setup: Setup) -> Path:
     """A folder that does not exist, named after the time, the method and the data set."""
-    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{setup.run.dataset}"
+    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
     tries = [name, *(Path(f"{name}-{count}") for count in range(2, 1000))]
     return next(folder for folder in tries if not folder.exists())
 
@@ -282,6 +299,7 @@ def _new_record(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Feder
         "method": setup.method.name,
         "method_source": source,
         "method_hash": setup.method.file_hash,
+        "user_files": user_files([source, *setup.values().values()]),
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,
