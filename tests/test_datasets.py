@@ -47,8 +47,8 @@ def test_built_in_sets_are_what_describe_says_and_always_the_same(name):
         True,
     )
     np.random.seed(7)
-    again = builtin.BUILDERS[name]()
-    assert all(np.array_equal(values, again[key]) for key, values in builtin.BUILDERS[name]().items())
+    again = builtin.BUILT_IN[name].make()
+    assert all(np.array_equal(values, again[key]) for key, values in builtin.BUILT_IN[name].make().items())
 
 
 def test_digits_are_those_of_scikit_learn_divided_by_class():

@@ -390,7 +390,7 @@ def _own(function: FromFile, channels: int, image_size: int, num_classes: int) -
         _replace(module, lambda layer: _standing_in(layer, function))
         watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
         hooks = [layer.register_forward_hook(note) for layer in watched]
-        logits = module(x)
+        logits = module.eval()(x)
     for hook in hooks:
         hook.remove()
     found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
