@@ -10,7 +10,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 * `-32` is a variant for 32 x 32 images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -53,14 +53,7 @@ class Backbone(nn.Module):
     """
 
     def __init__(self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool):
-        """Puts a head on a body.
-
-        Args:
-            body: From images to features `[B, feature_dim]`.
-            feature_dim: At least 1.
-            num_classes: At least 1.
-            colour: Whether the body wants three channels; grey images are then repeated.
-        """
+        """Puts a head on a body, from images to features; one that wants `colour` is given grey images repeated."""
         super().__init__()
         self.feature_dim = feature_dim
         self.body = body
@@ -160,14 +153,9 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 
 
 def plain_cnn(
-    kernel: int,
-    padding: int,
-    widths: tuple[int, ...],
-    pooled: tuple[int, ...],
-    hidden: tuple[int, ...],
-    stride: int = 1,
+    kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int], stride: int = 1,
     colour: bool = False,
-) -> Recipe:
+) -> Recipe:  # fmt: skip
     """A plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
 
     Args:
@@ -448,13 +436,16 @@ def _check(network: Backbone, function: FromFile, x: Tensor, real: Tensor, logit
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
+    def restore() -> None:
+        for name, value in held.items():
+            value.copy_(kept[name])
+
     def run(x: Tensor) -> list[Tensor]:
         """What training gives for the real images, and the buffers after it."""
+        restore()
         result = [value[real] for value in network.train()(x, real)] + [value.clone() for value in network.buffers()]
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        for name, value in held.items():
-            value.copy_(kept[name])
         return result
 
     if not torch.allclose(network.eval()(x)[1], logits):
@@ -464,4 +455,4 @@ def _check(network: Backbone, function: FromFile, x: Tensor, real: Tensor, logit
         raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, whose draws come as data")
     if not all(torch.allclose(a, b, 1e-4, 1e-4) for a, b in zip(once, padded, strict=True)):
         raise function.refuse("mixes the images of a batch, padding included", "use nn.BatchNorm2d or nn.GroupNorm")
-    network.train()
+    restore()

@@ -135,25 +135,13 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
 
 @partitioner({"": _ALPHA, "plain": _PLAIN, "min=": _MIN})
 def dirichlet(
-    labels: Labels,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    capped: bool = True,
-    min_examples: int = MIN_EXAMPLES,
+    labels: Labels, num_clients: int, alpha: float, seed: int, capped: bool = True, min_examples: int = MIN_EXAMPLES
 ) -> Parts:
     """Every class cut among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
 
-    Capped, a client that already holds N/K examples or more gets none of the classes still to come: its entry of p is
-    set to zero and p renormalised (classes come in order).
-
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K.
-        alpha: Concentration; the smaller, the more skewed.
-        seed: Of everything random.
-        capped: Whether the cap of N/K acts.
-        min_examples: Fewest examples of a client; after `MAX_DRAWS` draws without, the partition is refused.
+    The smaller alpha, the more skewed. Capped, a client that already holds N/K examples or more gets none of the
+    classes still to come: its entry of p is set to zero and p renormalised (classes come in order). Refused where
+    `MAX_DRAWS` draws leave some client with less than `min_examples`.
     """
     labels = _prepared(labels, num_clients)
     _ALPHA.check(alpha)
@@ -296,12 +284,8 @@ def domains(
 ) -> Parts:
     """Every client from one domain: the first K/D clients share the first domain, the next ones the second.
 
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K, a multiple of the number of domains.
-        domain: Domain of each example, `[N]`.
-        seed: Of everything random.
-        within: Shares out a domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
+    K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares out a
+    domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
     """
     labels, domain = _prepared(labels, num_clients), _array(domain)
     names = np.unique(domain)
@@ -347,32 +331,16 @@ class Partition:
     parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
 
     def __call__(
-        self,
-        labels: Labels,
-        num_clients: int,
-        seed: int,
-        domain: Labels | None = None,
-        writer: Labels | None = None,
+        self, labels: Labels, num_clients: int, seed: int, domain: Labels | None = None, writer: Labels | None = None
     ) -> Parts:
-        """The partition of these labels.
-
-        Args:
-            labels: Class of each example, `[N]`.
-            num_clients: K.
-            seed: Of everything random.
-            domain: Domain of each example, `[N]`, where the data set has domains.
-            writer: Writer of each example, `[N]`, where the data set knows them.
-
-        Returns:
-            K arrays of positions in `labels`.
+        """The partition of labels `[N]` among K clients; `domain` and `writer` are `[N]`, where the data have them.
 
         Raises:
             UserError: The data do not allow this partition.
         """
         if is_from_file(self.name):
-            return _own(
-                from_file(self.name, "partition"), labels, num_clients, seed, writer if domain is None else domain
-            )
+            groups = writer if domain is None else domain
+            return _own(from_file(self.name, "partition"), labels, num_clients, seed, groups)
         keywords, form = dict(self.parameters), PARTITIONS[self.name]
         if form.needs:
             keywords[form.needs] = {"domain": domain, "writer": writer}[form.needs]
@@ -445,16 +413,7 @@ def from_flag(flag: str) -> Partition:
 
 
 def _own(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
-    """The parts that a user's function gives: checked, as int64.
-
-    Args:
-        function: From labels `[N]`, the number of clients K and a generator to K lists of positions; where it has an
-            argument `groups`, it gets those too.
-        labels: Class of each example, `[N]`.
-        num_clients: K.
-        seed: Of the generator.
-        groups: Domain or writer of each example, `[N]`; None where the data set has neither.
-    """
+    """The parts that a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     labels, keywords = _prepared(labels, num_clients), {}
     if "groups" in (wanted := signature(function.function).parameters):
         if groups is None and wanted["groups"].default is Parameter.empty:
@@ -480,14 +439,7 @@ def _own(function: FromFile, labels: Labels, num_clients: int, seed: int, groups
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
-    """The first 16 hexadecimal digits of a SHA-256 over the sizes and the positions, in their order.
-
-    Args:
-        parts: The positions of each client.
-
-    Returns:
-        The same text on every platform for the same partition.
-    """
+    """The first 16 hexadecimal digits of a SHA-256 over the sizes and the positions, the same on every platform."""
     sizes = np.array([len(part) for part in parts], "<i8")
     digest = hashlib.sha256(sizes.tobytes())
     for part in parts:
@@ -496,15 +448,6 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
 
 
 def describe(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
-    """How many examples of each class each client holds.
-
-    Args:
-        parts: The positions of each of K clients.
-        labels: Class of each example, `[N]`, below `num_classes`.
-        num_classes: C.
-
-    Returns:
-        int64 `[K, C]`.
-    """
+    """How many examples of each class each client holds, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
     array = _array(labels)
     return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])
