@@ -176,6 +176,16 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert run.record["user_files"] == {path: registry.file_hash("mine.py")}
 
 
+def test_a_step_of_a_users_own_has_its_options_on_the_command_line():
+    Path("mine.py").write_text(METHODS)
+    small = "--protocol fedfm:digits --train-examples 40 --rounds 1 --device cpu --num-clients 2 --out run"
+    command = ["run", "fedavg", *small.split(), "--post", "./mine.py:POST", "--share", "0.25"]
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 0, result.output
+    record = json.loads(Path("run/record.json").read_text())
+    assert (record["post"]["name"], record["config"]["share"]) == ("half", 0.25)
+
+
 # Finding
 
 

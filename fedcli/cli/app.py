@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from enum import StrEnum
+from itertools import pairwise
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
@@ -54,8 +55,12 @@ class _Methods(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return list(registry.methods())
 
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+        ctx.meta["post"] = dict(pairwise(args)).get("--post")  # a user's own step has options too
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
-        return _method_command(registry.find_method(cmd_name), cmd_name)
+        return _method_command(registry.find_method(cmd_name), cmd_name, ctx.meta.get("post"))
 
 
 class _HelpLast(TyperCommand):
@@ -159,15 +164,15 @@ def show(
 # Running
 
 
-def _method_command(method: registry.Method, given_name: str) -> Any:
-    """The command `run METHOD`, made from the fields of `RunConfig` and of the method's `Config`."""
+def _method_command(method: registry.Method, given_name: str, post: str | None) -> Any:
+    """The command `run METHOD --post POST`, made from the fields of `RunConfig` and of the `Config` of both."""
     from fedcli.cli.describe import option_help
     from fedcli.runs.config import RunConfig, option_panels
 
-    kinds = (RunConfig, method.config, *(post.config for post in registry.posts().values()))
+    kinds = (RunConfig, method.config, *(step.config for step in registry.posts(method, post).values()))
     types = {name: kind for config in kinds for name, kind in get_type_hints(config).items()}
     parameters = []
-    for title, panel in option_panels(method).items():
+    for title, panel in option_panels(method, post).items():
         for name, field in panel.items():
             parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title))
             if name == "seed":

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Table, check_value, find_method, posts
+from fedcli.registry import Cell, Table, check_value, find_method, posts, short_name
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.tables import HOW_NOT_WHAT
 from fedcli.runs.config import RunConfig, Setup, resolve
@@ -286,8 +286,8 @@ def _folder_name(setup: Setup) -> str:
     """Method, data set, partition and a hash of all settings; runs that differ only in the seed share it."""
     what = {name: value for name, value in _what(setup).items() if setup.origin.get(name) != "seed"}
     digest = hashlib.sha256(json.dumps([setup.selection, what], sort_keys=True).encode()).hexdigest()[:8]
-    partition = str(setup.partition).replace(":", "-").replace("/", "-")
-    return f"{setup.method.name}-{setup.run.dataset}-{partition}-{digest}"
+    partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
+    return f"{setup.method.name}-{short_name(setup.run.dataset)}-{partition}-{digest}"
 
 
 def _records(folder: Path) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
@@ -305,7 +305,7 @@ def _is_of(record: dict[str, Any], setup: Setup) -> bool:
     An option that is newer than the record had its default then. A run with a step after the last round has all that
     the run without it has.
     """
-    kinds = (RunConfig, setup.method.config, *(post.config for post in posts().values()))
+    kinds = (RunConfig, setup.method.config, *(post.config for post in posts(setup.method, setup.run.post).values()))
     defaults = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
     config = record["config"] if setup.post is not None else {**record["config"], "post": None}
     same = all(config.get(name, defaults[name]) == value for name, value in _what(setup).items())

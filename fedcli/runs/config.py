@@ -117,8 +117,12 @@ MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "b
 _NOT_FIELDS = {"method", "out", "seeds", "progress", "help"}  # taken by the command line and by `fedcli.run`
 
 
-def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
+def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
     """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
+
+    Args:
+        method: The method.
+        chosen: What `--post` says, which may be a step of the user's own.
 
     Raises:
         UserError: If the method declares an option that every method has.
@@ -129,7 +133,7 @@ def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
         raise UserError(
             f"the option '{taken[0]}' of '{method.name}' is one that every method has; rename it in {method.file}."
         )
-    steps = posts(method).values() if method.personal is None else ()
+    steps = posts(method, chosen).values() if method.personal is None else ()
     after = {
         f"With --post {post.name}": {field.name: field for field in dataclasses.fields(post.config)} for post in steps
     }
