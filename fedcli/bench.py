@@ -194,9 +194,9 @@ def plain_network(workload: Workload) -> nn.Module:
     """The network of a workload without anything of the project's."""
     if workload.backbone == "cnn-mcmahan":
         return PlainCnn(workload.channels, workload.image_size)
-    from fedcli.core.vision import torchvision  # here, because it is slow to import
+    from fedcli.core.backbones import torchvision
 
-    return getattr(torchvision.models, workload.backbone)(num_classes=10)
+    return getattr(torchvision().models, workload.backbone)(num_classes=10)
 
 
 class PlainRounds:

@@ -10,10 +10,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedcli.core import backbones
-from fedcli.core.backbones import build
+from fedcli.core.backbones import BACKBONES, build, torchvision
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
-from fedcli.core.vision import torchvision
 from fedcli.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -83,7 +81,7 @@ NORMED = ("resnet", "mobilenet", "googlenet", "efficientnet")
 DEEPEST = ("resnet101", "resnet152")  # as the others, only longer to build
 
 
-@pytest.mark.parametrize("name", [name for name in backbones.names() if not name.startswith(DEEPEST)])
+@pytest.mark.parametrize("name", [name for name in BACKBONES if not name.startswith(DEEPEST)])
 def test_features_and_head(name):
     size = 28 if name.startswith(("cnn", "alexnet")) else 16 if name == "googlenet-512" else 8
     module = build(name, 1, size, 7, seed=0)
@@ -114,15 +112,16 @@ def test_names_are_unique_and_complete():
     }
     others = {"efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32", "mobilenet-v2-512", "googlenet-512"}
     others |= {"resnet18-3x3-gn-projection", "mobilenet-v2-dropout-512"}
-    assert sorted(backbones.names()) == sorted(resnets | cnns | others)
+    assert sorted(BACKBONES) == sorted(resnets | cnns | others)
 
 
-@pytest.mark.parametrize("name", backbones.names())
+@pytest.mark.parametrize("name", BACKBONES)
 def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
     with torch.device("meta"):
         module = build(name, 3, 32, 10, seed=0)
     assert not any(
-        isinstance(layer, nn.modules.dropout._DropoutNd | torchvision.ops.StochasticDepth) for layer in module.modules()
+        isinstance(layer, nn.modules.dropout._DropoutNd | torchvision().ops.StochasticDepth)
+        for layer in module.modules()
     )
     assert all(
         isinstance(layer, MaskedBatchNorm2d)
@@ -245,7 +244,7 @@ STOCK = {  # torchvision's name, the layer that our pooling replaces, and option
 def test_variant_with_512_features_averages_what_torchvision_classifies(name):
     module = randomised(build(name, 3, 32, 10, seed=0)).double().eval()
     stock, classifier, options = STOCK[name]
-    theirs = getattr(torchvision.models, stock)(**options).double().eval()
+    theirs = getattr(torchvision().models, stock)(**options).double().eval()
     setattr(theirs, classifier, nn.Identity())
     for ours, other in zip(module.body.parameters(), theirs.parameters(), strict=True):
         other.data.copy_(ours)
@@ -352,7 +351,7 @@ def test_cnn_weights_are_torchs_default():
 def test_residual_weights_are_torchvisions_whatever_the_classes(classes):
     body = build("resnet18", 3, 32, classes, seed=3).body
     torch.manual_seed(3)
-    theirs = dict(torchvision.models.resnet18().named_parameters())  # draws its classifier after its convolutions
+    theirs = dict(torchvision().models.resnet18().named_parameters())  # draws its classifier after its convolutions
     drawn = dict(body.named_parameters())
     assert set(theirs) - set(drawn) == {"fc.weight", "fc.bias"}
     assert torch.equal(drawn["bn1.weight"], torch.ones(64))
@@ -379,7 +378,7 @@ def test_weights_for_small_images_are_torchs_default(name):
 @pytest.mark.parametrize("name", ["mobilenet-v2-512", "googlenet-512"])
 def test_weights_of_stock_networks_are_torchvisions(name):
     stock, _, options = STOCK[name]
-    theirs = getattr(torchvision.models, stock)(**options)
+    theirs = getattr(torchvision().models, stock)(**options)
     for ours, other in zip(build(name, 3, 32, 10, seed=0).body.parameters(), theirs.parameters(), strict=False):
         assert ours.shape == other.shape
         if other.dim() == 4 and other.numel() > 1000:
@@ -554,7 +553,7 @@ library = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
     library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-USE = "from fedcli.core import vision; print(hasattr(vision, '_schemas'), vision.torchvision.loaded)"
+USE = "from fedcli.core import backbones as b; print(b.torchvision().loaded, len(b._SCHEMAS))"
 
 
 def python(code, path=None):
@@ -565,14 +564,14 @@ def python(code, path=None):
 
 def test_installed_torchvision_imports():
     result = python(
-        "from fedcli.core.vision import torchvision as t; print(t.models.resnet18(num_classes=3).fc.out_features)"
+        "from fedcli.core.backbones import torchvision as t; print(t().models.resnet18(num_classes=3).fc.out_features)"
     )
     assert (result.stdout, result.returncode) == ("3\n", 0), result.stderr
 
 
 @pytest.mark.parametrize(
     ("package", "expected"),
-    [(DESCRIBE, "True True\n"), (DEFINE + DESCRIBE, "False True\n")],
+    [(DESCRIBE, "True 1\n"), (DEFINE + DESCRIBE, "True 0\n")],
     ids=["operators missing", "operators there"],
 )
 def test_schemas_are_declared_only_where_they_are_missing(tmp_path, package, expected):

@@ -47,8 +47,8 @@ def test_built_in_sets_are_what_describe_says_and_always_the_same(name):
         True,
     )
     np.random.seed(7)
-    again = builtin.BUILDERS[name]()
-    assert all(np.array_equal(values, again[key]) for key, values in builtin.BUILDERS[name]().items())
+    again = builtin.BUILT_IN[name].make()
+    assert all(np.array_equal(values, again[key]) for key, values in builtin.BUILT_IN[name].make().items())
 
 
 def test_digits_are_those_of_scikit_learn_divided_by_class():
@@ -480,9 +480,9 @@ def test_class_folders_of_other_names_are_refused_for_known_names(tmp_path):
 
 
 def test_known_class_names_are_those_of_torchvision():
-    from fedcli.core.vision import torchvision
+    from fedcli.core.backbones import torchvision
 
-    sources = torchvision.datasets
+    sources = torchvision().datasets
     for name, source in (("fmnist", sources.FashionMNIST.classes), *(
         (f"emnist-{split}", sources.EMNIST.classes_split_dict[split]) for split in ("digits", "byclass")
     )):  # fmt: skip
@@ -593,12 +593,12 @@ WRITERS = {
 @pytest.fixture
 def official_files(tmp_path, monkeypatch):
     """Writes tiny files in the official format, which torchvision then takes for the true ones."""
-    from fedcli.core.vision import torchvision
+    from fedcli.core.backbones import torchvision
 
     def write(name, arrays):
         folder = tmp_path / "official"
         folder.mkdir(exist_ok=True)
-        source = getattr(torchvision.datasets, known.KNOWN[name].source)
+        source = getattr(torchvision().datasets, known.KNOWN[name].source)
         return WRITERS[name](folder, name, arrays, source, monkeypatch)
 
     return write

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 import fedcli
 from fedcli.cli import app as cli
-from fedcli.registry import find_method
+from fedcli.registry import find_method, from_file
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, resolve
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 EXAMPLE = "docs/examples/my_method.py"
+PARTS = "docs/examples/my_parts.py"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
 
 
@@ -117,6 +118,31 @@ def test_the_pieces_in_the_text_are_those_of_the_example():
     assert len(pieces) >= 6
     for piece in pieces:
         assert piece in source, piece
+
+
+def test_the_parts_in_the_text_are_those_of_the_example_and_run(tmp_path):
+    source = (ROOT / PARTS).read_text(encoding="utf-8")
+    pieces = blocks(TEXTS["bring-your-own.md"], "python")
+    assert [re.match(r"def (\w+)", piece)[1] for piece in pieces] == [
+        "tiny",
+        "by_halves",
+        "blobs",
+        "my_metric",
+        "my_chart",
+    ]
+    for piece in pieces:
+        assert piece in source, piece
+    own = {
+        key: f"{PARTS}:{name}" for key, name in (("backbone", "tiny"), ("partition", "by_halves"), ("dataset", "blobs"))
+    }
+    given = {"protocol": "fedfm:digits", "num_clients": 4, "rounds": 2, "device": "cpu", **own}
+    record = fedcli.run("fedavg", out=tmp_path / "run", **given).record
+    classes = [[label for label, count in enumerate(counts) if count] for counts in record["partition"]["class_counts"]]
+    assert classes == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    metric, chart = (from_file(f"{PARTS}:my_{kind}", kind) for kind in ("metric", "chart"))
+    assert metric(record) == max(entry["test_accuracy"] for entry in record["rounds"])
+    (line,) = chart([record]).axes[0].lines
+    assert line.get_xdata().tolist() == [0, 1]
 
 
 def test_the_test_in_the_text_holds_the_example_to_the_laws():

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fedcli.papers import fedsa
 from torch import nn
 
-from fedcli.core import backbones, networks
+from fedcli.core import backbones
 from fedcli.core.batches import generator
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, find_table, methods, unaccounted
@@ -266,8 +266,8 @@ def test_anchors_come_from_the_runs_seed():
 @pytest.fixture
 def two_networks(monkeypatch):
     """The names of two small networks whose features have the same width."""
-    other = networks._Cnn(kernel=3, padding=1, widths=(8,), pooled=(0,), hidden=(64,))
-    monkeypatch.setitem(networks._CNNS, "cnn-other", other)
+    other = backbones.plain_cnn(kernel=3, padding=1, widths=(8,), pooled=(0,), hidden=(64,))
+    monkeypatch.setitem(backbones.BACKBONES, "cnn-other", other)
     return "cnn-small,cnn-other"
 
 

@@ -10,13 +10,13 @@ from PIL import Image
 
 from fedcli.core import augment as images
 from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_box, crop_flip, resized_crop
+from fedcli.core.backbones import torchvision
 from fedcli.core.batches import Transform, generator
-from fedcli.core.vision import torchvision
 from fedcli.registry import PublicSetting
 from fedcli.runs.run import federation
 from tests import laws
 
-F = torchvision.transforms.functional
+F = torchvision().transforms.functional
 COLOUR = slice(2 * TRIES + 3, None)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -20,17 +21,21 @@ class MethodGroup(TyperGroup):
 
     action: Callable[[str, dict[str, Any]], None]  # what a command does with the method's name and what was given
     about = ""  # what it does, for the help of a command
-    more: ClassVar[
-        dict[str, tuple[tuple[str, Any, str, str], ...]]
-    ]  # name, type, help and panel of what comes after an option
+    # Name, type, help and panel of what comes after an option, and after the last.
+    more: ClassVar[dict[str, tuple[tuple[str, Any, str, str], ...]]]
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """Name the registered methods."""
         return list(registry.methods())
 
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+        """Look ahead for `--post`: a user's own step after the last round has options too."""
+        ctx.meta["post"] = dict(pairwise(args)).get("--post")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
         """Make the command of a method, or of a method file."""
-        return _method_command(registry.find_method(cmd_name), cmd_name, self)
+        return _method_command(registry.find_method(cmd_name), cmd_name, self, ctx.meta.get("post"))
 
 
 class _HelpLast(TyperCommand):
@@ -42,15 +47,15 @@ class _HelpLast(TyperCommand):
         return option
 
 
-def _method_command(method: registry.Method, given_name: str, group: MethodGroup) -> Any:
-    """The command of a method in a group, made from the fields of `RunConfig` and of the method's `Config`."""
+def _method_command(method: registry.Method, given_name: str, group: MethodGroup, post: str | None) -> Any:
+    """The command of a method in a group, made from the fields of `RunConfig`, the method's `Config` and `--post`'s."""
     from fedcli.cli.describe import option_help
     from fedcli.runs.config import RunConfig, option_panels
 
-    kinds = (RunConfig, method.config, *(post.config for post in registry.posts().values()))
+    kinds = (RunConfig, method.config, *(step.config for step in registry.posts(method, post).values()))
     types = {name: kind for config in kinds for name, kind in get_type_hints(config).items()}
     parameters = []
-    for title, panel in option_panels(method).items():
+    for title, panel in option_panels(method, post).items():
         for name, field in panel.items():
             parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title))
             parameters += [_parameter(*each) for each in group.more.get(name, ())]

@@ -1,14 +1,48 @@
-"""Networks as features + head, built from a name and a seed; `fedcli.core.networks` says what the names stand for."""
+"""Networks as features + head, built from a name and a seed. To add one is one function under `@backbone(NAME)`.
+
+Names are neutral; which network a paper uses is written in its protocols. Names have parts:
+
+* `resnet18` is torchvision's network, with a 7 x 7 stem and max-pooling. `-3x3` gives it a 3 x 3 stem of stride 1
+  without pooling, `-gn` GroupNorm with two groups in the place of every BatchNorm, `-projection` two linear layers
+  (512 to 512, ReLU, 512 to 256) behind its features.
+* `-512` is one of torchvision's networks whose classifier is replaced by averaging neighbours in the vector before it,
+  so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
+* `-32` is a variant for 32 x 32 images.
+* `-100` has 100 features, where the network without it has 192.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache, partial
+from importlib import import_module
+from itertools import count
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedcli.core import networks
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
-from fedcli.core.networks import names
 from fedcli.errors import UserError, unknown
+from fedcli.registry import FromFile, blame, from_file, is_from_file
 
-__all__ = ["Backbone", "build", "names"]
+_SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
+
+
+@cache
+def torchvision() -> ModuleType:
+    """torchvision, also where its compiled part does not load; imported late, as it is slow and most do without."""
+    try:
+        return import_module("torchvision")
+    except RuntimeError as error:
+        # torchvision's wheel for CUDA cannot load its compiled operators beside a torch for the CPU, and then stumbles
+        # over two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    _SCHEMAS.append(torch.library.Library("torchvision", "FRAGMENT"))
+    for name in ("nms", "qnms"):
+        _SCHEMAS[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return import_module("torchvision")
 
 
 class Backbone(nn.Module):
@@ -20,19 +54,13 @@ class Backbone(nn.Module):
     """
 
     def __init__(self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool):
-        """Puts a head on a body.
-
-        Args:
-            body: From images to features `[B, feature_dim]`.
-            feature_dim: At least 1.
-            num_classes: At least 1.
-            colour: Whether the body wants three channels; grey images are then repeated.
-        """
+        """Puts a head on a body, from images to features; one that wants `colour` is given grey images repeated."""
         super().__init__()
         self.feature_dim = feature_dim
         self.body = body
         self.head = nn.Linear(feature_dim, num_classes)
         self._colour = colour
+        self._guard: Callable = nullcontext  # stands around the body's work
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         for number, layer in enumerate(module for module in body.modules() if isinstance(module, KeyedDropout)):
             layer.number = number
@@ -51,7 +79,8 @@ class Backbone(nn.Module):
             x = x.expand(-1, 3, -1, -1)
         self._set_mask(mask)
         try:
-            features = self.body(x)
+            with self._guard():
+                features = self.body(x)
         finally:
             self._set_mask(None)
         return features, self.head(features)
@@ -61,41 +90,380 @@ class Backbone(nn.Module):
             layer.mask = mask
 
 
+class Recipe(NamedTuple):
+    """How a network is made."""
+
+    make: Callable[[int, int, int], "Backbone"]  # of channels, image size and number of classes
+    least: int = 1  # height and width in pixels of the smallest images of which the last pooling leaves something
+
+
+BACKBONES: dict[str, Recipe] = {}
+
+
+def backbone(name: str, least: int = 1) -> Callable[[Callable], Callable]:
+    """Registers a function as the network of that name; arguments as in `Recipe`."""
+
+    def register(make: Callable) -> Callable:
+        BACKBONES[name] = Recipe(make, least)
+        return make
+
+    return register
+
+
+def find(name: str) -> Recipe:
+    """The network of that name, or of a user's `./file.py:NAME`.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if is_from_file(name):
+        return Recipe(partial(_own, from_file(name, "backbone")))
+    if name not in BACKBONES:
+        raise unknown("backbone", name, BACKBONES, f"there are {', '.join(BACKBONES)}, and ./file.py:NAME.")
+    return BACKBONES[name]
+
+
 def build(name: str, channels: int, image_size: int, num_classes: int, seed: int) -> Backbone:
-    """A network with the initial weights of a seed, in float32 on the CPU.
+    """A network with the initial weights of a seed, in float32 on the CPU and in training mode.
 
     Weights are drawn as torch draws them by default, those of torchvision's networks as torchvision does. The same
     seed gives the same weights; torch's own random state is left as it was.
 
     Args:
-        name: One of `names()`.
+        name: One of `BACKBONES`, or `./file.py:NAME`.
         channels: Of the images, 1 or 3.
         image_size: Height and width of the images in pixels.
         num_classes: Number of logits.
         seed: Not negative.
 
-    Returns:
-        The network, in training mode.
-
     Raises:
-        UserError: If the name is unknown, or the images are too small or have other than 1 or 3 channels.
+        UserError: If the name is unknown, the images are too small or have other than 1 or 3 channels, or a user's
+            network does not keep the rules of `_own`.
     """
-    if name not in names():
-        raise unknown("backbone", name, names(), "'fedcli run METHOD --help' shows all.")
+    recipe = find(name)
     if channels not in (1, 3):
         raise UserError(f"images have the wrong channels (got {channels}); 1 or 3 are allowed; convert the images.")
-    _refuse_small_images(name, image_size)
+    if image_size < recipe.least:
+        raise UserError(
+            f"images are too small for the network {name} (got {image_size} x {image_size} pixels); {recipe.least} x "
+            f"{recipe.least} and larger are allowed; choose another network with --backbone."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would touch the generators of GPUs too
-        body, feature_dim, colour = networks.body(name, channels, image_size)
-        return Backbone(body, feature_dim, num_classes, colour)
+        return recipe.make(channels, image_size, num_classes)
 
 
-def _refuse_small_images(name: str, image_size: int) -> None:
-    """Raises UserError where nothing would be left of the image after the last pooling."""
-    least = networks.least_image_size(name)
-    if image_size < least:
-        raise UserError(
-            f"images are too small for the network {name} (got {image_size} x {image_size} pixels); "
-            f"{least} x {least} and larger are allowed; choose another network with --backbone."
+def plain_cnn(
+    kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int], stride: int = 1,
+    colour: bool = False,
+) -> Recipe:  # fmt: skip
+    """A plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
+
+    Args:
+        kernel: Height and width of every convolution's kernel.
+        padding: Of every convolution.
+        widths: Channels of the convolutions.
+        pooled: Which of them, counted from 0, are followed by 2 x 2 max-pooling.
+        hidden: Widths of the fully connected layers; the last is the feature width.
+        stride: Of the first convolution; the others have 1.
+        colour: Whether it always takes three channels.
+    """
+
+    def side(size: int) -> int:
+        """Height and width of the last feature map; less than 1 where the image is too small."""
+        for i in range(len(widths)):
+            size = (size + 2 * padding - kernel) // (stride if i == 0 else 1) + 1
+            size = size // 2 if i in pooled else size
+        return size
+
+    def make(channels: int, image_size: int, num_classes: int) -> Backbone:
+        layers: list[nn.Module] = []
+        channels = 3 if colour else channels
+        for i, width in enumerate(widths):
+            layers.append(nn.Conv2d(channels, width, kernel, stride if i == 0 else 1, padding))
+            if i in pooled:
+                layers.append(nn.MaxPool2d(2))  # before ReLU: the same function with a quarter of the ReLU work
+            layers.append(nn.ReLU())
+            channels = width
+        layers.append(nn.Flatten())
+        width = channels * side(image_size) ** 2
+        for out in hidden:
+            layers += [nn.Linear(width, out), nn.ReLU()]
+            width = out
+        return Backbone(nn.Sequential(*layers), width, num_classes, colour)
+
+    return Recipe(make, next(size for size in count(1) if side(size) >= 1))
+
+
+BACKBONES |= {
+    "cnn-small": plain_cnn(3, 1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
+    "cnn-mcmahan": plain_cnn(5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
+    "cnn-2x32": plain_cnn(5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
+    "cnn-2x32-100": plain_cnn(5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
+    "cnn-2x64": plain_cnn(5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
+    "cnn-2x64-100": plain_cnn(5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
+    "cnn-3conv": plain_cnn(5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
+    # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
+    # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.
+    "alexnet-32": plain_cnn(3, 1, (64, 192, 384, 256, 256), (0, 1, 4), hidden=(4096, 4096), stride=2, colour=True),
+}
+_RESNETS = {  # kind of block, blocks in each of the four stages
+    "resnet10": ("BasicBlock", [1, 1, 1, 1]),
+    "resnet12": ("BasicBlock", [2, 1, 1, 1]),
+    "resnet18": ("BasicBlock", [2, 2, 2, 2]),
+    "resnet34": ("BasicBlock", [3, 4, 6, 3]),
+    "resnet50": ("Bottleneck", [3, 4, 6, 3]),
+    "resnet101": ("Bottleneck", [3, 4, 23, 3]),
+    "resnet152": ("Bottleneck", [3, 8, 36, 3]),
+}
+_VARIANTS = ("", "-gn", "-3x3", "-3x3-gn", "-512")
+
+
+def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Backbone:
+    """torchvision's residual network.
+
+    Images of any size will do: every layer is padded, and the last map is averaged.
+    """
+    depth, *parts = name.split("-")
+    block, blocks = _RESNETS[depth]
+    resnet = torchvision().models.resnet
+    norm = partial(nn.GroupNorm, 2) if "gn" in parts else MaskedBatchNorm2d
+    # One class, because the classifier goes: the body's weights then do not depend on the number of classes.
+    body = resnet.ResNet(getattr(resnet, block), blocks, num_classes=1, norm_layer=norm)
+    width, body.fc = body.fc.in_features, nn.Identity()
+    if "3x3" in parts:
+        body.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNet
+        body.maxpool = nn.Identity()
+    if "512" in parts:
+        width, body.fc = 512, nn.AdaptiveAvgPool1d(512)
+    if "projection" in parts:
+        body.fc = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
+        width = 256
+    return Backbone(body, width, num_classes, colour=True)
+
+
+for _name in [*(depth + variant for depth in _RESNETS for variant in _VARIANTS), "resnet18-3x3-gn-projection"]:
+    BACKBONES[_name] = Recipe(partial(_resnet, _name))
+
+
+@backbone("mobilenet-v2-512")
+def _mobilenet_v2_512(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """torchvision's MobileNetV2 without its dropout, which goes with the classifier whose first layer it is."""
+    body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
+    body.classifier = nn.AdaptiveAvgPool1d(512)
+    return Backbone(body, 512, num_classes, colour=True)
+
+
+@backbone("mobilenet-v2-dropout-512")
+def _mobilenet_v2_dropout_512(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """torchvision's MobileNetV2, whose dropout of 0.2 is kept and stands before the averaging to 512 features."""
+    body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
+    body.classifier = nn.Sequential(KeyedDropout(0.2), nn.AdaptiveAvgPool1d(512))
+    return Backbone(body, 512, num_classes, colour=True)
+
+
+def _convolution(**options: Any) -> Callable[..., nn.Module]:
+    """torchvision's convolution with norm and activation, by default BatchNorm and ReLU, and padded."""
+    return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
+
+
+def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
+    """torchvision's GoogLeNet without auxiliary classifiers, with weights drawn as torch does by default.
+
+    Args:
+        conv: Its convolution, norm and ReLU.
+        double: Whether two 3 x 3 convolutions in a row stand for each 5 x 5, or one as in torchvision().
+    """
+    original = import_module("torchvision.models.googlenet").Inception  # `models.googlenet` is a function
+
+    def inception(channels: int, *widths: int) -> nn.Module:
+        block = original(channels, *widths, conv_block=conv)
+        if double:
+            block.branch3.append(conv(widths[4], widths[4]))
+        return block
+
+    blocks = [conv, inception, nn.Identity]
+    return torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)
+
+
+@backbone("googlenet-512", least=15)
+def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """torchvision's GoogLeNet; the features lie behind its dropout."""
+    body = _googlenet(_convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001)), double=False)
+    for module in body.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.normal_(module.weight, std=0.01)  # torchvision's, without its truncation at 200 deviations
+    body.dropout, body.fc = KeyedDropout(body.dropout.p), nn.AdaptiveAvgPool1d(512)
+    return Backbone(body, 512, num_classes, colour=True)
+
+
+@backbone("googlenet-32")
+def _googlenet_32(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """GoogLeNet with one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, and no dropout.
+
+    Weights are drawn as torch does by default.
+    """
+    conv = _convolution(bias=True)
+    body = _googlenet(conv, double=True)
+    body.conv1 = conv(3, 192)
+    body.conv2 = body.conv3 = body.maxpool1 = body.maxpool2 = nn.Identity()
+    body.maxpool3 = body.maxpool4 = nn.MaxPool2d(3, stride=2, padding=1)
+    body.dropout = body.fc = nn.Identity()
+    return Backbone(body, 1024, num_classes, colour=True)
+
+
+class _Sum(nn.Module):
+    """A residual connection."""
+
+    def __init__(self, block: nn.Module, shortcut: nn.Module):
+        super().__init__()
+        self.block, self.shortcut = block, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) + self.shortcut(x)
+
+
+@backbone("mobilenet-v2-32")
+def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """MobileNetV2 with stride 1 in its stem and second stage, ReLU, and no dropout.
+
+    Blocks of stride 1 that change the width have a shortcut too, through a convolution, and the first block has an
+    expansion, by the factor 1. Weights are drawn as torch does by default.
+    """
+    conv, linear = _convolution(), _convolution(kernel_size=1, activation_layer=None)
+    layers, width = [conv(3, 32)], 32
+    # Factor of expansion, width, blocks, stride of the first block.
+    stages = (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
+    for factor, out, repeats, first_stride in stages:
+        for stride in (first_stride, *[1] * (repeats - 1)):
+            inner = factor * width
+            depthwise = conv(inner, inner, 3, stride, groups=inner)
+            block = nn.Sequential(conv(width, inner, 1), depthwise, linear(inner, out))
+            shortcut = nn.Identity() if width == out else linear(width, out)
+            layers.append(_Sum(block, shortcut) if stride == 1 else block)
+            width = out
+    layers += [conv(width, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return Backbone(nn.Sequential(*layers), 1280, num_classes, colour=True)
+
+
+@backbone("efficientnet-b0-32")
+def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """torchvision's EfficientNet-B0 with stride 1 in its stem and without the last convolution.
+
+    The features lie behind its dropout of 0.2. Stochastic depth rises linearly from 0 in the first block towards 0.2.
+    Weights are drawn as torch does by default.
+    """
+    body = torchvision().models.efficientnet_b0(norm_layer=MaskedBatchNorm2d)
+    body.features[0][0].stride = (1, 1)
+    width, body.features[-1] = body.features[-1][0].in_channels, nn.Identity()
+    body.classifier = KeyedDropout(body.classifier[0].p)
+    for module in body.modules():
+        if isinstance(module, torchvision().models.efficientnet.MBConv):
+            module.stochastic_depth = KeyedDropout(module.stochastic_depth.p, whole_examples=True)
+        if isinstance(module, nn.Conv2d):
+            module.reset_parameters()
+    return Backbone(body, width, num_classes, colour=True)
+
+
+def _own(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
+    """A network from a user's module: its last nn.Linear becomes the head, and what enters it are the features.
+
+    nn.BatchNorm2d and nn.Dropout become the layers that take the mask and the key. A first run on random images shows
+    that the function is still the user's, that padding reaches no other image, and that nothing is drawn inside.
+
+    Raises:
+        UserError: The first of these that does not hold.
+    """
+    module = function(channels, image_size, num_classes)
+    if not isinstance(module, nn.Module):
+        raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
+    x, real = torch.randn(4, channels, image_size, image_size), torch.tensor([True, True, False, False])
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # layer, what enters it, what leaves it
+
+    def note(layer: nn.Module, given: tuple, out: Tensor) -> None:
+        calls.append((layer, given[0], out.clone()))
+
+    with torch.no_grad(), blame(function.path):
+        module.eval()(x)  # lazy layers get their shapes
+        _replace(module, lambda layer: _standing_in(layer, function))
+        watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
+        hooks = [layer.register_forward_hook(note) for layer in watched]
+        logits = module.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if found != (len(x), num_classes):
+        raise function.refuse(
+            f"gives no logits of {num_classes} classes (got {found} of {len(x)} images)", "return logits [B, C]"
         )
+    head, features, last = next((call for call in reversed(calls) if isinstance(call[0], nn.Linear)), (None, x, x))
+    if type(head) is not nn.Linear or head.bias is None or features.dim() != 2 or not torch.equal(last, logits):
+        raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
+    once = [call[0] for call in calls if call[0] is head or isinstance(call[0], KeyedDropout)]
+    if len(set(once)) < len(once):
+        raise function.refuse("uses its last nn.Linear or an nn.Dropout twice", "make a layer for each place")
+    held = [value for part in module.modules() for value in part._parameters.values() if value is not None]
+    if len({id(value) for value in held}) < len(held) or not all(value.requires_grad for value in held):
+        raise function.refuse("has a parameter in two places or one that is not trained", "make it two, or a buffer")
+    _replace(module, lambda layer: nn.Identity() if layer is head else layer)
+    network = Backbone(module, head.in_features, num_classes, colour=False)
+    network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    _check(network, function, x, real, logits)
+    return network
+
+
+def _replace(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
+    """Puts `new(layer)` in the place of every layer inside a module; one in two places stays one."""
+    made: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for key, layer in parent._modules.items():
+            if layer is not None:
+                parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
+
+
+def _standing_in(layer: nn.Module, function: FromFile) -> nn.Module:
+    """The layer for a user's that has the same function and knows padding and keys; the user's where that is fine."""
+    if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
+        new = MaskedBatchNorm2d(layer.num_features, layer.eps, layer.momentum)
+        new.weight, new.bias = layer.weight, layer.bias
+        new.running_mean, new.running_var = layer.running_mean, layer.running_var
+        return new
+    if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace:
+        return KeyedDropout(layer.p)
+    norm = isinstance(layer, nn.modules.batchnorm._NormBase) and not isinstance(layer, MaskedBatchNorm2d)
+    if norm and (layer.track_running_stats or not isinstance(layer, nn.modules.instancenorm._InstanceNorm)):
+        remedy = "use nn.BatchNorm2d with its defaults, or nn.GroupNorm"
+        raise function.refuse(f"has a layer whose statistics padding would reach (got {layer})", remedy)
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        remedy = "use nn.Dropout(p) with p < 1, not in place"
+        raise function.refuse(f"has a layer that draws by itself (got {layer})", remedy)
+    return layer
+
+
+@torch.no_grad()
+def _check(network: Backbone, function: FromFile, x: Tensor, real: Tensor, logits: Tensor) -> None:
+    """Refuses a user's network whose function has changed, or which does not keep padding and draws out."""
+    before, held = torch.get_rng_state(), dict(network.named_buffers())
+    kept = {name: value.clone() for name, value in held.items()}
+
+    def restore() -> None:
+        for name, value in held.items():
+            value.copy_(kept[name])
+
+    def run(x: Tensor) -> list[Tensor]:
+        """What training gives for the real images, and the buffers after it."""
+        restore()
+        result = [value[real] for value in network.train()(x, real)] + [value.clone() for value in network.buffers()]
+        if any(value is not held[name] for name, value in network.named_buffers()):
+            raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
+        return result
+
+    if not torch.allclose(network.eval()(x)[1], logits):
+        raise function.refuse("is another function when its head is apart", "let the last nn.Linear be called once")
+    once, again, padded = run(x), run(x), run(torch.where(real[:, None, None, None], x, 100 * x.flip(1, 2) + 1))
+    if not all(map(torch.equal, once, again)) or not torch.equal(torch.get_rng_state(), before):
+        raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, whose draws come as data")
+    if not all(torch.allclose(a, b, 1e-4, 1e-4) for a, b in zip(once, padded, strict=True)):
+        raise function.refuse("mixes the images of a batch, padding included", "use nn.BatchNorm2d or nn.GroupNorm")
+    restore()

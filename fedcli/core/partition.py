@@ -1,7 +1,9 @@
 """Pure partitioners: labels (and domains) to the training examples of each client.
 
-A partition is a list of int64 arrays of positions in `labels`, one a client, each in random order, because the end of
-a client's list becomes its validation part. No example is used twice. Everything random comes from `seed` alone.
+A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
+everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
+of a client's list becomes its validation part; no example is used twice. It raises UserError where a value is out of
+range or the data do not suffice. To add one is one function under `@partitioner`.
 
 As a flag (`from_flag`), options in brackets:
     iid                                   equal sizes
@@ -12,6 +14,7 @@ As a flag (`from_flag`), options in brackets:
     missing:COUNT                         each client lacks so many classes
     domains[+LABEL_SKEW]                  every client from one domain, optionally with a label skew inside each
     writers[:shares]                      whole writers, dealt to the clients; or each class cut as writers have it
+    ./file.py:NAME                        a function of the user's own
 """
 
 import hashlib
@@ -19,13 +22,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fedcli.core.batches import generator
 from fedcli.errors import UserError, unknown
+from fedcli.registry import FromFile, from_file, is_from_file
 
 Labels = np.ndarray | torch.Tensor
 Parts = list[np.ndarray]
@@ -93,6 +98,27 @@ _MISSING = _Parameter("missing_classes", "number of missing classes", "missing:3
 _SHARES = _Parameter("by_shares", "kind", "writers:shares", lambda _: True, 0, default=False)
 
 
+class _Form(NamedTuple):
+    """A partitioner as a flag."""
+
+    function: Callable[..., Parts]
+    parameters: dict[str, _Parameter]  # by their prefix in the flag; "" is the required one, which comes first
+    needs: str  # what it takes from the data set beside labels: "domain", "writer" or nothing
+
+
+PARTITIONS: dict[str, _Form] = {}
+
+
+def partitioner(parameters: dict[str, _Parameter] | None = None, needs: str = "") -> Callable[[Callable], Callable]:
+    """Registers a function as the partition of its name; arguments as in `_Form`."""
+
+    def register(function: Callable[..., Parts]) -> Callable[..., Parts]:
+        PARTITIONS[function.__name__] = _Form(function, parameters or {}, needs)
+        return function
+
+    return register
+
+
 def _array(values: Labels) -> np.ndarray:
     return (values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)).astype(np.int64)
 
@@ -117,24 +143,14 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> P
     return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
 
 
+@partitioner()
 def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
-    """A uniformly random partition into sizes that differ by at most one.
-
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K, from 1 to N.
-        seed: Of everything random.
-
-    Returns:
-        K arrays of positions that cover all examples.
-
-    Raises:
-        UserError: There are fewer examples than clients.
-    """
+    """A uniformly random partition into sizes that differ by at most one."""
     order = generator(seed, "partition").permutation(len(_prepared(labels, num_clients)))
     return np.array_split(order.astype(np.int64), num_clients)
 
 
+@partitioner({"": _ALPHA, "plain": _PLAIN, "min=": _MIN, "draw=": _DRAW})
 def dirichlet(
     labels: Labels,
     num_clients: int,
@@ -146,27 +162,13 @@ def dirichlet(
 ) -> Parts:
     """Every class cut among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
 
-    Capped, a client that already holds N/K examples or more gets none of the classes still to come: its entry of p is
-    set to zero and p renormalised (classes come in order).
+    The smaller alpha, the more skewed. Capped, a client that already holds N/K examples or more gets none of the
+    classes still to come: its entry of p is set to zero and p renormalised (classes come in order). Refused where
+    `MAX_DRAWS` draws leave some client with less than `min_examples`.
 
     `draw="pfllib"` takes numpy's `RandomState(seed)` in the order of PFLlib, so that labels in the order of its files
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
-
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K, from 1 to N.
-        alpha: Concentration, 1e-6 to 1e6; the smaller, the more skewed.
-        seed: Of everything random.
-        capped: Whether the cap of N/K acts.
-        min_examples: Fewest examples of a client, from 1.
-        draw: "own", or "pfllib".
-
-    Returns:
-        K arrays of positions that cover all examples.
-
-    Raises:
-        UserError: A value out of range, too few examples, or no draw in `MAX_DRAWS` that gave every client enough.
     """
     labels = _prepared(labels, num_clients)
     _ALPHA.check(alpha)
@@ -240,23 +242,12 @@ def _split(order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomSta
     return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
 
 
+@partitioner({"": _CLASSES})
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Shards of the label-sorted examples, `classes_per_client` of them at random to each client.
 
     There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. Two shards of a
     client may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
-
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K, from 1 to N.
-        classes_per_client: Shards of each client, from 1.
-        seed: Of everything random.
-
-    Returns:
-        K arrays of positions, of equal sizes.
-
-    Raises:
-        UserError: A value out of range, or fewer examples than shards.
     """
     labels = _prepared(labels, num_clients)
     _CLASSES.check(classes_per_client)
@@ -274,6 +265,7 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     return [rng.permutation(own) for own in dealt]
 
 
+@partitioner({"": _DOMINANT, "share=": _SHARE})
 def dominant(
     labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
 ) -> Parts:
@@ -281,19 +273,6 @@ def dominant(
 
     With m the size of the rarest class and n = floor(C m / K), a client gets floor(n (1 - share) / C) examples of
     every class and floor(n share / d) more of each dominant one; those of client i are (i d + j) mod C, j < d.
-
-    Args:
-        labels: Class of each example, `[N]`; C is the largest one plus 1.
-        num_clients: K, from 1 to N.
-        dominant_classes: d, from 1 to C.
-        seed: Of everything random.
-        share: 1e-6 to 1; taken as the nearest fraction with a denominator up to a million.
-
-    Returns:
-        K arrays of positions, of equal sizes.
-
-    Raises:
-        UserError: A value out of range, or a class with too few examples.
     """
     labels = _prepared(labels, num_clients)
     sizes = np.bincount(labels)
@@ -320,23 +299,12 @@ def dominant(
     return _deal(counts, labels, generator(seed, "partition"))
 
 
+@partitioner({"": _MISSING})
 def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Each client holds C - x classes that follow each other, from floor(i C / K) on (mod C), all in equal number.
 
     That number is the largest one that every class suffices for: with K = C and classes of m examples,
     floor(m / (C - x)).
-
-    Args:
-        labels: Class of each example, `[N]`; C is the largest one plus 1.
-        num_clients: K, from 1 to N.
-        missing_classes: x, from 0 to C - 1.
-        seed: Of everything random.
-
-    Returns:
-        K arrays of positions, of equal sizes.
-
-    Raises:
-        UserError: A value out of range, or a class with too few examples.
     """
     labels = _prepared(labels, num_clients)
     sizes = np.bincount(labels)
@@ -366,6 +334,7 @@ def _too_few(name: str, num_clients: int, sizes: np.ndarray, rarest: int) -> Use
     )
 
 
+@partitioner(needs="domain")
 def domains(
     labels: Labels,
     num_clients: int,
@@ -375,18 +344,8 @@ def domains(
 ) -> Parts:
     """Every client from one domain: the first K/D clients share the first domain, the next ones the second.
 
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K, a multiple of the number D of domains.
-        domain: Domain of each example, `[N]`.
-        seed: Of everything random.
-        within: Shares out a domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
-
-    Returns:
-        K arrays of positions; all examples are covered where `within` covers all.
-
-    Raises:
-        UserError: K is no multiple of D, or a domain cannot be shared out.
+    K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares out a
+    domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
     """
     labels, domain = _prepared(labels, num_clients), _array(domain)
     names = np.unique(domain)
@@ -407,24 +366,12 @@ def domains(
     return parts
 
 
+@partitioner({"shares": _SHARES}, needs="writer")
 def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
     """Whole writers dealt to the clients at random, in numbers that differ by at most one.
 
     By shares, K writers are drawn instead and only counted: the examples of every class, whoever wrote them, are cut
     among the clients in proportion to these writers' numbers of that class, alike where none of them has it.
-
-    Args:
-        labels: Class of each example, `[N]`.
-        num_clients: K, from 1 to the number of writers; with as many clients, each is one writer.
-        writer: Who wrote or drew each example, `[N]`.
-        seed: Of everything random.
-        by_shares: Whether writers give their class shares alone, and not their examples.
-
-    Returns:
-        K arrays of positions that cover all examples.
-
-    Raises:
-        UserError: There are fewer writers than clients.
     """
     names, writer = np.unique(_array(writer), return_inverse=True)
     if not 1 <= num_clients <= len(names):
@@ -448,18 +395,6 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shar
     return np.split(order, np.bincount(client_of[writer]).cumsum()[:-1])
 
 
-# Partitioner and parameters by their prefix in the flag; "" is the required one, which comes first.
-_FORMS: dict[str, tuple[Callable[..., Parts], dict[str, _Parameter]]] = {
-    "iid": (iid, {}),
-    "dirichlet": (dirichlet, {"": _ALPHA, "plain": _PLAIN, "min=": _MIN, "draw=": _DRAW}),
-    "classes": (classes, {"": _CLASSES}),
-    "dominant": (dominant, {"": _DOMINANT, "share=": _SHARE}),
-    "missing": (missing, {"": _MISSING}),
-    "domains": (domains, {}),
-    "writers": (writers, {"shares": _SHARES}),
-}
-
-
 @dataclass(frozen=True)
 class Partition:
     """A partition that is chosen but not yet drawn; `str` of it is its flag in the one canonical spelling."""
@@ -468,39 +403,25 @@ class Partition:
     parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
 
     def __call__(
-        self,
-        labels: Labels,
-        num_clients: int,
-        seed: int,
-        domain: Labels | None = None,
-        writer: Labels | None = None,
+        self, labels: Labels, num_clients: int, seed: int, domain: Labels | None = None, writer: Labels | None = None
     ) -> Parts:
-        """The partition of these labels.
-
-        Args:
-            labels: Class of each example, `[N]`.
-            num_clients: K.
-            seed: Of everything random.
-            domain: Domain of each example, `[N]`, where the data set has domains.
-            writer: Writer of each example, `[N]`, where the data set knows them.
-
-        Returns:
-            K arrays of positions in `labels`.
+        """The partition of labels `[N]` among K clients; `domain` and `writer` are `[N]`, where the data have them.
 
         Raises:
             UserError: The data do not allow this partition.
         """
-        keywords = dict(self.parameters)
-        needed = {"domains": ("domain", domain), "writers": ("writer", writer)}
-        if self.name in needed:
-            keyword, values = needed[self.name]
-            if values is None:
+        if is_from_file(self.name):
+            groups = writer if domain is None else domain
+            return _own(from_file(self.name, "partition"), labels, num_clients, seed, groups)
+        keywords, form = dict(self.parameters), PARTITIONS[self.name]
+        if form.needs:
+            keywords[form.needs] = {"domain": domain, "writer": writer}[form.needs]
+            if keywords[form.needs] is None:
                 raise UserError(
                     f"partition '{self}' needs a data set with {self.name} (got one without); choose such a data set "
                     "or another partition, such as iid."
                 )
-            keywords[keyword] = values
-        return _FORMS[self.name][0](labels, num_clients, seed=seed, **keywords)
+        return form.function(labels, num_clients, seed=seed, **keywords)
 
     def scaled(self, share: float) -> "Partition":
         """The partition for a part of the data: the default least size of a client is that share of itself, from 1."""
@@ -515,8 +436,10 @@ class Partition:
         values = dict(self.parameters)
         if "within" in values:
             return f"{self.name}+{values['within']}"
+        if is_from_file(self.name):
+            return self.name
         texts = [self.name]
-        for prefix, parameter in _FORMS[self.name][1].items():
+        for prefix, parameter in PARTITIONS[self.name].parameters.items():
             if parameter.keyword in values:
                 value = values[parameter.keyword]
                 texts.append(prefix if isinstance(value, bool) else prefix + str(value).removesuffix(".0"))
@@ -535,15 +458,18 @@ def from_flag(flag: str) -> Partition:
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
+    if is_from_file(flag) and not flag.startswith("domains+"):
+        from_file(flag, "partition")
+        return Partition(flag)
     if flag.startswith("domains+"):
         within = from_flag(flag.removeprefix("domains+"))
-        if within.name in ("domains", "writers"):
+        if within.name not in PARTITIONS or PARTITIONS[within.name].needs:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition("domains", (("within", within),) if within.name != "iid" else ())
     name, *texts = flag.split(":")
-    if name not in _FORMS:
-        raise unknown("partition", name, _FORMS, f"the partitions are {', '.join(_FORMS)}.")
-    allowed, values = _FORMS[name][1], {}
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
+    allowed, values = PARTITIONS[name].parameters, {}
     if "" in allowed and not "".join(texts[:1]):
         required = allowed[""]
         raise UserError(f"partition '{name}' needs its {required.meaning} (got '{flag}'); write {required.example}.")
@@ -558,15 +484,34 @@ def from_flag(flag: str) -> Partition:
     return Partition(name, tuple(kept))
 
 
+def _own(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
+    """The parts that a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
+    labels, keywords = _prepared(labels, num_clients), {}
+    if "groups" in (wanted := signature(function.function).parameters):
+        if groups is None and wanted["groups"].default is Parameter.empty:
+            raise function.refuse("needs groups (got a data set without domains and writers)", "choose another set")
+        keywords = {} if groups is None else {"groups": _array(groups)}
+    found = function(labels.copy(), num_clients, generator(seed, "partition"), **keywords)
+    if not isinstance(found, list | tuple | np.ndarray) or len(found) != num_clients:
+        what = len(found) if hasattr(found, "__len__") else type(found).__name__
+        raise function.refuse(f"gives no list of {num_clients} clients (got {what})", "return the positions of each")
+    parts = [np.asarray(part) for part in found]
+    for client, part in enumerate(parts):
+        whole = np.issubdtype(part.dtype, np.integer) and (part >= 0).all() and (part < len(labels)).all()
+        if part.ndim != 1 or (part.size and not whole):
+            what = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
+            raise function.refuse(what, f"return a list of whole numbers from 0 to {len(labels) - 1}")
+    parts = [part.astype(np.int64) for part in parts]
+    positions, times = np.unique(np.concatenate(parts), return_counts=True)
+    if (times > 1).any():
+        raise function.refuse(f"uses an example twice (got position {positions[times.argmax()]})", "use it once")
+    if not len(positions):
+        raise function.refuse("gives nobody an example (got empty lists)", "return the positions of each client")
+    return parts
+
+
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
-    """The first 16 hexadecimal digits of a SHA-256 over the sizes and the positions, in their order.
-
-    Args:
-        parts: The positions of each client.
-
-    Returns:
-        The same text on every platform for the same partition.
-    """
+    """The first 16 hexadecimal digits of a SHA-256 over the sizes and the positions, the same on every platform."""
     sizes = np.array([len(part) for part in parts], "<i8")
     digest = hashlib.sha256(sizes.tobytes())
     for part in parts:
@@ -575,15 +520,6 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
 
 
 def describe(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
-    """How many examples of each class each client holds.
-
-    Args:
-        parts: The positions of each of K clients.
-        labels: Class of each example, `[N]`, below `num_classes`.
-        num_classes: C.
-
-    Returns:
-        int64 `[K, C]`.
-    """
+    """How many examples of each class each client holds, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
     array = _array(labels)
     return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])

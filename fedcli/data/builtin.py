@@ -1,11 +1,13 @@
 """Data sets that need no network: scikit-learn's digits, as they are and rendered, and pieces of its photographs.
 
-Everything random comes from fixed seeds. Both sets of digits divide them into training and test part alike.
+To add one is one function under `@built_in`. Everything random comes from fixed seeds. Both sets of digits divide them
+into training and test part alike.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -22,12 +24,34 @@ TYPEFACES = (
 CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
 
 
+class BuiltIn(NamedTuple):
+    """A data set that is made when it is asked for."""
+
+    make: Callable[[], Arrays]
+    sizes: tuple[int, int, int, tuple[int, int, int]]  # training and test images, classes, (channels, H, W)
+
+
+BUILT_IN: dict[str, BuiltIn] = {}
+
+
+def built_in(name: str, num_train: int, num_test: int, classes: int, shape: tuple[int, int, int]) -> Callable:
+    """Registers a function without arguments as the built-in set of that name; shape is `(channels, H, W)`."""
+
+    def register(make: Callable[[], Arrays]) -> Callable[[], Arrays]:
+        BUILT_IN[name] = BuiltIn(make, (num_train, num_test, classes, shape))
+        return make
+
+    return register
+
+
+@built_in("digits", 1438, 359, 10, (1, 8, 8))
 def digits() -> Arrays:
     """The 1,797 digits, 8 x 8, grey, in the form of `fedcli.data.files`."""
     images, labels = _handwritten()
     return _divided(images[..., None], labels)
 
 
+@built_in("digit-domains", 5752, 1436, 10, (3, 16, 16))
 def digit_domains() -> Arrays:
     """The same digits, 16 x 16, in colour, under the renderings `DOMAINS`, in the form of `fedcli.data.files`.
 
@@ -48,6 +72,7 @@ def digit_domains() -> Arrays:
     return result | {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
 
 
+@built_in("photos", 2000, 200, 1, (3, 16, 16))
 def photos() -> Arrays:
     """Unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
@@ -63,9 +88,6 @@ def photos() -> Arrays:
     x_train, x_test = np.split(np.stack(pieces), NUM_PHOTOS[:1])
     y_train, y_test = (np.zeros(count, np.int64) for count in NUM_PHOTOS)
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test, "class_names": ONE_CLASS}
-
-
-BUILDERS = {"digits": digits, "digit-domains": digit_domains, "photos": photos}
 
 
 def blended(images: np.ndarray, seed: int) -> np.ndarray:
@@ -128,6 +150,8 @@ def _photo_crops(count: int) -> np.ndarray:
 
 def _drawn(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
+    import matplotlib  # late: it takes a second
+
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     fonts = [
         ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC)

@@ -1,4 +1,4 @@
-"""Named data sets as uint8 tensors: built in, made of others, or downloaded or imported and kept in a cache file each.
+"""Data sets as uint8 tensors: built in, made of others, downloaded or imported into a cache file each, or a user's own.
 
 A set is in canonical order, by label and then by a hash of the pixels, so that a seed gives the same partition
 whichever file the images came from. The cache files are in the `.npz` form of `fedcli.data.files`.
@@ -18,19 +18,11 @@ from torch import Tensor
 
 from fedcli.core.augment import resize
 from fedcli.core.batches import generator
-from fedcli.data import archives as official
-from fedcli.data import files as readers
-from fedcli.data import folders
-from fedcli.data.catalog import KNOWN, known_form
-from fedcli.data.recipes import RECIPES
+from fedcli.data import archives, files
+from fedcli.data.builtin import BUILT_IN
+from fedcli.data.catalog import KNOWN, RECIPES, known_form
 from fedcli.errors import UserError, unknown
-
-# Training images, test images, classes, (channels, H, W).
-BUILT_IN = {
-    "digits": (1438, 359, 10, (1, 8, 8)),
-    "digit-domains": (5752, 1436, 10, (3, 16, 16)),
-    "photos": (2000, 200, 1, (3, 16, 16)),
-}
+from fedcli.registry import file_hash, from_file, is_from_file, short_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +93,9 @@ def available(name: str) -> None:
     Raises:
         UserError: The name is unknown, or the images are not on this machine.
     """
+    if is_from_file(name):
+        from_file(name, "data set")
+        return
     if name not in names():
         remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
         raise unknown("data set", name, names(), remedy)
@@ -110,16 +105,18 @@ def available(name: str) -> None:
 
 
 def load(name: str) -> Dataset:
-    """The named data set, built in, from the cache or made of others; never from a network.
+    """The named data set, built in, from the cache, made of others or `./file.py:NAME`; never from a network.
 
     Raises:
         UserError: The name is unknown, or the images are not on this machine or damaged.
     """
     available(name)
+    if is_from_file(name):
+        return _own(name, file_hash(from_file(name, "data set").path))
     return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
 
 
-def download(name: str, progress: official.Progress | None = None) -> Path:
+def download(name: str, progress: archives.Progress | None = None) -> Path:
     """The cache file of a data set, which is downloaded unless it is there.
 
     Args:
@@ -131,12 +128,12 @@ def download(name: str, progress: official.Progress | None = None) -> Path:
     """
     if name in BUILT_IN:
         raise UserError(f"the data set '{name}' is built in (got a download of it); use it as it is.")
-    if name in KNOWN and name not in official.DOWNLOADS:
+    if name in KNOWN and name not in archives.DOWNLOADS:
         raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
-    if name not in official.DOWNLOADS:
-        remedy = f"these can be downloaded: {', '.join(official.DOWNLOADS)}."
-        raise unknown("data set to download", name, official.DOWNLOADS, remedy)
-    return _cache_file(name) if _cache_file(name).is_file() else _keep(name, official.download(name, progress))
+    if name not in archives.DOWNLOADS:
+        remedy = f"these can be downloaded: {', '.join(archives.DOWNLOADS)}."
+        raise unknown("data set to download", name, archives.DOWNLOADS, remedy)
+    return _cache_file(name) if _cache_file(name).is_file() else _keep(name, archives.download(name, progress))
 
 
 def import_path(name: str, path: Path) -> Path:
@@ -174,13 +171,18 @@ def describe(name: str) -> dict[str, Any]:
     """
     if name not in KNOWN:
         available(name)
+    if is_from_file(name):
+        own = load(name)
+        sizes = len(own.y_train), len(own.y_test), own.num_classes, tuple(own.x_train.shape[1:])
+        names = ("name", "kind", "present", "note", "train", "test", "classes", "shape")
+        return dict(zip(names, (name, "your own", True, "", *sizes), strict=True))
     kept, known = _cache_file(name).is_file(), KNOWN.get(name)
     made = name in RECIPES and not kept
     if name in BUILT_IN:
-        kind, sizes = "built-in", BUILT_IN[name]
+        kind, sizes = "built-in", BUILT_IN[name].sizes
     else:
-        kind = "made" if made else "download" if name in official.DOWNLOADS else "import" if known else "imported"
-        sizes = readers.npz_sizes(_cache_file(name)) if kept else known.sizes
+        kind = "made" if made else "download" if name in archives.DOWNLOADS else "import" if known else "imported"
+        sizes = files.npz_sizes(_cache_file(name)) if kept else known.sizes
     about = {"name": name, "kind": kind, "present": _present(name), "note": RECIPES[name].about if made else ""}
     return about | dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
 
@@ -220,7 +222,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
 
 def merge(dataset: Dataset) -> Dataset:
     """The set with its test images among the training images, in canonical order of each part, training part first."""
-    pairs = {kind: (getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")) for kind in readers.KINDS}
+    pairs = {kind: (getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")) for kind in files.KINDS}
     joined = {f"{kind}_train": torch.cat(pair) for kind, pair in pairs.items() if pair[0] is not None}
     return replace(dataset, **joined)
 
@@ -299,7 +301,7 @@ def _present(name: str) -> bool:
 def _ways(name: str) -> str:
     """How a known data set that is not there can be had."""
     ways = []
-    if name in official.DOWNLOADS:
+    if name in archives.DOWNLOADS:
         ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
     if name in RECIPES:
         needs = RECIPES[name].needs
@@ -310,45 +312,43 @@ def _ways(name: str) -> str:
     return ", or ".join(ways)
 
 
-def _arrays(name: str) -> readers.Arrays:
+def _arrays(name: str) -> files.Arrays:
     """The arrays of a set that is present, in canonical order."""
     if name in BUILT_IN:
-        from fedcli.data import builtin  # late: it needs scikit-learn and matplotlib
-
-        return readers.canonical(builtin.BUILDERS[name]())
+        return files.canonical(BUILT_IN[name].make())
     if _cache_file(name).is_file():
-        return readers.read_npz(_cache_file(name))
-    return readers.canonical(RECIPES[name].make(_arrays))
+        return files.read_npz(_cache_file(name))
+    return files.canonical(RECIPES[name].make(_arrays))
 
 
-def _read(name: str, path: Path) -> readers.Arrays:
+def _read(name: str, path: Path) -> files.Arrays:
     """The arrays of whatever is at a path; with a known name in their official form."""
     known = KNOWN.get(name)
     if path.suffix == ".npz":
-        arrays = readers.read_npz(path)
-    elif known and official.holds(name, path):
-        arrays = official.read(name, path)
+        arrays = files.read_npz(path)
+    elif known and archives.holds(name, path):
+        arrays = archives.read(name, path)
     elif path.is_dir():
-        arrays = folders.read_folder(path, known.image_size if known and known.resized else None)
+        arrays = files.read_folder(path, known.image_size if known and known.resized else None)
     else:
         raise UserError(
             f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
-            f"the names with an archive are {', '.join(official.WITH_FILES)}."
+            f"the names with an archive are {', '.join(archives.WITH_FILES)}."
         )
     return known_form(name, arrays, path) if known else arrays
 
 
-def _keep(name: str, arrays: readers.Arrays) -> Path:
+def _keep(name: str, arrays: files.Arrays) -> Path:
     """Writes the arrays to the cache in canonical order and returns the file."""
     path = _cache_file(name)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:  # numpy would append .npz to a path
-            np.savez(file, **readers.canonical(arrays))
+            np.savez(file, **files.canonical(arrays))
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        readers.write_atomically(path, write)
+        files.write_atomically(path, write)
     except OSError as error:
         raise UserError(
             f"the data set '{name}' cannot be kept in '{path.parent}' ({error.strerror}); that folder must be writable "
@@ -362,7 +362,18 @@ def _built(name: str) -> Dataset:
     return _dataset(name, _arrays(name))
 
 
-def _dataset(name: str, arrays: readers.Arrays) -> Dataset:
+@lru_cache(maxsize=2)
+def _own(text: str, digest: str) -> Dataset:
+    """The data set that a user's function gives, checked like an `.npz` file, as long as its file stays the same."""
+    function = from_file(text, "data set")
+    arrays = function()
+    if not isinstance(arrays, dict):
+        raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
+    arrays = {key: np.asarray(value) for key, value in arrays.items()}
+    return _dataset(short_name(text), files.canonical(files.checked(arrays, Path(text))))
+
+
+def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
     tensors = {}
     for key, values in arrays.items():

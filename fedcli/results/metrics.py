@@ -1,32 +1,7 @@
 """Numbers that tables read from the record of a run, by name.
 
-<<<<<<< HEAD
 `@metric` makes a function of a record a metric, and says what it is; some take a parameter, `NAME:PARAMETER`. A user's
 own is a plain function in a file, `./file.py:NAME`. Accuracies are fractions in a record and percent in tables.
-=======
-    selected            test accuracy by the protocol's selection rule
-    last                test accuracy of the last round
-    best                highest test accuracy of any round
-    last-tenth          mean test accuracy of the last tenth of the rounds, of at least one
-    validation          validation accuracy at the selected round
-    post                test accuracy after the step that follows the last round
-    classifier          accuracy of the classifier, for methods whose headline is the nearest prototype's
-    at:1/5              test accuracy after that fraction of the rounds
-    rounds-to:70        the first round whose test accuracy reaches 70 percent, counted from 1; no value if none does
-    reached:70          test accuracy of that round; no value if there is none
-    drift:NAME          how far the clients' models had drifted apart when last measured, such as feature_distance
-    domain:NAME         accuracy on the test images of a domain; `domain` is the mean over the domains
-    intra:NAME          accuracy of the models of a domain's clients on that domain; `intra` is the mean
-    inter:NAME          accuracy of the models of a domain's clients on the other domains; `inter` is the mean
-    quality:NAME        a measure of the features, such as nmi or silhouette
-    floats-up           floats a client sends in a round
-    floats-down         floats a client receives in a round
-    memory-floats       floats a client must hold
-    total-floats        floats sent up by all clients in all rounds
-    total-memory-floats the memory of all clients, counted anew in each round
-
-Accuracies are fractions in a record and percent here.
->>>>>>> fedfa
 """
 
 from collections.abc import Callable, Iterable
@@ -127,31 +102,8 @@ def find_metric(name: str) -> Metric:
     Raises:
         UserError: If there is none, or it has another parameter; of a user's own also when it gives no number.
     """
-<<<<<<< HEAD
     if is_from_file(name):
         own = from_file(name, "metric")
-=======
-    kind, _, parameter = name.partition(":")
-    if not parameter and kind in COSTS:
-        return Metric(name, "floats", COSTS[kind])
-    if not parameter and kind in ACCURACIES:
-        return Metric(name, "percent", _percent(ACCURACIES[kind]), "higher")
-    if kind in ("domain", "intra", "inter"):
-        value = _of_domain("domains" if kind == "domain" else kind, parameter)
-        return Metric(name, "percent", _percent(value), "higher")
-    if parameter and kind == "at":
-        return Metric(name, "percent", _percent(_at(Fraction(parameter))), "higher")
-    if parameter and kind == "rounds-to":
-        value = _rounds_to(float(parameter) / 100)
-        return Metric(name, "rounds", value, "lower", field="rounds_to_target", none="never")
-    if parameter and kind == "reached":
-        return Metric(name, "percent", _percent(_reached(float(parameter) / 100)), "higher", none="never")
-    if parameter and kind == "drift":
-        return Metric(name, "", _last_drift(parameter))
-    if parameter and kind == "quality":
-        return Metric(name, "", lambda record: record.get("quality", {}).get(parameter), "higher")
-    raise ValueError(f"unknown metric '{name}'; see fedcli/results/metrics.py")
->>>>>>> fedfa
 
         def checked(record: Record) -> float | None:
             found = own(record)
@@ -215,7 +167,6 @@ def _best(record: Record) -> float | None:
     return max((entry["test_accuracy"] for entry in _tested(record)), default=None)
 
 
-<<<<<<< HEAD
 @metric("last-tenth", "mean test accuracy of the last tenth of the rounds, of at least one")
 def _last_tenth(record: Record) -> float | None:
     first = record["config"]["rounds"] - max(1, record["config"]["rounds"] // 10)
@@ -226,36 +177,6 @@ def _last_tenth(record: Record) -> float | None:
 @metric("validation", "validation accuracy at the selected round", of_selected=True)
 def _validation(record: Record) -> float | None:
     return _selected_mean(record, lambda entry: entry["validation_accuracy"])
-=======
-def _reached(target: float) -> Callable[[Record], float | None]:
-    def value(record: Record) -> float | None:
-        return next((accuracy for entry in _tested(record) if (accuracy := entry["test_accuracy"]) >= target), None)
-
-    return value
-
-
-def _last_tenth(record: Record) -> float | None:
-    first = record["config"]["rounds"] - max(1, record["config"]["rounds"] // 10)
-    found = [entry["test_accuracy"] for entry in _tested(record) if entry["round"] >= first]
-    return fmean(found) if found else None
-
-
-def _last_drift(name: str) -> Callable[[Record], float | None]:
-    def value(record: Record) -> float | None:
-        return next((entry["drift"].get(name) for entry in reversed(record["rounds"]) if entry.get("drift")), None)
-
-    return value
-
-
-def _cost(key: str, in_all: bool = False) -> Callable[[Record], float | None]:
-    """Floats of one client in one round, or of the cohort in all rounds, one way as the papers count."""
-
-    def value(record: Record) -> float | None:
-        config, found = record["config"], (record["cost"] or {}).get(key)
-        return found if found is None or not in_all else found * config["cohort_size"] * config["rounds"]
-
-    return value
->>>>>>> fedfa
 
 
 @metric("post", "test accuracy after the step that follows the last round")
@@ -343,26 +264,7 @@ def _all_sent(record: Record) -> float | None:
     return per_round * config["cohort_size"] * config["rounds"]
 
 
-<<<<<<< HEAD
 @metric("total-memory-floats", "the memory of all clients, counted anew in each round", unit="floats", better="")
 def _all_memory(record: Record) -> float | None:
     found, config = _cost(record, "memory_floats"), record["config"]
     return None if found is None else found * config["cohort_size"] * config["rounds"]
-=======
-ACCURACIES = {
-    "selected": lambda record: record["summary"]["selected"],
-    "last": lambda record: record["summary"]["last"],
-    "best": lambda record: max((entry["test_accuracy"] for entry in _tested(record)), default=None),
-    "last-tenth": _last_tenth,
-    "post": lambda record: record.get("post", {}).get("test_accuracy"),
-    "validation": lambda record: _selected_mean(record, lambda entry: entry["validation_accuracy"]),
-    "classifier": lambda record: _selected_mean(record, lambda entry: entry.get("classifier_accuracy")),
-}
-COSTS = {
-    "floats-up": _cost("floats_up"),
-    "floats-down": _cost("floats_down"),
-    "memory-floats": _cost("memory_floats"),
-    "total-floats": _all_sent,
-    "total-memory-floats": _cost("memory_floats", in_all=True),
-}
->>>>>>> fedfa

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Table, check_value, find_method
+from fedcli.registry import Cell, Table, check_value, find_method, short_name
 from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
@@ -283,8 +283,8 @@ def _folder_name(setup: Setup) -> str:
     """Method, data set, partition and a hash of all settings; runs that differ only in the seed share it."""
     what = {name: value for name, value in _what(setup).items() if setup.origin.get(name) != "seed"}
     digest = hashlib.sha256(json.dumps([setup.selection, what], sort_keys=True).encode()).hexdigest()[:8]
-    partition = str(setup.partition).replace(":", "-").replace("/", "-")
-    return f"{setup.method.name}-{setup.run.dataset}-{partition}-{digest}"
+    partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
+    return f"{setup.method.name}-{short_name(setup.run.dataset)}-{partition}-{digest}"
 
 
 def _records(folder: Path) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
@@ -302,7 +302,7 @@ def _is_of(record: dict[str, Any], setup: Setup) -> bool:
     For an option that is newer than the record counts what runs did before. A run with a step after the last round has
     all that the run without it has.
     """
-    fields = recorded_fields(setup.method)
+    fields = recorded_fields(setup.method, setup.run.post)
     config = record["config"] if setup.post is not None else {**record["config"], "post": None}
     same = all(recorded_value(config, fields[name]) == value for name, value in _what(setup).items())
     return same and config.keys() <= fields.keys() and record["summary"]["selection"] == setup.selection

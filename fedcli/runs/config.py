@@ -10,12 +10,13 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError
 from fedcli.registry import (
     DataSetting,
     Method,
     Post,
     Protocol,
+    absolute,
     check_value,
     default_protocol,
     find_post,
@@ -36,14 +37,16 @@ class RunConfig:
     protocol: str | None = option(
         None, "Experimental set-up, paper:setting; fixes every option below that is not given"
     )
-    dataset: str | None = option(None, "Data set; built-in digits where none is given. 'fedcli data list' shows all")
+    dataset: str | None = option(
+        None, "Data set, or ./file.py:NAME; built-in digits where none is given. 'fedcli data list' shows all"
+    )
     public_dataset: str | None = option(None, "Unlabelled images for the methods that need them: a data set's name")
     public_examples: int | None = option(None, "Use so many of the public images; all where not given", low=1)
     public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
-        "writers",
+        "writers; or ./file.py:NAME",
     )
     partition_seed: int | None = option(None, "Seed of the partition; the run's seed where not given", low=0)
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
@@ -80,8 +83,8 @@ class RunConfig:
     )
     backbone: str | None = option(
         None,
-        "Network; the protocol names one for each of its data sets. Several, divided by commas, are dealt to the "
-        "clients in turn, for the methods that allow it",
+        "Network, or ./file.py:NAME; the protocol names one for each of its data sets. Several, divided by commas, are "
+        "dealt to the clients in turn, for the methods that allow it",
     )
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
@@ -115,30 +118,28 @@ PANELS = {
 }  # fmt: skip
 
 
-_NOT_FIELDS = {
-    "method",
-    "out",
-    "seeds",
-    "tuned",
-    "grid",
-    "progress",
-    "help",
-}  # taken by the command line and by `fedcli.run`
+MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
+# Taken by the command line and by `fedcli.run`.
+_NOT_FIELDS = {"method", "out", "seeds", "tuned", "grid", "progress", "help"}
 
 
-def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
+def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
     """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
+
+    Args:
+        method: The method.
+        chosen: What `--post` says, which may be a step of the user's own.
 
     Raises:
         UserError: If the method declares an option that every method has.
     """
     own = {field.name: field for field in dataclasses.fields(method.config)}
     run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
-    if taken := [name for name in own if name in run_fields or name in _NOT_FIELDS or name in _post_options()]:
+    if taken := [name for name in own if name in run_fields or name in _NOT_FIELDS or name in _post_options(method)]:
         raise UserError(
             f"the option '{taken[0]}' of '{method.name}' is one that every method has; rename it in {method.file}."
         )
-    steps = posts().values() if method.personal is None else ()
+    steps = posts(method, chosen).values() if method.personal is None else ()
     after = {
         f"With --post {post.name}": {field.name: field for field in dataclasses.fields(post.config)} for post in steps
     }
@@ -146,14 +147,14 @@ def option_panels(method: Method) -> dict[str, dict[str, dataclasses.Field]]:
     return {**({method.title: own} if own else {}), **after, **panels}
 
 
-def _post_options() -> dict[str, Post]:
+def _post_options(method: Method, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by the names of their options."""
-    return {field.name: post for post in posts().values() for field in dataclasses.fields(post.config)}
+    return {field.name: post for post in posts(method, chosen).values() for field in dataclasses.fields(post.config)}
 
 
-def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
+def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
     """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
-    kinds = (RunConfig, method.config, *(post.config for post in posts().values()))
+    kinds = (RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
     return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
 
 
@@ -164,8 +165,9 @@ def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    others = {name for name, post in _post_options().items() if post.name != config.get("post")}
-    fields = [field for name, field in recorded_fields(method).items() if name not in others or name in config]
+    chosen = config.get("post")
+    others = {name for name, post in _post_options(method, chosen).items() if chosen not in (post.name, name)}
+    fields = [field for name, field in recorded_fields(method, chosen).items() if name not in others or name in config]
     values = {**config, **{field.name: recorded_value(config, field) for field in fields}}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -251,9 +253,14 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         UserError: For the first thing that is wrong. No data are read.
     """
     option_panels(method)  # refuses clashes of names
+    given = {
+        name: absolute(value) if name in MAY_BE_FILES and isinstance(value, str) else value
+        for name, value in given.items()
+    }
     run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
     run_given = {name: value for name, value in given.items() if name in run_fields}
-    post_given = {name: value for name, value in given.items() if name in _post_options()}
+    after = _post_options(method, run_given.get("post"))
+    post_given = {name: value for name, value in given.items() if name in after}
     method_given = {name: value for name, value in given.items() if name not in (*run_fields, *post_given)}
     for name, value in run_given.items():
         check_value(run_fields[name], value)
@@ -281,7 +288,7 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     run = RunConfig(**values)
     _refuse(run, method, protocol)
-    post, post_options = _post_values(run.post, post_given, layers, origin)
+    post, post_options = _post_values(run.post, method, post_given, layers, origin)
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
@@ -344,11 +351,11 @@ def _method_values(method: Method | Post, given: Mapping[str, Any], layers: Laye
 
 
 def _post_values(
-    name: str | None, given: Mapping[str, Any], layers: Layers, origin: dict[str, str]
+    name: str | None, method: Method, given: Mapping[str, Any], layers: Layers, origin: dict[str, str]
 ) -> tuple[Post | None, Any]:
     """The step after the last round and its options, whose origin is added; None where there is no such step."""
-    post = find_post(name) if name is not None else None
-    for option_name, owner in _post_options().items():
+    post = find_post(name, method) if name is not None else None
+    for option_name, owner in _post_options(method, name).items():
         if option_name in given and owner is not post:
             flag = "--" + option_name.replace("_", "-")
             chosen = "no --post" if post is None else f"--post {post.name}"
@@ -370,12 +377,11 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     if run.backbone is None:
         raise UserError(
             f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
-            f"choose one with --backbone: {', '.join(backbones.names())}."
+            f"choose one with --backbone: {', '.join(backbones.BACKBONES)}."
         )
     kinds = run.backbone.split(",")
     for name in kinds:
-        if name not in backbones.names():
-            raise unknown("backbone", name, backbones.names(), f"there are {', '.join(backbones.names())}.")
+        backbones.find(name)
     if len(set(kinds)) > 1 and not method.mixed_networks:
         raise UserError(
             f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."

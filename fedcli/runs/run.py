@@ -25,7 +25,7 @@ from fedcli.core.trees import from_plain, to_plain
 from fedcli.data import datasets
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
-from fedcli.registry import DataSetting, Method, PublicSetting, find_method
+from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
 from fedcli.runs import drift
 from fedcli.runs.config import Setup, recorded_options, reductions, resolve
 from fedcli.runs.records import (
@@ -100,7 +100,7 @@ def run(
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
     """
     chosen = find_method(method)
-    source = method if method == chosen.name else str(Path(method).resolve())
+    source = absolute(method)
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
@@ -201,7 +201,9 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Listener
             f"the code of '{method.name}' has changed since the run began ({_versions(record, method)}); "
             f"go on with --changed-method, or start a new run."
         )
+    changed_files = _changed_files(record, changed_method)
     setup, fed = restore(record, method, progress)
+    record["user_files"] = changed_files
     if other_file:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
     with machine_settings(fed):
@@ -217,6 +219,21 @@ def _versions(record: dict[str, Any], method: Method) -> str:
     then, now = numerics_of(record), numerics(method)
     numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
     return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
+
+
+def _changed_files(record: dict[str, Any], allowed: bool) -> dict[str, str]:
+    """The hashes of the user's files, with those that the record has; refuses a change unless it is allowed."""
+    before = record.get("user_files", {})
+    now = user_files([record["method_source"], *record["config"].values()])
+    for path, digest in now.items():
+        if path in before and not before[path].endswith(digest):
+            if not allowed:
+                raise UserError(
+                    f"the file '{path}' has changed since the run began (hash {digest}, was {before[path]}); go on "
+                    "with --changed-method, or start a new run."
+                )
+            now[path] = f"{before[path]}, then {digest}"
+    return {**before, **now}
 
 
 def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
@@ -385,7 +402,7 @@ def _free_folder(out: str | Path) -> Path:
 
 def _new_name(setup: Setup) -> Path:
     """A folder that does not exist, named after the time, the method and the data set."""
-    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{setup.run.dataset}"
+    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
     tries = [name, *(Path(f"{name}-{count}") for count in range(2, 1000))]
     return next(folder for folder in tries if not folder.exists())
 
@@ -414,6 +431,7 @@ def _new_record(
         "method_source": source,
         "method_hash": setup.method.file_hash,
         "numerics": numerics(setup.method),
+        "user_files": user_files([source, *setup.values().values()]),
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,

@@ -14,7 +14,8 @@ import scipy.io
 from PIL import Image
 
 from fedcli.data import archives as official
-from fedcli.data import datasets, folders
+from fedcli.data import datasets
+from fedcli.data.files import decoded
 from tests.files import PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
 
 
@@ -413,4 +414,4 @@ def test_sets_without_domains_refuse_them(tmp_path):
 
 
 def test_decoding_names_the_file():
-    refused(lambda: folders.decoded(io.BytesIO(b"no image"), "pictures/a.png"), "pictures/a.png", "not a usable image")
+    refused(lambda: decoded(io.BytesIO(b"no image"), "pictures/a.png"), "pictures/a.png", "not a usable image")

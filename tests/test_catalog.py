@@ -8,9 +8,9 @@ from sklearn.datasets import load_sample_images
 
 import fedcli
 from fedcli.core.augment import resize
-from fedcli.data import builtin, datasets, recipes
+from fedcli.data import builtin, datasets
 from fedcli.data import catalog as known
-from fedcli.data.recipes import Share
+from fedcli.data.catalog import Share
 from tests.files import PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
 
 
@@ -37,7 +37,7 @@ def small(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
     for name, shares in SMALL.items():
-        monkeypatch.setitem(recipes.RECIPES, name, recipes._mixture(name, shares))
+        monkeypatch.setitem(known.RECIPES, name, known._mixture(name, shares))
 
 
 def shaped(name, part, size):
@@ -81,7 +81,7 @@ def test_a_mixture_draws_at_random(small, monkeypatch):
     assert len(labels[0].unique()) > 2  # not the first ones, which are all of class 0
     assert labels[2].bincount().tolist() == [3] * 10
     monkeypatch.setitem(
-        recipes.RECIPES, "digits-4", recipes._mixture("digits-4", (*SMALL["digits-4"][:3], Share("svhn", 30)))
+        known.RECIPES, "digits-4", known._mixture("digits-4", (*SMALL["digits-4"][:3], Share("svhn", 30)))
     )
     sources = datasets.load("digits-4")
     first, second = (of_domain(sources, d, "train") for d in (2, 3))
@@ -106,7 +106,7 @@ def test_the_published_numbers():
     assert known.KNOWN["mixed-digits"].num_test == rest + sum(whole[n].num_test for n in DIGIT_SETS if n != "usps")
 
 
-MIXTURES = {name: recipe for name, recipe in recipes.RECIPES.items() if hasattr(recipe.make, "args")}
+MIXTURES = {name: recipe for name, recipe in known.RECIPES.items() if hasattr(recipe.make, "args")}
 
 
 def test_what_is_missing_is_named(tmp_path, cache):
@@ -161,7 +161,7 @@ def test_a_mixture_may_be_imported_as_domain_folders(tmp_path, small):
 def test_other_classes_are_refused(tmp_path, small, monkeypatch):
     from_npz("letters", tmp_path / "a", **images((28, 28), 10), class_names=list("abcdefghij"))
     shares = (*SMALL["digits-4"][:3], Share("letters", 5))
-    monkeypatch.setitem(recipes.RECIPES, "digits-4", recipes._mixture("digits-4", shares))
+    monkeypatch.setitem(known.RECIPES, "digits-4", known._mixture("digits-4", shares))
     refused(lambda: datasets.load("digits-4"), "the classes of 'letters'", "'digits-4'", "'mnist'")
 
 
@@ -182,8 +182,8 @@ def office(tmp_path, monkeypatch):
     arrays = {"class_names": [f"thing{c:02}" for c in range(31)], "domain_names": ["amazon", "dslr", "webcam"]}
     for part, rows in (("train", ~test), ("test", test)):
         arrays |= {f"x_{part}": x[rows], f"y_{part}": np.array(y)[rows], f"domain_{part}": np.array(domain)[rows]}
-    for name, recipe in recipes._office("office31", (100, 60, 30)).items():
-        monkeypatch.setitem(recipes.RECIPES, name, recipe)
+    for name, recipe in known._office_mixtures("office31", (100, 60, 30)).items():
+        monkeypatch.setitem(known.RECIPES, name, recipe)
     return from_npz("office31", tmp_path / "a", **arrays)
 
 
@@ -220,7 +220,7 @@ def test_mnist_m_is_the_difference_of_digits_and_photographs(tmp_path):
     arrays = datasets._arrays("mnist")
     for part in PARTS:
         arrays[f"x_{part}"][:, :6] = 0  # as in MNIST, where ink leaves a margin
-    made = recipes.RECIPES["mnist-m"].make(lambda name: arrays)
+    made = known.RECIPES["mnist-m"].make(lambda name: arrays)
     photos = load_sample_images().images
     for part in PARTS:
         assert (made[f"y_{part}"] == arrays[f"y_{part}"]).all()
