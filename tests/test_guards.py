@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from fedcli.papers import fedfm
 
+from fedcli import check
 from fedcli.registry import find_method
 from tests import laws, toys
 
@@ -20,7 +21,7 @@ def planted(method, run_round):
 
 
 def catches(law, *arguments, match="", **options):
-    with pytest.raises(AssertionError, match=match):
+    with pytest.raises(laws.Broken, match=match):
         law(*arguments, **options)
 
 
@@ -42,16 +43,16 @@ def test_law_1_catches_buffers_that_are_not_averaged():
 
 
 def test_law_2_catches_a_term_that_does_nothing():
-    catches(laws.law_2_on_is_not, planted(FEDFM, without_matching), match="is fedavg")
+    catches(laws.law_2_on_is_not, planted(FEDFM, without_matching), match="the defaults against fedavg")
 
 
 @pytest.mark.parametrize(
     ("defect", "message"),
     [
-        (toys.forgets, "keeps the state"),
-        (toys.never_stores, "stores nothing new"),
-        (toys.never_reads, "does not read"),
-        (toys.touches_others, "sat out"),
+        (toys.forgets, "not kept"),
+        (toys.never_stores, "took part: 0.00"),
+        (toys.never_reads, "effect of what a client stored"),
+        (toys.touches_others, "client that sat out"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -65,7 +66,7 @@ def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():
 
 
 def test_law_4_catches_padding_that_counts():
-    catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="2 clients per chunk")
+    catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="stacked x 2 against")
 
 
 def test_law_5_catches_a_server_that_minds_the_order():
@@ -73,4 +74,18 @@ def test_law_5_catches_a_server_that_minds_the_order():
 
 
 def test_law_6_catches_a_division_by_an_absent_class():
-    catches(laws.law_6_edge_data, planted(FEDAVG, toys.divides_by_absent), 1, match="not finite")
+    catches(laws.law_6_edge_data, planted(FEDAVG, toys.divides_by_absent), 1, match="not finite, a class nobody has")
+
+
+def test_law_7_catches_what_a_method_keeps_outside_of_its_state():
+    catches(laws.law_7_resume_is_invisible, planted(FEDAVG, toys.Hidden()), match="resumed after round 1")
+
+
+def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
+    with pytest.raises(KeyError, match="ClientState"):
+        laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
+
+
+def test_a_figure_that_is_not_a_number_keeps_no_bound():
+    assert not check.Finding("", float("nan"), 1).holds
+    assert not check.Finding("", float("nan"), 1, above=True).holds
