@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import format_exception
 from typing import Any, NoReturn, TypeVar
 
 import typer
@@ -18,6 +19,12 @@ def stop(message: str, code: int) -> NoReturn:
     """End the program with one line on stderr."""
     typer.echo(message, err=True)
     raise typer.Exit(code)
+
+
+def show_traceback(ctx: typer.Context, error: BaseException) -> None:
+    """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
+    if ctx.find_root().params["traceback"]:
+        typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
 def console() -> Console:
