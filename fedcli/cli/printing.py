@@ -1,5 +1,6 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import format_exception
@@ -71,9 +72,6 @@ def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Re
         raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Read the seeds of `--seeds 0,1,2`."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.") from None
+def parse_seeds(text: str) -> list[int | str]:
+    """Read the seeds of `--seeds 0,1,2`; a part that is no number stays as it is, and is refused with the others."""
+    return [int(part) if re.fullmatch(r"\s*-?\d+\s*", part) else part for part in text.split(",")]

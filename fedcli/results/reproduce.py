@@ -20,6 +20,7 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.tables import HOW_NOT_WHAT
 from fedcli.runs.config import RunConfig, Setup, resolve
 from fedcli.runs.records import RECORD, environment, read_record
+from fedcli.runs.run import check_seeds
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
@@ -160,10 +161,7 @@ def plan(
         UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
     """
     folder, search = folder or HOME / table.name.replace(":", "-"), folder or HOME
-    seeds = tuple(table.seeds if seeds is None else seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        text = ",".join(map(str, seeds))
-        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")
+    seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)

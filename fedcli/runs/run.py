@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,9 @@ def run(
     if seeds is None:
         setup = resolve(chosen, given)
         return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
-    setups = [resolve(chosen, {**given, "seed": seed}) for seed in _checked_seeds(seeds, given)]
+    if "seed" in given:
+        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+    setups = [resolve(chosen, {**given, "seed": seed}) for seed in check_seeds(seeds)]
     parent = Path(out or _new_name(setups[0]))
     folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
     for setup in setups[1:]:
@@ -107,11 +109,13 @@ def run(
     return [_begin(setup, folder, source, progress) for setup, folder in zip(setups, folders, strict=True)]
 
 
-def _checked_seeds(seeds: Iterable[int], given: Mapping[str, Any]) -> list[int]:
-    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too."""
+def check_seeds(seeds: Iterable[Any]) -> list[int]:
+    """Return the seeds of several runs as a list.
+
+    Raises:
+        UserError: If they are not distinct whole numbers from 0.
+    """
     seeds = list(seeds)
-    if "seed" in given:
-        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         text = ",".join(map(str, seeds))
         raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")
