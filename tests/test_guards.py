@@ -6,8 +6,10 @@ import pytest
 from fedcli.papers import fedfm
 
 from fedcli import check
+from fedcli.core.federation import Federation
 from fedcli.registry import find_method
 from tests import laws, toys
+from tests.test_graphs import ListGraphs
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
 RESNET = {
@@ -89,3 +91,19 @@ def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
 def test_a_figure_that_is_not_a_number_keeps_no_bound():
     assert not check.Finding("", float("nan"), 1).holds
     assert not check.Finding("", float("nan"), 1, above=True).holds
+
+
+def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graphs(monkeypatch):
+    class OnGraphs(Federation):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.engine.graphs = ListGraphs()
+
+    monkeypatch.setattr(check, "Federation", OnGraphs)
+    found = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4, "branches:4"))
+    ways = ("stacked x 4", "branches x 4", "stacked x 4, captured", "branches x 4, captured")
+    assert [one.what for one in found] == [f"{way} against looped" for way in ways]
+    real = ListGraphs.capture
+    monkeypatch.setattr(ListGraphs, "capture", lambda self, work: real(self, work) and (lambda: None))
+    with pytest.raises(check.Broken, match="stacked x 4, captured against looped"):  # a replay that does nothing
+        check.law_4_chunking_is_invisible(FEDAVG, chunks=(4,))
