@@ -25,6 +25,7 @@ from fedcli.runs import config
 from fedcli.runs import run as runs
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
+EXAMPLE = str(Path(__file__).parent.parent / "docs/examples/my_method.py")
 OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
 
 
@@ -753,3 +754,78 @@ def test_the_live_bar_fits_the_terminal_and_moves_with_the_samples(clock, width)
     record["rounds"] += [entry_of(number) for number in (1, 2, 3)]
     assert bar()[0].startswith("round 4/4 ")
     assert "0:00:00 left" in bar()[0]
+
+
+# Checking the laws
+
+PLANTED = """
+from dataclasses import replace
+
+import torch
+
+from fedcli.core import weighted_mean
+from fedcli.papers.baselines import fedavg
+
+
+def run_round(state, cohort, fed, config):
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
+    {defect}
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), weights)), terms
+
+
+METHOD = replace(fedavg.METHOD, name="planted", run_round=run_round)
+"""
+ORDER = "weights = torch.arange(len(cohort.client_ids), 0, -1, dtype=fed.dtype)"
+
+
+@pytest.mark.parametrize("method", ["fedfm", EXAMPLE])
+def test_check_holds_a_method_to_the_laws(method):
+    lines = done("check", method).splitlines()
+    rows = [line for line in lines if line.startswith(method)]
+    assert {line.removeprefix(method).split()[0] for line in rows} == set("1234567")
+    assert all(line.rstrip().endswith(("pass", "left out")) for line in rows)
+    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-08 +pass", plain("\n".join(lines)))
+    assert re.fullmatch(r"[67] of [67] laws hold on cpu\.", lines[-1])
+
+
+def test_check_fails_where_a_law_is_broken_and_names_it(folder):
+    (folder / "planted.py").write_text(PLANTED.replace("{defect}", ORDER))
+    result = invoke("check", "planted.py", "--law", 5, "--law", 7)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("planted.py, law 5: planted, state after a permuted cohort: ")
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("planted.py")]
+    assert [(row[1], row[-1]) for row in rows] == [("5", "FAIL"), ("5", "pass"), ("7", "pass"), ("7", "pass")]
+    assert result.stdout.endswith("1 of 2 laws hold on cpu.\n")
+
+
+def test_check_tells_what_a_method_raises_with_its_traceback_where_asked(folder):
+    (folder / "planted.py").write_text(PLANTED.replace("{defect}", "raise ArithmeticError('out of luck')"))
+    result = invoke("check", "planted.py", "--law", 5)
+    assert (result.exit_code, result.stderr) == (1, "planted.py, law 5: ArithmeticError: out of luck\n")
+    result = invoke("--traceback", "check", "planted.py", "--law", 5)
+    assert result.exit_code == 1
+    assert 'planted.py", line' in result.stderr
+
+
+def test_check_without_a_method_checks_the_engine_and_a_method_of_each_kind():
+    lines = done("check", "--law", 5).splitlines()
+    names = [line.split(" 5 ")[0].strip() for line in lines[1:-1]]
+    assert names[0] == "the engine"
+    kinds = [(one.personal is not None, one.uses_public_data) for one in map(registry.find_method, names[1:])]
+    assert {(False, False), (True, False), (True, True)} <= set(kinds)
+
+
+def test_check_refuses_what_is_not_there():
+    assert refused("check", "fedavgg").startswith("unknown method 'fedavgg'")
+    assert refused("check", "fedavg", "--law", 8).startswith("unknown law 8; there are 1 (switched off")
+    assert refused("check", "fedavg", "--device", "abacus").startswith("--device must be")
+    assert refused("check", "fedavg", "--all").startswith("--all checks every method")
+
+
+def test_a_mistake_shows_where_it_was_found_only_where_asked():
+    assert refused("run", "fedavgg").startswith("unknown method")
+    result = invoke("--traceback", "run", "fedavgg")
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: unknown method 'fedavgg'")

@@ -1,7 +1,7 @@
 """Steps as graphs, on a device that is made up: its graphs are lists of operations, done again into the same memory."""
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedcli.core import stacked
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
+from fedcli.core.trees import tree_map
 from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network
@@ -152,7 +153,7 @@ def test_what_training_returns_outlives_the_next_round():
     cohort = fed.cohort(0)
     start, loss = fed.broadcast(*fed.initial_model(), cohort), setup.method.module.make_local_loss(fed.network)
     first, terms = fed.train(start, cohort, loss)
-    before = laws.tree_map(torch.clone, (first.params, terms))
+    before = tree_map(torch.clone, (first.params, terms))
     fed.train(first, fed.cohort(1), loss)
     assert laws.distance((first.params, terms), before) == 0
 
@@ -191,9 +192,9 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
             return value, aux
 
         clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, loss)
-        return type(state)(*laws.tree_map(lambda leaf: leaf.mean(0), (clients.params, clients.buffers))), terms
+        return type(state)(*tree_map(lambda leaf: leaf.mean(0), (clients.params, clients.buffers))), terms
 
-    method = laws.dataclasses.replace(FEDAVG, run_round=reads)
+    method = replace(FEDAVG, run_round=reads)
     for chunk in ("4", "branches:4"):
         state, graphs, fed = by_graphs(method, clients_per_chunk=chunk)
         laws.assert_agree(state, eagerly(method, clients_per_chunk=chunk), "without graphs")
@@ -438,7 +439,7 @@ def test_a_capture_ends_on_the_stream_it_began_on(monkeypatch):
 def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     method, overrides, run = CASES[case]
     setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
-    state = laws.tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
+    state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
     laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
     assert any(stack.replay for stack in fed.engine.stacks.kept.values())

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 from fedcli.papers import fedfm
 
+from fedcli import check
+from fedcli.core.federation import Federation
 from fedcli.registry import find_method
 from tests import laws, toys
+from tests.test_graphs import ListGraphs
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
 RESNET = {
@@ -20,7 +23,7 @@ def planted(method, run_round):
 
 
 def catches(law, *arguments, match="", **options):
-    with pytest.raises(AssertionError, match=match):
+    with pytest.raises(laws.Broken, match=match):
         law(*arguments, **options)
 
 
@@ -42,16 +45,16 @@ def test_law_1_catches_buffers_that_are_not_averaged():
 
 
 def test_law_2_catches_a_term_that_does_nothing():
-    catches(laws.law_2_on_is_not, planted(FEDFM, without_matching), match="is fedavg")
+    catches(laws.law_2_on_is_not, planted(FEDFM, without_matching), match="the defaults against fedavg")
 
 
 @pytest.mark.parametrize(
     ("defect", "message"),
     [
-        (toys.forgets, "keeps the state"),
-        (toys.never_stores, "stores nothing new"),
-        (toys.never_reads, "does not read"),
-        (toys.touches_others, "sat out"),
+        (toys.forgets, "not kept"),
+        (toys.never_stores, "took part: 0.00"),
+        (toys.never_reads, "effect of what a client stored"),
+        (toys.touches_others, "client that sat out"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -65,7 +68,7 @@ def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():
 
 
 def test_law_4_catches_padding_that_counts():
-    catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="2 clients per chunk")
+    catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="stacked x 2 against")
 
 
 def test_law_5_catches_a_server_that_minds_the_order():
@@ -73,4 +76,34 @@ def test_law_5_catches_a_server_that_minds_the_order():
 
 
 def test_law_6_catches_a_division_by_an_absent_class():
-    catches(laws.law_6_edge_data, planted(FEDAVG, toys.divides_by_absent), 1, match="not finite")
+    catches(laws.law_6_edge_data, planted(FEDAVG, toys.divides_by_absent), 1, match="not finite, a class nobody has")
+
+
+def test_law_7_catches_what_a_method_keeps_outside_of_its_state():
+    catches(laws.law_7_resume_is_invisible, planted(FEDAVG, toys.Hidden()), match="resumed after round 1")
+
+
+def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
+    with pytest.raises(KeyError, match="ClientState"):
+        laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
+
+
+def test_a_figure_that_is_not_a_number_keeps_no_bound():
+    assert not check.Finding("", float("nan"), 1).holds
+    assert not check.Finding("", float("nan"), 1, above=True).holds
+
+
+def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graphs(monkeypatch):
+    class OnGraphs(Federation):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.engine.graphs = ListGraphs()
+
+    monkeypatch.setattr(check, "Federation", OnGraphs)
+    found = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4, "branches:4"))
+    ways = ("stacked x 4", "branches x 4", "stacked x 4, captured", "branches x 4, captured")
+    assert [one.what for one in found] == [f"{way} against looped" for way in ways]
+    real = ListGraphs.capture
+    monkeypatch.setattr(ListGraphs, "capture", lambda self, work: real(self, work) and (lambda: None))
+    with pytest.raises(check.Broken, match="stacked x 4, captured against looped"):  # a replay that does nothing
+        check.law_4_chunking_is_invisible(FEDAVG, chunks=(4,))

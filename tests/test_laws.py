@@ -1,4 +1,4 @@
-"""Laws 1 to 6 over the registry and a method that keeps client state; law 7 is in test_runs.py."""
+"""The laws over the registry and a method that keeps client state; law 7 over the registry is in test_runs.py."""
 
 import pytest
 
@@ -48,3 +48,8 @@ def test_law_5_order_is_invisible(method):
 @pytest.mark.parametrize("method", METHODS, ids=named)
 def test_law_6_edge_data(method, chunk):
     laws.law_6_edge_data(method, chunk)
+
+
+def test_law_7_resume_is_invisible():
+    found = laws.law_7_resume_is_invisible(STATEFUL)
+    assert [one.figure for one in found] == [0, 0]

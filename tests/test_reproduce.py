@@ -195,7 +195,7 @@ def test_limits_only_make_smaller():
     [
         ({"only": ("nothing",)}, "no row or column of fedfm:III has 'nothing'.*rows: FedAvg; FedFM; columns: CIFAR-10"),
         ({"seeds": [0, 0]}, r"--seeds must be distinct whole numbers from 0 \(got '0,0'\)"),
-        ({"seeds": [-1]}, r"--seeds must be distinct whole numbers from 0"),
+        ({"seeds": [-1]}, r"--seeds must be distinct whole numbers from 0 \(got '-1'\)"),
         ({"limits": {"rounds": 0}}, "--rounds must be >= 1 \\(got 0\\)"),
     ],
 )

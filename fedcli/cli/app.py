@@ -3,13 +3,13 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import stop
+from fedcli.cli.printing import show_traceback, stop
 from fedcli.errors import UserError
 
 
@@ -17,12 +17,16 @@ class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        return ["list", "show", "run", "resume", "tune", "data", "quality", "plot", "table", "pages", "smoke", "bench"]
+        return [
+            "list", "show", "run", "resume", "tune", "data", "quality", "plot", "table", "pages", "smoke", "check",
+            "bench",
+        ]  # fmt: skip
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
             return super().invoke(ctx)
         except UserError as error:
+            show_traceback(ctx, error)
             stop(f"error: {error}", 2)
         except KeyboardInterrupt:
             stop("interrupted.", 130)
@@ -36,13 +40,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated-learning papers, reproduced. Start with 'fedcli list' and 'fedcli run METHOD'.",
 )
+
+
+@app.callback()
+def root(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error comes from, also where it is a mistake of yours.")
+    ] = False,
+) -> None:
+    """Take what all commands have in common; `show_traceback` reads it."""
+
+
 app.add_typer(running.run_app, name="run")
 app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list")(methods.list_)
 for _command in (
     methods.show, running.resume, figures.quality, tables.table, tables.pages, machine.smoke,
-    machine.bench,
+    machine.check, machine.bench,
 ):  # fmt: skip
     app.command()(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)

@@ -1,15 +1,17 @@
-"""The commands that try the engine on this machine: `smoke` and `bench`."""
+"""The commands that try the engine on this machine: `smoke`, `bench` and `check`."""
 
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from fedcli import registry
-from fedcli.cli.printing import print_table, try_write
+from fedcli.cli.printing import print_table, show_traceback, try_write
+from fedcli.errors import UserError
 
 
 def smoke(
@@ -106,3 +108,70 @@ def bench(
     if plot is not None:
         files = try_write(plot, lambda: plots.write(plot, plots.scaling_figure, results[len(chosen) :]), "--plot")
         typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
+
+
+def check(
+    ctx: typer.Context,
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="METHOD|FILE",
+            help="Names of methods, or paths of method files. \\[default: the engine, and a method of each kind]",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    law: Annotated[list[int] | None, typer.Option(help="A law to check, 1 to 7; repeat it for several.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every registered method, minutes.")] = False,
+) -> None:
+    """Check that methods keep the laws, and the engine with them, on small random images in float64.
+
+    1: switched off, a method is the simpler one. 2: switched on, it is not. 3: what a client stores is read.
+    4: clients that train together are clients one by one; on CUDA as captured graphs too.
+    5: their order does not matter. 6: data at the edge give finite numbers. 7: a resumed run is an uninterrupted one.
+    Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
+    """
+    from fedcli import check as laws
+    from fedcli.runs.config import find_device
+
+    if methods and all_:
+        raise UserError(f"--all checks every method (got {methods[0]} too); give one of the two.")
+    numbers = laws.find_laws(law or ())
+    if methods:
+        chosen = [laws.Case(name, registry.find_method(name), numbers) for name in methods]
+    else:
+        kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
+        engine = replace(laws.engine(), laws=tuple(number for number in laws.engine().laws if number in numbers))
+        chosen = [engine, *(laws.Case(method.name, method, numbers) for method in kinds)]
+    outcomes = []
+    with Console(stderr=True).status("") as status:
+        for outcome in laws.check(chosen, device, lambda text: status.update(escape(text))):
+            outcomes.append(outcome)
+    rows = [row for outcome in outcomes for row in _law_rows(outcome, whole=len(chosen) == 1)]
+    print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
+    broken = [outcome for outcome in outcomes if outcome.errors]
+    for outcome in broken:
+        for error in outcome.errors:
+            show_traceback(ctx, error)
+            text = str(error) if isinstance(error, laws.Broken) else f"{type(error).__name__}: {error}"
+            typer.echo(f"{outcome.case.name}, law {outcome.law}: {text.strip().splitlines()[0]}", err=True)
+    held = sum(outcome.left_out is None for outcome in outcomes)
+    typer.echo(f"{held - len(broken)} of {held} laws hold on {find_device(device)}.")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _law_rows(outcome: Any, whole: bool) -> list[tuple[str, ...]]:
+    """The rows of a law: all that was measured or, of several methods, what is broken or else the worst."""
+    name, law = outcome.case.name, f"{outcome.law}"
+    if outcome.left_out is not None:
+        return [(name, law, f"nothing, as {outcome.left_out}", "", "", "left out")]
+    findings = outcome.findings
+    if not whole:
+        wrong = [one for one in findings if not one.holds]
+        findings = wrong or sorted(findings, key=lambda one: one.figure if not one.above else -1)[-1:]
+    rows = [
+        (name, law, one.what, f"{one.figure:.1e}", one.tolerance, "pass" if one.holds else "FAIL") for one in findings
+    ]
+    raised = [error for error in outcome.errors if not hasattr(error, "findings")]
+    return [*rows, *((name, law, f"raised {type(error).__name__}", "", "", "FAIL") for error in raised)]

@@ -1,7 +1,9 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import format_exception
 from typing import Any, NoReturn, TypeVar
 
 import typer
@@ -18,6 +20,12 @@ def stop(message: str, code: int) -> NoReturn:
     """End the program with one line on stderr."""
     typer.echo(message, err=True)
     raise typer.Exit(code)
+
+
+def show_traceback(ctx: typer.Context, error: BaseException) -> None:
+    """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
+    if ctx.find_root().params["traceback"]:
+        typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
 def console() -> Console:
@@ -64,9 +72,6 @@ def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Re
         raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Read the seeds of `--seeds 0,1,2`."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.") from None
+def parse_seeds(text: str) -> list[int | str]:
+    """Read the seeds of `--seeds 0,1,2`; a part that is no number stays as it is, and is refused with the others."""
+    return [int(part) if re.fullmatch(r"\s*-?\d+\s*", part) else part for part in text.split(",")]

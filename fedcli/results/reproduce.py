@@ -19,7 +19,7 @@ from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import RECORD, environment, outdated, quiet, read_record
-from fedcli.runs.run import checked_seeds
+from fedcli.runs.run import check_seeds
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
@@ -160,7 +160,7 @@ def plan(
         UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
     """
     folder, search = folder or HOME / table.name.replace(":", "-"), folder or HOME
-    seeds = tuple(checked_seeds(table.seeds if seeds is None else seeds))
+    seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -117,7 +116,9 @@ def run(
     if seeds is None:
         setup = resolved(given)
         return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
-    setups = [resolved({**given, "seed": seed}) for seed in checked_seeds(seeds, given)]
+    if "seed" in given:
+        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+    setups = [resolved({**given, "seed": seed}) for seed in check_seeds(seeds)]
     parent = Path(out or _new_name(setups[0]))
     folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
     for setup in setups[1:]:
@@ -146,15 +147,13 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     return options, f"tuned by validation accuracy, seed {seed}"
 
 
-def checked_seeds(seeds: Iterable[int], given: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
-    """The seeds as a list; refused where they are not distinct whole numbers or --seed was given too.
+def check_seeds(seeds: Iterable[Any]) -> list[int]:
+    """Return the seeds of several runs as a list.
 
     Raises:
-        UserError: If they are.
+        UserError: If they are not distinct whole numbers from 0.
     """
     seeds = list(seeds)
-    if "seed" in given:
-        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         text = ",".join(map(str, seeds))
         raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")

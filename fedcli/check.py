@@ -1,0 +1,475 @@
+"""The laws that every method must pass, and the engine with them: on small random images, in float64, in seconds.
+
+Each law is a function that returns what it has measured and raises `Broken` where that is out of bounds. `check` holds
+methods to them, those of a user's own file too, on a CPU or on CUDA.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedcli import registry
+from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.graphs import Graphs, Work
+from fedcli.core.trees import Tree, from_plain, leaves, to_plain, tree_map
+from fedcli.data.datasets import Dataset
+from fedcli.errors import UserError
+from fedcli.registry import Method, find_method
+from fedcli.runs import run as runs
+from fedcli.runs.config import DEFAULT_DATASET, Setup, find_device, resolve
+from fedcli.runs.run import one_round
+
+RELATIVE = 1e-8  # difference of two states over the norm of one, in float64
+RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
+COHORTS = ([0, 1], [2, 3], [1, 2], [0, 3])  # clients 0 and 3 sit rounds out between two that they take part in
+
+
+class Finding(NamedTuple):
+    """What a law has measured: in words, as a number, and the bound that the number must keep."""
+
+    what: str
+    figure: float
+    bound: float
+    above: bool = False  # whether the figure must be larger than the bound; else it must not be
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bound is kept; NaN keeps none."""
+        return self.figure > self.bound if self.above else self.figure <= self.bound
+
+    @property
+    def tolerance(self) -> str:
+        """The bound as text."""
+        return f"{'>' if self.above else '<='} {self.bound:g}"
+
+
+class Broken(Exception):
+    """A law does not hold.
+
+    Attributes:
+        findings: All that was measured, what holds included.
+    """
+
+    def __init__(self, method: Method, findings: Sequence[Finding]):
+        wrong = [f"{one.what}: {one.figure:.2e}, must be {one.tolerance}" for one in findings if not one.holds]
+        super().__init__(f"{method.name}, {'; '.join(wrong)}")
+        self.findings = list(findings)
+
+
+def judge(method: Method, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of a law.
+
+    Raises:
+        Broken: If one of them does not hold.
+    """
+    if not all(one.holds for one in findings):
+        raise Broken(method, findings)
+    return list(findings)
+
+
+# Small runs
+
+
+def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
+    """Draw random images whose brightness tells the class; the classes `absent` have no example."""
+    draw = np.random.default_rng(seed)
+    present = [label for label in range(num_classes) if label not in absent]
+
+    def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = np.array([present[i % len(present)] for i in range(count)])
+        pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
+        return torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)
+
+    names = tuple(str(label) for label in range(num_classes))
+    return Dataset("toy", *part(num_train), *part(20), class_names=names)
+
+
+def toy_parts(sizes: Sequence[int] = RAGGED) -> list[np.ndarray]:
+    """Make disjoint clients of these sizes."""
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+TOY = {
+    "dataset": DEFAULT_DATASET, "backbone": "cnn-small", "precision": "float64", "device": "cpu",
+    "num_clients": len(RAGGED), "cohort_size": None, "partition": "iid", "partition_seed": None, "rounds": 20,
+    "local_epochs": 2, "batch_size": 4, "optimizer": "sgd", "lr": 0.05, "lr_decay": 1.0, "momentum": 0.9,
+    "weight_decay": 1e-3, "validation": 0.0, "drop_last": False,
+}  # fmt: skip
+
+
+def federation(
+    method: Method | str,
+    overrides: dict[str, Any] | None = None,
+    *,
+    data: Dataset | None = None,
+    parts: list[np.ndarray] | None = None,
+    kind: type[Federation] | None = None,
+    **run: Any,
+) -> tuple[Setup, Federation]:
+    """Set up a method on toy data.
+
+    The protocol is the first that knows the built-in digits and has one test set; every value of it is overridden.
+
+    Args:
+        method: The method, or its name.
+        overrides: Options of the method in place of its defaults.
+        data: The images; `toy_dataset()` where not given.
+        parts: Positions of each client's examples; those of `toy_parts()` where not given.
+        kind: Class of the federation; `Federation` where not given.
+        **run: Options of the run in place of those in `TOY`.
+    """
+    method = find_method(method) if isinstance(method, str) else method
+    known = (one for one in registry.protocols().values() if TOY["dataset"] in one.datasets)
+    protocol = next(one for one in known if one.evaluation == "server")
+    defaults = {option.name: option.default for option in fields(method.config)}  # given, so no protocol tunes them
+    data, public = data or toy_dataset(), None
+    if method.uses_public_data:
+        run = {"public_dataset": TOY["dataset"], "public_batch_size": 5, **run}
+        public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
+    setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
+    return setup, runs.federation(setup, data, toy_parts() if parts is None else parts, public, kind=kind or Federation)
+
+
+def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Sequence[Sequence[int]] | None = None) -> Any:
+    """Return the state after some rounds; `cohorts` has the clients of each round where they are not drawn."""
+    return _go_on(setup, fed, setup.method.init(fed, setup.options), range(rounds), cohorts)
+
+
+def _go_on(setup: Setup, fed: Federation, state: Any, rounds: range, cohorts: Any = None) -> Any:
+    for number in rounds:
+        cohort = fed.cohort(number) if cohorts is None else fed.cohort_of(number, cohorts[number])
+        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+    return state
+
+
+def distance(tree: Tree, other: Tree) -> float:
+    """Norm of the difference of two trees over the norm of the second; 0 where they are the same."""
+    pairs = list(zip(leaves(tree), leaves(other), strict=True))
+    pairs = [(a.cpu().double(), b.cpu().double()) for a, b in pairs]  # what clients keep waits on the host
+    difference = sum(float((a - b).square().sum()) for a, b in pairs)
+    norm = sum(float(b.square().sum()) for _, b in pairs)
+    return 0.0 if difference == 0 else (difference / norm) ** 0.5 if norm else float("inf")
+
+
+def model_of(setup: Setup, state: Any) -> tuple[dict, dict]:
+    """Return parameters and buffers: of the global model, or of all clients' own models under their ids."""
+    if setup.method.personal is None:
+        return setup.method.model(state)
+    own = sorted(setup.method.personal(state).items())
+    return tuple({f"{client}.{name}": v for client, one in own for name, v in one[i].items()} for i in (0, 1))
+
+
+# The laws
+
+
+def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> list[Finding]:
+    """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
+    simpler, overrides = method.reduces_to
+    models = []
+    for which, options in ((method, overrides), (simpler, None)):
+        setup, fed = federation(which, options, **run)
+        models.append(model_of(setup, simulate(setup, fed, rounds)))
+    given = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in overrides.items())
+    return judge(method, [Finding(f"{given} against {simpler}", distance(*models), RELATIVE)])
+
+
+def law_2_on_is_not(method: Method, rounds: int = 22, **run: Any) -> list[Finding]:
+    """Hold a method to be another than the simpler one when its options have their defaults."""
+    simpler, overrides = method.reduces_to
+    run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
+    models = []
+    for options in (None, overrides):
+        setup, fed = federation(method, options, **run)
+        models.append(model_of(setup, simulate(setup, fed, rounds))[0])
+    return judge(method, [Finding(f"the defaults against {simpler}", distance(*models), 1e-6, above=True)])
+
+
+def law_3_state_survives(method: Method, **run: Any) -> list[Finding]:
+    """Hold a method to store what its clients keep, to leave alone who sits out, and to read what was stored."""
+    setup, fed = federation(method, rounds=len(COHORTS), cohort_size=2, **run)
+    state, taken_part = setup.method.init(fed, setup.options), set()
+    lost, idle, moved = 0, 0.0, float("inf")
+    for number, clients in enumerate(COHORTS):
+        before = tree_map(torch.clone, dict(state.clients))
+        state = _go_on(setup, fed, state, range(number, number + 1), COHORTS)
+        taken_part |= set(clients)
+        lost += len(taken_part ^ set(state.clients))
+        for client in set(before) & set(state.clients):
+            change = distance(state.clients[client], before[client])
+            idle, moved = (idle, min(moved, change)) if client in clients else (max(idle, change), moved)
+    findings = [
+        Finding("clients that took part whose state is not kept, or kept of others", lost, 0),
+        Finding("change of the state of a client that sat out", idle, 0),
+        Finding("change of the state of a client that took part", moved, 0, above=True),
+    ]
+    judge(method, findings)
+    last = len(COHORTS) - 1
+    early = simulate(setup, fed, last, COHORTS)
+    other = early._replace(clients={**early.clients, 0: tree_map(lambda leaf: leaf + 1, early.clients[0])})
+    now, then = (_go_on(setup, fed, start, range(last, last + 1), COHORTS) for start in (early, other))
+    read = distance(model_of(setup, now)[0], model_of(setup, then)[0])
+    findings.append(Finding("effect of what a client stored on its next round", read, 1e-9, above=True))
+    return judge(method, findings)
+
+
+class _Counted:
+    """Graphs of a device that count how many steps were captured."""
+
+    def __init__(self, graphs: Graphs):
+        self._graphs, self.captured = graphs, 0
+        self.warm_up, self.fork = graphs.warm_up, graphs.fork
+
+    def capture(self, work: Work) -> Work:
+        replay = self._graphs.capture(work)
+        self.captured += 1
+        return replay
+
+
+def law_4_chunking_is_invisible(
+    method: Method,
+    rounds: int = 2,
+    overrides: dict[str, Any] | None = None,
+    chunks: Sequence[int | str] = (1, 2, 4),
+    against: type[Federation] | None = None,
+    **run: Any,
+) -> list[Finding]:
+    """Hold the engine, under a method, to train clients together as it trains them one after the other.
+
+    Args:
+        method: The method.
+        rounds: Rounds of each run.
+        overrides: Options of the method in place of its defaults.
+        chunks: Values of `--clients-per-chunk`; each without graphs and, where the device has graphs, with them.
+        against: Class of the federation that they are compared with; where not given, clients one after the other.
+        **run: Options of the run.
+    """
+
+    def trained(chunk: int | str, captured: bool, kind: type[Federation] | None = None) -> tuple[str, Tree]:
+        setup, fed = federation(method, overrides, kind=kind, clients_per_chunk=str(chunk), **run)
+        fed.engine.graphs = graphs = _Counted(fed.engine.graphs) if captured else None
+        state = simulate(setup, fed, rounds)
+        how = fed.engine.mode.removesuffix(", captured")
+        if captured:
+            how += ", captured" if graphs.captured else ", but no step captured"
+        return ": ".join([how, *fed.engine.notes]), (model_of(setup, state), state)
+
+    has_graphs = federation(method, overrides, **run)[1].engine.graphs is not None
+    name, expected = trained(1, False, against)
+    name = name if against is None else against.__name__
+    findings = []
+    for captured in (False, True) if has_graphs else (False,):
+        for chunk in chunks:
+            how, found = trained(chunk, captured)
+            apart = max(distance(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+            findings.append(Finding(f"{how} against {name}", apart, RELATIVE))
+    return judge(method, findings)
+
+
+def law_5_order_is_invisible(method: Method, overrides: dict[str, Any] | None = None, **run: Any) -> list[Finding]:
+    """Hold a method to give the same whatever the order of a round's clients."""
+    setup, fed = federation(method, overrides, clients_per_chunk="2", **run)
+    first = simulate(setup, fed, 1)
+    order = np.array([2, 0, 3, 1])
+    state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.options)
+    permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.options)
+    expected = tree_map(lambda values: values[order], terms)
+    findings = [
+        Finding("state after a permuted cohort", distance(permuted, state), RELATIVE),
+        Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), RELATIVE),
+    ]
+    return judge(method, findings)
+
+
+def law_6_edge_data(method: Method, chunk: int, **run: Any) -> list[Finding]:
+    """Hold a method to finite numbers on data at the edge, `chunk` clients together."""
+    cases = {
+        "a client with one example": {"parts": toy_parts((1, 7, 10, 4))},
+        "a class nobody has": {"data": toy_dataset(absent=(1,))},
+        "a cohort of one": {"cohort_size": 1},
+        "a client without examples": {"parts": toy_parts((0, 7, 10, 4))},
+    }
+    findings = []
+    for what, case in cases.items():
+        setup, fed = federation(method, clients_per_chunk=str(chunk), **run, **case)
+        state = setup.method.init(fed, setup.options)
+        try:
+            for number in range(2):
+                state, entry = one_round(setup, fed, state, fed.cohort(number))
+            floats = [leaf for leaf in leaves(state) if leaf.is_floating_point()]
+            wrong = sum(int((~torch.isfinite(leaf)).sum()) for leaf in floats) + (not 0 <= entry["test_accuracy"] <= 1)
+        except NonFiniteLoss:
+            wrong = float("inf")
+        findings.append(Finding(f"numbers that are not finite, {what}", wrong, 0))
+    return judge(method, findings)
+
+
+def law_7_resume_is_invisible(method: Method, overrides: dict[str, Any] | None = None, **run: Any) -> list[Finding]:
+    """Hold a method to go on from a checkpoint as if nothing had happened: all it knows is in its state."""
+    setup, fed = federation(method, overrides, **run)
+    bound = 0.0 if fed.device.type == "cpu" else RELATIVE  # on CUDA sums are taken in any order
+    expected, findings = simulate(setup, fed, 3), []
+    types = {kind.__name__: kind for kind in method.state_types}
+    for rounds in (1, 2):
+        file = io.BytesIO()
+        torch.save(to_plain(simulate(*federation(method, overrides, **run), rounds)), file)
+        setup, fed = federation(method, overrides, **run)
+        file.seek(0)
+        state = from_plain(torch.load(file, weights_only=True), types, fed.device)
+        found = _go_on(setup, fed, state, range(rounds, 3))
+        findings.append(Finding(f"resumed after round {rounds} of 3", distance(found, expected), bound))
+    return judge(method, findings)
+
+
+# Holding methods to the laws
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law as it is held against a method.
+
+    Attributes:
+        title: What it says.
+        measure: `(method, **run) -> findings` by what is said before each finding.
+        lacks: What a method lacks for which the law has no meaning; None where it has a meaning for all.
+    """
+
+    title: str
+    measure: dict[str, Callable[..., list[Finding]]]
+    lacks: Callable[[Method], str | None] = lambda method: None
+
+
+def _acting(method: Method) -> dict[str, Any]:
+    """The options under which a term that begins late acts from the first round."""
+    return {"start_round": 0} if "start_round" in {option.name for option in fields(method.config)} else {}
+
+
+def _keeps(method: Method) -> bool:
+    return any(kind.__name__ == "ClientState" for kind in method.state_types)
+
+
+def _chunking(chunks: Sequence[int | str], **optimizer: Any) -> Callable[..., list[Finding]]:
+    def measure(method: Method, **run: Any) -> list[Finding]:
+        epochs = 4 if run["device"].startswith("cuda") else 2  # enough steps for a graph of each
+        run = {"local_epochs": epochs, **optimizer, **run}
+        return law_4_chunking_is_invisible(method, overrides=_acting(method), chunks=chunks, **run)
+
+    return measure
+
+
+def _no_simpler_one(method: Method) -> str | None:
+    return "it declares no simpler method" if method.reduces_to is None else None
+
+
+LAWS = {
+    1: Law("switched off, it is the simpler method", {"": law_1_off_is_the_simpler_method}, _no_simpler_one),
+    2: Law("switched on, it is another", {"": law_2_on_is_not}, _no_simpler_one),
+    3: Law(
+        "what a client stores is what it reads", {"": law_3_state_survives},
+        lambda method: None if _keeps(method) else "it declares no ClientState",
+    ),
+    4: Law(
+        "clients together are clients one by one",
+        {"": _chunking((2, 4, "patches:4", "branches:4")), "Adam, ": _chunking((2, 4), optimizer="adam", lr=0.003)},
+    ),
+    5: Law("the order of clients does not matter", {"": law_5_order_is_invisible}),
+    6: Law(
+        "data at the edge give finite numbers",
+        {"": partial(law_6_edge_data, chunk=1), "together, ": partial(law_6_edge_data, chunk=4)},
+    ),
+    7: Law("a resumed run is an uninterrupted one", {"": law_7_resume_is_invisible}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is held to which laws."""
+
+    name: str
+    method: Method
+    laws: tuple[int, ...] = tuple(LAWS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one law for one case."""
+
+    case: Case
+    law: int
+    findings: list[Finding]
+    errors: list[Exception]  # `Broken`, or whatever the method has raised; empty where the law holds
+    left_out: str | None = None  # why the law has no meaning for this method
+
+
+def find_laws(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Return the laws of these numbers in their order, all where none is given.
+
+    Raises:
+        UserError: If there is no such law.
+    """
+    numbers = tuple(sorted(set(numbers)))
+    if unknown := [number for number in numbers if number not in LAWS]:
+        known = ", ".join(f"{number} ({law.title})" for number, law in LAWS.items())
+        raise UserError(f"unknown law {unknown[0]}; there are {known}.")
+    return numbers or tuple(LAWS)
+
+
+def engine() -> Case:
+    """The engine, under the simplest method there is."""
+    simple = (
+        method for method in registry.methods().values()
+        if method.reduces_to is None and method.personal is None and not method.uses_public_data and not _keeps(method)
+    )  # fmt: skip
+    return Case("the engine", next(simple), laws=(4, 5, 7))
+
+
+def one_of_each_kind() -> list[Method]:
+    """The first registered method of each kind: by models of the clients' own, public images and kept states."""
+    kinds: dict[tuple[bool, bool, bool], Method] = {}
+    for method in registry.methods().values():
+        kinds.setdefault((method.personal is not None, method.uses_public_data, _keeps(method)), method)
+    return list(kinds.values())
+
+
+def check(
+    cases: Iterable[Case], device: str = "auto", begin: Callable[[str], None] = lambda text: None
+) -> Iterator[Outcome]:
+    """Hold cases to their laws, one after the other; what fails does not stop the others.
+
+    Args:
+        cases: What is checked.
+        device: As in `--device`.
+        begin: Told what comes next.
+
+    Yields:
+        What became of each law.
+
+    Raises:
+        UserError: If there is no such device.
+    """
+    device = str(find_device(device))
+    for case in cases:
+        for number in case.laws:
+            begin(f"{case.name}: {LAWS[number].title}")
+            yield _hold(case, number, device)
+
+
+def _hold(case: Case, number: int, device: str) -> Outcome:
+    law, findings, errors = LAWS[number], [], []
+    if reason := law.lacks(case.method):
+        return Outcome(case, number, [], [], reason)
+    for before, measure in law.measure.items():
+        try:
+            found = measure(case.method, device=device)
+        except Broken as broken:
+            found = broken.findings
+            errors.append(broken)
+        except Exception as error:  # the method's own
+            found = []
+            errors.append(error)
+        findings += [one._replace(what=before + one.what) for one in found]
+    return Outcome(case, number, findings, errors)
