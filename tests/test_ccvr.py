@@ -15,6 +15,7 @@ from fedcli.errors import UserError
 from fedcli.results import tables
 from fedcli.results.comparison import printed
 from fedcli.results.metrics import find_metric
+from fedcli.results.render import render
 from fedcli.results.reproduce import _is_of, plan
 from fedcli.runs import run as runs
 from fedcli.runs.config import option_panels, resolve
@@ -205,10 +206,10 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert post["test_accuracy"] != plain.record["summary"]["last"]
     assert find_metric("post").value(after.record) == 100 * post["test_accuracy"]
     assert find_metric("post").value(plain.record) is None
-    shown = tables.markdown([plain.record, after.record])
+    shown = render(tables.sheet([plain.record, after.record]))
     assert shown.count(f"| {100 * post['test_accuracy']:.2f} (1) |") == 1
-    assert "After --post" not in tables.markdown([plain.record])
-    assert f",{post['test_accuracy']}," in tables.csv([after.record])
+    assert "After --post" not in render(tables.sheet([plain.record]))
+    assert f",{post['test_accuracy']}," in render(tables.sheet([after.record]), "csv")
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post
     assert {name: written["config"][name] for name in ("post", "ccvr_examples", "ccvr_epochs")} == {

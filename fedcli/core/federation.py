@@ -102,8 +102,10 @@ class Federation:
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        domains = np.zeros(len(dataset.y_train), int) if dataset.domain_train is None else dataset.domain_train.numpy()
-        self.domain_counts = np.array([np.bincount(domains[p], minlength=len(self.domain_names) or 1) for p in parts])
+        self.domain_counts = np.array([[len(part)] for part in parts])
+        if dataset.domain_train is not None:
+            own, count = dataset.domain_train.numpy(), len(self.domain_names)
+            self.domain_counts = np.array([np.bincount(own[part], minlength=count) for part in parts])
         self.domain_of = self.domain_counts.argmax(1)
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)

@@ -88,7 +88,7 @@ def without_ends(step: Step) -> Step:
     def update(client, batch, context):
         return step.update(client, batch._replace(epoch_end=torch.zeros_like(batch.epoch_end)), context)
 
-    return Step(update, step.slots)
+    return Step(update, step.init_optimizer)
 
 
 def init(fed, config: Config) -> ServerState:

@@ -138,7 +138,12 @@ def clipped(params: Params) -> Params:
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
     """L_private + L_shared; in the paper's form either depends on the parameters of its own network alone."""
     alpha, beta, code = config.private_task_share, config.shared_task_share, config.form == "code"
-    gate, teacher = (clipped, lambda logits: logits) if code else (dict, Tensor.detach)  # Reading 1
+
+    def gate(params: Params) -> Params:  # Reading 1
+        return clipped(params) if code else params
+
+    def teacher(logits: Tensor) -> Tensor:
+        return logits if code else logits.detach()
 
     def local_loss(params, buffers, batch, context):
         own = private(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
