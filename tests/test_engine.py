@@ -196,13 +196,13 @@ def test_context_axes_give_each_client_its_own(chunk):
 
 def test_a_term_that_is_not_finite_names_round_clients_and_term():
     _, fed = laws.federation(FEDAVG)
-    cohort = fed.cohort(3)
+    cohort = fed.cohort(3)  # the fourth round
 
     def loss(params, buffers, batch, context):
         value, aux = quadratic(params, buffers, batch, 0.0)
         return value, aux._replace(terms={"fine": value, "broken": value / context})
 
-    with pytest.raises(NonFiniteLoss, match=r"'broken' is not finite in round 3 for client\(s\) 1, 2"):
+    with pytest.raises(NonFiniteLoss, match=r"'broken' is not finite in round 4 for client\(s\) 1, 2;"):
         fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss, torch.tensor([1.0, 0, 0, 1.0]), 0)
 
 

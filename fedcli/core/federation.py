@@ -492,6 +492,6 @@ def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:
         if bad.any():
             ids = ", ".join(str(client) for client in cohort.client_ids[bad.numpy()])
             raise NonFiniteLoss(
-                f"the term '{name}' is not finite in round {cohort.round} for client(s) {ids}; "
-                f"a smaller --lr or a smaller weight of that term usually helps (rounds are counted from 0)."
+                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) {ids}; "
+                "a smaller --lr or a smaller weight of that term usually helps."
             )
