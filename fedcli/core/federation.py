@@ -438,11 +438,6 @@ class Federation:
         with self._timed("evaluate"):
             return concatenate(self.engine.side_by_side(of_portion, _portions(index) or [index]))
 
-    def correct(self, params: Params, buffers: Params, index: np.ndarray | None) -> Tensor:
-        """Returns whether one model is right for each example, bool `[n]` on the CPU; arguments as in `predict`."""
-        _, logits, labels = self.predict(params, buffers, index)
-        return logits.argmax(1) == labels
-
 
 def count_parameters(network: Network) -> int:
     """Counts a network's parameters."""
