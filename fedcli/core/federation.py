@@ -139,7 +139,8 @@ class Federation:
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def timed(self, what: str) -> Iterator[None]:
+        """Adds the time of what is done inside, on the device too, to that of "data", "train" or "evaluate"."""
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
@@ -288,7 +289,7 @@ class Federation:
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
-        with self._timed("data"):
+        with self.timed("data"):
             return plan_batches(
                 [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
                 cohort.round, range(self.config.local_epochs) if epochs is None else epochs, self.config.batch_size,
@@ -329,7 +330,7 @@ class Federation:
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         plan = self.plan(cohort, epochs)
-        with self._timed("train"):
+        with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
         _refuse_non_finite(terms, cohort)
         return trained, terms
@@ -368,7 +369,7 @@ class Federation:
             The clients, and what the objective returned beside its value, both stacked.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
-        with self._timed("train"):
+        with self.timed("train"):
             after, aux = self.engine.once(step, clients, batch, context, axes)
         _refuse_non_finite(aux.terms, cohort)
         return after, aux
@@ -379,7 +380,7 @@ class Federation:
         Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
         are returned; else the running ones.
         """
-        with self._timed("train"):
+        with self.timed("train"):
             return self.engine.forward(cohort.network, clients, x, train)
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
@@ -401,7 +402,7 @@ class Federation:
                 sums, counts = sums + batch_sums, counts + batch_counts
             return sums / counts.clamp(min=1)[:, None], counts
 
-        with self._timed("train"):
+        with self.timed("train"):
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
     def predict(
@@ -435,7 +436,7 @@ class Federation:
             features, logits, _ = network(params, buffers, self.transform(images[positions]), train=False)
             return features.cpu(), logits.cpu(), labels[positions].cpu()
 
-        with self._timed("evaluate"):
+        with self.timed("evaluate"):
             return concatenate(self.engine.side_by_side(of_portion, _portions(index) or [index]))
 
 
