@@ -446,40 +446,35 @@ def count_parameters(network: Network) -> int:
 
 
 def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:
-    """Each client's examples but for its own test part, that part, what it trains on, and its validation part.
+    """Divides each client's examples: all but its own test part, that part, what it trains on, its validation part.
 
     Raises:
         UserError: If no client has enough to train on.
     """
-    kept, testing = _cut(parts, run.local_test, run.partition_seed or 0)
-    held_out = [int(len(part) * run.validation) for part in kept]
-    training = [part[: len(part) - count] for part, count in zip(kept, held_out, strict=True)]
-    validation = [part[len(part) - count :] for part, count in zip(kept, held_out, strict=True)]
-    _refuse_small_clients(training, run.batch_size, run.drop_last)
+    if run.local_test:
+        draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
+        parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
+    testing, kept = _cut(parts, [int(len(part) * run.local_test) for part in parts])
+    training, validation = _cut(kept, [len(part) - int(len(part) * run.validation) for part in kept])
+    largest = max(map(len, training), default=0)
+    if largest == 0:
+        raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
+    if run.drop_last and largest < run.batch_size:
+        raise UserError(
+            f"--batch-size {run.batch_size} is larger than every client's training part under --drop-last "
+            f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
+        )
     return kept, testing, training, validation
 
 
-def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Shuffles each client's examples and cuts them in two: what it trains on, and its own test part of that share."""
-    if not share:
-        return list(parts), [part[:0] for part in parts]
-    mixed = [part[generator(seed, client, "test part").permutation(len(part))] for client, part in enumerate(parts)]
-    return [part[int(len(part) * share) :] for part in mixed], [part[: int(len(part) * share)] for part in mixed]
+def _cut(parts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Cuts each client's examples in two, of which the first part has that size."""
+    pairs = list(zip(parts, sizes, strict=True))
+    return [part[:size] for part, size in pairs], [part[size:] for part, size in pairs]
 
 
 def _portions(index: np.ndarray) -> list[np.ndarray]:
     return [index[start : start + EVALUATION_BATCH] for start in range(0, len(index), EVALUATION_BATCH)]
-
-
-def _refuse_small_clients(training: Sequence[np.ndarray], batch_size: int, drop_last: bool) -> None:
-    largest = max((len(part) for part in training), default=0)
-    if largest == 0:
-        raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
-    if drop_last and largest < batch_size:
-        raise UserError(
-            f"--batch-size {batch_size} is larger than every client's training part under --drop-last "
-            f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
-        )
 
 
 def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:
