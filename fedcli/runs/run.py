@@ -613,7 +613,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     seconds = {**fed.seconds, "aggregate": aggregate}
     entry = {"round": cohort.round, **result, "terms": means, **_sent(fed), "seconds": seconds}
     if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
-        entry["drift"] = drift.measure(fed, cohort)
+        entry["drift"] = drift.measure_drift(fed, cohort)
     return state, entry
 
 
