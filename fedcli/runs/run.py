@@ -420,7 +420,7 @@ def _new_record(
         chosen: Why so many clients train together; None where it was given or is the CPU's rule.
     """
     config = setup.run
-    counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
+    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
     return {
