@@ -108,7 +108,7 @@ def backbone(name: str, least: int = 1) -> Callable[[Callable], Callable]:
 def find(name: str) -> Recipe:
     """Returns the recipe of that name, or of a user's `./file.py:NAME`; refuses a name that is not known."""
     if is_from_file(name):
-        return Recipe(partial(_from_user, from_file(name, "backbone")))
+        return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES, f"there are {', '.join(BACKBONES)}, and ./file.py:NAME.")
     return BACKBONES[name]
@@ -129,7 +129,7 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 
     Raises:
         UserError: If the name is unknown, the images are too small or have other than 1 or 3 channels, or a user's
-            network does not keep the rules of `_from_user`.
+            network does not keep the rules of `_network_from_user`.
     """
     recipe = find(name)
     if channels not in (1, 3):
@@ -350,7 +350,7 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     return Backbone(body, width, num_classes, colour=True)
 
 
-def _from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
+def _network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes a network of a user's module: its last nn.Linear becomes the head, and what enters it are the features.
 
     nn.BatchNorm2d and nn.Dropout become the layers that take the mask and the key. A first run on random images shows
@@ -370,7 +370,7 @@ def _from_user(function: FromFile, channels: int, image_size: int, num_classes: 
 
     with torch.no_grad(), blame(function.path):
         module.eval()(x)  # lazy layers get their shapes
-        _replace(module, lambda layer: _standing_in(layer, function))
+        _swap_layers(module, lambda layer: _standing_in(layer, function))
         watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
         hooks = [layer.register_forward_hook(note) for layer in watched]
         logits = module.eval()(x)
@@ -390,14 +390,14 @@ def _from_user(function: FromFile, channels: int, image_size: int, num_classes: 
     held = [value for part in module.modules() for value in part._parameters.values() if value is not None]
     if len({id(value) for value in held}) < len(held) or not all(value.requires_grad for value in held):
         raise function.refuse("has a parameter in two places or one that is not trained", "make it two, or a buffer")
-    _replace(module, lambda layer: nn.Identity() if layer is head else layer)
+    _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     _check(network, function, x, real, logits)
     return network
 
 
-def _replace(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
+def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
     """Puts `new(layer)` in the place of every layer inside a module; one in two places stays one."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):

@@ -1,4 +1,4 @@
-"""Pure partitioners: labels (and domains) to the training examples of each client.
+"""Shares training examples out among clients: pure functions of labels, and of domains or writers.
 
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
 everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
@@ -391,7 +391,7 @@ class Partition:
         """
         if is_from_file(self.name):
             groups = writer if domain is None else domain
-            return _from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
+            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
         function, _, needs = PARTITIONS[self.name]
         groups = {"domain": domain, "writer": writer}.get(needs)
         if needs and groups is None:
@@ -456,7 +456,7 @@ def from_flag(flag: str) -> Partition:
     return Partition(name, tuple(kept))
 
 
-def _from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
+def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     labels, keywords = _prepared(labels, num_clients), {}
     if "groups" in (wanted := signature(function.function).parameters):
