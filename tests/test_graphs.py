@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedcli.check import RAGGED
 from fedcli.core import stacked
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
 from fedcli.core.trees import tree_map
@@ -268,7 +269,7 @@ def test_the_check_of_a_graph_costs_a_step_and_changes_no_number(monkeypatch):
         steps.append(fed.engine.graphs.warmed)
     assert laws.distance(*states) == 0
     assert steps == [stacked.WARM_UP + 1] * 2
-    assert sum(samples) == 2 * 2 * 2 * sum(laws.RAGGED)  # twice, two rounds of two epochs
+    assert sum(samples) == 2 * 2 * 2 * sum(RAGGED)  # twice, two rounds of two epochs
 
 
 def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
