@@ -15,7 +15,7 @@ import torch
 
 from fedcli import registry
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.core.graphs import Graphs, Work
+from fedcli.core.graphs import CudaGraphs, Work
 from fedcli.core.trees import Tree, from_plain, leaves, to_plain, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.errors import UserError
@@ -220,7 +220,7 @@ def law_3_state_survives(method: Method, **run: Any) -> list[Finding]:
 class _Counted:
     """Graphs of a device that count how many steps were captured."""
 
-    def __init__(self, graphs: Graphs):
+    def __init__(self, graphs: CudaGraphs):
         self._graphs, self.captured = graphs, 0
         self.warm_up, self.fork = graphs.warm_up, graphs.fork
 

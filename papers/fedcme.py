@@ -319,10 +319,9 @@ def evaluate_clients(clients: Client, cohort, fed) -> Tensor:
     for k, client in enumerate(cohort.client_ids):
         draw = generator(fed.config.seed, cohort.round, client, "evaluation")
         index = evaluation_sample(fed.training[client], draw)
-        correct = fed.correct(*select((clients.params, clients.buffers), k), index)
-        labels = fed.engine.labels[torch.as_tensor(index, device=fed.device)]
-        rows.append(evaluation_vector(correct.to(fed.device), labels, fed.num_classes))
-    return torch.stack(rows).to(fed.dtype)
+        _, logits, labels = fed.predict(*select((clients.params, clients.buffers), k), index)
+        rows.append(evaluation_vector(logits.argmax(1) == labels, labels, fed.num_classes))
+    return torch.stack(rows).to(fed.device, fed.dtype)
 
 
 def init(fed, config: Config) -> ServerState:

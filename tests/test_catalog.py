@@ -7,7 +7,6 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import fedcli
-from fedcli.core.augment import resize
 from fedcli.data import builtin, datasets
 from fedcli.data import catalog as known
 from fedcli.data.catalog import Share
@@ -43,7 +42,7 @@ def small(tmp_path, monkeypatch):
 def shaped(name, part, size):
     """The images of a set in three channels at a size, as bytes with their labels."""
     dataset = datasets.load(name)
-    x = resize(getattr(dataset, f"x_{part}"), size).expand(-1, 3, -1, -1)
+    x = known.resize(getattr(dataset, f"x_{part}"), size).expand(-1, 3, -1, -1)
     return {image.numpy().tobytes(): int(label) for image, label in zip(x, getattr(dataset, f"y_{part}"), strict=True)}
 
 

@@ -95,7 +95,7 @@ def test_features_are_those_of_evaluation_mode(monkeypatch):
     laws.simulate(setup, fed, 1)
     forward, modes = fed.forward, []
     monkeypatch.setattr(fed, "forward", lambda *given, train: modes.append(train) or forward(*given, train=train))
-    drift.measure(fed, fed.cohort(0))
+    drift.measure_drift(fed, fed.cohort(0))
     assert modes == [False]
 
 
@@ -122,12 +122,12 @@ def test_a_cohort_of_one_has_no_pair():
 def test_in_a_round_without_whole_models_there_is_nothing_to_measure():
     setup, fed = watched()
     nothing = {"feature_distance": None, "classifier_similarity": None}
-    assert drift.measure(fed, fed.cohort(0)) == nothing
+    assert drift.measure_drift(fed, fed.cohort(0)) == nothing
     laws.simulate(setup, fed, 1)
     fed.received = None
-    assert [name for name, value in drift.measure(fed, fed.cohort(0)).items() if value] == ["feature_distance"]
+    assert [name for name, value in drift.measure_drift(fed, fed.cohort(0)).items() if value] == ["feature_distance"]
     fed.start_round()  # forgets the clients
-    assert drift.measure(fed, fed.cohort(0)) == nothing
+    assert drift.measure_drift(fed, fed.cohort(0)) == nothing
 
 
 def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):

@@ -429,7 +429,7 @@ def test_clients_of_the_validation_experiment_have_the_papers_images(dataset):
     domains = np.repeat(np.arange(5), 2000)
     labels = np.tile(np.arange(10), 1000)
     parts = setup.partition(labels, setup.run.num_clients, setup.run.partition_seed, domains)
-    counts = partition.describe(parts, labels, 10)
+    counts = partition.count_classes(parts, labels, 10)
     assert setup.run.train_examples == 10_000
     if dataset == "fmnist":
         assert (np.sort(counts, 1)[:, -2:] == 500).all()
@@ -452,7 +452,7 @@ def test_with_two_classes_in_a_digit_set_each_client_has_exactly_two():
     setup = resolve(FEDFA, {"protocol": "fedfa:mixed-digits-c2", "dataset": "mixed-digits"}, need_data=False)
     labels, domains = np.tile(np.arange(10), 5 * 743), np.repeat(np.arange(5), 7430)
     parts = setup.partition(labels, setup.run.num_clients, setup.run.partition_seed, domains)
-    assert ((partition.describe(parts, labels, 10) > 0).sum(1) == 2).all()
+    assert ((partition.count_classes(parts, labels, 10) > 0).sum(1) == 2).all()
     assert {len(part) for part in parts} == {2 * (743 // 4)}
 
 

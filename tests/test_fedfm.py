@@ -194,7 +194,7 @@ def test_partitions_of_the_protocols_have_the_papers_sizes(protocol, dataset, cl
     images = {"cinic10": 90_000}.get(dataset, 50_000)
     labels = np.repeat(np.arange(classes), images // classes)
     parts = partition.from_flag(flag)(labels, 10, 0)
-    for row in partition.describe(parts, labels, classes):
+    for row in partition.count_classes(parts, labels, classes):
         sizes, times = np.unique(row, return_counts=True)
         assert dict(zip(sizes.tolist(), times.tolist(), strict=True)) == counts
 
@@ -546,7 +546,7 @@ def test_the_motivating_experiment_has_two_clients_of_5000_images_half_of_one_cl
     protocol = find_protocol("fedfm:motivation", FEDFM)
     labels = np.repeat(np.arange(10), 5000)
     parts = partition.from_flag(protocol.settings["partition"])(labels, protocol.settings["num_clients"], 0)
-    counts = partition.describe(parts, labels, 10)
+    counts = partition.count_classes(parts, labels, 10)
     assert counts.max(1).tolist() == [2499] * 10
     assert sorted(counts.argmax(1)) == list(range(10))
     assert (np.sort(counts, 1)[:, :9] == 277).all()

@@ -136,16 +136,16 @@ def test_augmentation_is_in_the_graph():
 
 def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="4", rounds=4)
-    assert (graphs.captured, len(fed.engine.stacks.kept)) == (1, 1)
+    assert (graphs.captured, len(fed.engine.stacks)) == (1, 1)
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
-    assert (graphs.captured, len(fed.engine.stacks.kept)) == (2, 2)
+    assert (graphs.captured, len(fed.engine.stacks)) == (2, 2)
     fed.engine.way = "branches"
     cohort = fed.cohort(0)
     loss = FEDAVG.module.make_local_loss(fed.network)
     fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
-    assert len(fed.engine.stacks.kept) == stacked.KEPT == 4
+    assert len(fed.engine.stacks) == stacked.KEPT == 4
     fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, fed.optimizer_step(loss, weight_decay=0.5))
-    assert len(fed.engine.stacks.kept) == stacked.KEPT  # the oldest went
+    assert len(fed.engine.stacks) == stacked.KEPT  # the oldest went
 
 
 def test_what_training_returns_outlives_the_next_round():
@@ -177,7 +177,7 @@ def test_a_step_that_cannot_be_known_again_is_captured_for_one_call_if_it_is_lon
         expected, _ = fed.train(start, cohort, loss)
         fed.engine.graphs = graphs
         laws.assert_agree(trained.params, expected.params, f"the loss times {factor}")
-    assert (graphs.captured, fed.engine.stacks.kept) == (2, {})
+    assert (graphs.captured, fed.engine.stacks) == (2, {})
     monkeypatch.setattr(stacked, "WORTHWHILE", 100)
     fed.train(start, cohort, loss)
     assert graphs.captured == 2
@@ -254,7 +254,7 @@ def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk, defect):
         states.append(laws.simulate(setup, fed, 2))
     assert laws.distance(*states) == 0  # not a bit of it is left
     laws.assert_agree(states[1], eagerly(FEDAVG, rounds=2, clients_per_chunk=chunk), "without graphs")
-    assert (graphs.captured, graphs.replayed, fed.engine.graphs, fed.engine.stacks.kept) == (1, 1, None, {})
+    assert (graphs.captured, graphs.replayed, fed.engine.graphs, fed.engine.stacks) == (1, 1, None, {})
     (note,) = fed.engine.notes
     assert "gave other numbers than the step" in note
 
@@ -443,4 +443,4 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
     laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
-    assert any(stack.replay for stack in fed.engine.stacks.kept.values())
+    assert any(stack.replay for stack in fed.engine.stacks.values())

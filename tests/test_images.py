@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli.core import augment as images
 from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_box, crop_flip, resized_crop
 from fedcli.core.backbones import torchvision
 from fedcli.core.batches import Transform, generator
+from fedcli.data import catalog
 from fedcli.registry import PublicSetting
 from fedcli.runs.run import federation
 from tests import laws
@@ -32,9 +32,9 @@ def random_draws(augmentation, count=12, seed=1):
 
 @pytest.mark.parametrize(("before", "after"), [(16, 28), (28, 16), (64, 32), (9, 9)])
 def test_resizing_is_pillows_to_a_rounding(before, after, monkeypatch):
-    monkeypatch.setattr(images, "_RESIZED_AT_ONCE", 4)
+    monkeypatch.setattr(catalog, "_RESIZED_AT_ONCE", 4)
     pixels = (random_images(6, size=before) * 255).round().to(torch.uint8)
-    ours = images.resize(pixels, after)
+    ours = catalog.resize(pixels, after)
     assert (ours.dtype, ours.shape) == (torch.uint8, (6, 3, after, after))
     for n in range(6):
         theirs = Image.fromarray(pixels[n].permute(1, 2, 0).numpy()).resize((after, after), Image.Resampling.BILINEAR)

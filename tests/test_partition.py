@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcli.core import partition
-from fedcli.core.partition import Partition, describe, fingerprint, from_flag
+from fedcli.core.partition import Partition, count_classes, fingerprint, from_flag
 from fedcli.errors import UserError
 
 
@@ -102,7 +102,7 @@ def test_end_of_a_part_is_a_fair_sample_of_it(flag):
     labels = CIFAR10[np.argsort(CIFAR10, kind="stable")]  # the canonical order of a data set
     parts = from_flag(flag)(labels, 10, 0)
     ends = [part[len(part) * 4 // 5 :] for part in parts]
-    whole, end = describe(parts, labels, 10), describe(ends, labels, 10)
+    whole, end = count_classes(parts, labels, 10), count_classes(ends, labels, 10)
     # Hypergeometric: five standard deviations of a binomial is generous.
     assert (abs(end - whole / 5) <= 5 * np.sqrt(whole * 0.16) + 1).all()
     for part, tail in zip(parts, ends, strict=True):
@@ -112,7 +112,7 @@ def test_end_of_a_part_is_a_fair_sample_of_it(flag):
 def test_iid_sizes():
     parts = partition.iid(np.zeros(23, int), 5, 0)
     assert sorted(map(len, parts)) == [4, 4, 5, 5, 5]
-    counts = describe(partition.iid(CIFAR10, 10, 1), CIFAR10, 10)
+    counts = count_classes(partition.iid(CIFAR10, 10, 1), CIFAR10, 10)
     assert (abs(counts - 500) < 5 * np.sqrt(500 * 0.81)).all()
 
 
@@ -124,7 +124,7 @@ def test_classes_deals_whole_shards(labels, num_clients, count, size, shard):
     parts = partition.classes(labels, num_clients, count, 1)
     assert assert_partition(parts, len(labels), num_clients) == len(labels)
     assert {len(part) for part in parts} == {size}
-    counts = describe(parts, labels, labels.max() + 1)
+    counts = count_classes(parts, labels, labels.max() + 1)
     assert (counts % shard == 0).all()
     assert (counts.max(1) > shard).any()  # two shards of one class do occur,
     assert (counts > 0).sum(1).mean() > 0.8 * count  # but are not the rule
@@ -132,14 +132,14 @@ def test_classes_deals_whole_shards(labels, num_clients, count, size, shard):
 
 def test_classes_leaves_out_the_rest_of_the_last_class():
     labels = np.repeat([0, 1, 2], [10, 10, 9])
-    counts = describe(partition.classes(labels, 2, 3, 0), labels, 3)
+    counts = count_classes(partition.classes(labels, 2, 3, 0), labels, 3)
     assert counts.sum(1).tolist() == [12, 12]
     assert counts.sum(0).tolist() == [10, 10, 4]
 
 
 def test_classes_draws_the_examples_of_a_shard():
     labels = np.repeat([0, 1], 100)
-    counts = [describe([part], np.arange(200) // 50, 4)[0] for part in partition.classes(labels, 4, 1, 0)]
+    counts = [count_classes([part], np.arange(200) // 50, 4)[0] for part in partition.classes(labels, 4, 1, 0)]
     assert all(((count > 10).sum(), count.sum()) == (2, 50) for count in counts)
 
 
@@ -161,15 +161,15 @@ def test_dominant_counts(labels, count, share, of_every, more):
     for client in range(10):
         for j in range(count):
             expected[client, (client * count + j) % num_classes] += more
-    assert (describe(parts, labels, num_classes) == expected).all()
+    assert (count_classes(parts, labels, num_classes) == expected).all()
 
 
 def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
     labels = shuffled([60, 90, 80])
     # n = 3 * 60 // 3 = 60: 60 * 0.6 / 3 = 12 of every class, 60 * 0.4 / 2 = 12 more of two classes
-    counts = describe(partition.dominant(labels, 3, 2, 0), labels, 3)
+    counts = count_classes(partition.dominant(labels, 3, 2, 0), labels, 3)
     assert counts.tolist() == [[24, 24, 12], [24, 12, 24], [12, 24, 24]]
-    everywhere = describe(partition.dominant(labels, 3, 3, 0), labels, 3)
+    everywhere = count_classes(partition.dominant(labels, 3, 3, 0), labels, 3)
     assert everywhere.tolist() == [[20] * 3] * 3
 
 
@@ -181,12 +181,12 @@ def test_missing_counts(absent, quota):
     for client in range(10):
         for j in range(10 - absent):
             expected[client, (client + j) % 10] = quota
-    assert (describe(parts, CIFAR10, 10) == expected).all()
+    assert (count_classes(parts, CIFAR10, 10) == expected).all()
 
 
 @pytest.mark.parametrize(("num_clients", "starts"), [(4, [0, 2, 5, 7]), (20, [i // 2 for i in range(20)]), (2, [0, 5])])
 def test_missing_with_other_numbers_of_clients(num_clients, starts):
-    counts = describe(partition.missing(CIFAR10, num_clients, 6, 0), CIFAR10, 10)
+    counts = count_classes(partition.missing(CIFAR10, num_clients, 6, 0), CIFAR10, 10)
     held = counts > 0
     for row, start in zip(held, starts, strict=True):
         assert set(np.flatnonzero(row)) == {(start + j) % 10 for j in range(4)}
@@ -203,7 +203,7 @@ def test_examples_of_a_class_are_drawn_at_random():
 def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha, seed):
     labels = shuffled(sizes)
     parts = partition.dirichlet(labels, 8, alpha, seed, min_examples=1)
-    counts = describe(parts, labels, len(sizes))
+    counts = count_classes(parts, labels, len(sizes))
     before = counts.cumsum(1) - counts  # what a client held when the class was given out
     assert (before[counts > 0] < len(labels) / 8).all()
     assert counts.sum(1).max() < len(labels) / 8 + counts.max()
@@ -217,14 +217,14 @@ def test_dirichlet_without_cap_spreads_wider():
     # Plain: sizes are sums of ten pieces 5000 p with Var p = 0.09 / 6, so their deviation is about 1,900.
     assert 1500 < plain.mean() < 2300
     assert capped.mean() < 0.75 * plain.mean()
-    over = describe(partition.dirichlet(CIFAR10, 10, 0.5, 0, False, 1), CIFAR10, 10)
+    over = count_classes(partition.dirichlet(CIFAR10, 10, 0.5, 0, False, 1), CIFAR10, 10)
     assert ((over.cumsum(1) - over)[over > 0] >= 5000).any()
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.1, 0.5, 5.0, 50.0])
 def test_dirichlet_proportions_have_the_right_moments(alpha):
     labels = np.repeat(np.arange(1000), 300)
-    counts = describe(partition.dirichlet(labels, 4, alpha, 0, capped=False, min_examples=1), labels, 1000) / 300
+    counts = count_classes(partition.dirichlet(labels, 4, alpha, 0, capped=False, min_examples=1), labels, 1000) / 300
     variance = 0.25 * 0.75 / (4 * alpha + 1)  # of an entry of Dir(alpha) over 4 clients
     assert counts.mean(1) == pytest.approx([0.25] * 4, abs=5 * np.sqrt(variance / 1000) + 2e-3)
     assert np.mean((counts - 0.25) ** 2) == pytest.approx(variance, rel=0.08)
@@ -235,14 +235,14 @@ def test_dirichlet_with_tiny_alpha_gives_whole_classes_to_open_clients():
     with np.errstate(all="raise", under="ignore"):
         parts = partition.dirichlet(labels, 20, 1e-6, 0, min_examples=10)
     # A class of 50 goes to one client as a whole, the cap is N/K = 100: everybody ends with exactly two classes.
-    assert describe(parts, labels, 40).sum(1).tolist() == [100] * 20
-    assert ((describe(parts, labels, 40) == 50).sum(1) == 2).all()
+    assert count_classes(parts, labels, 40).sum(1).tolist() == [100] * 20
+    assert ((count_classes(parts, labels, 40) == 50).sum(1) == 2).all()
 
 
 def test_dirichlet_gives_every_example_although_the_last_client_is_full():
     labels = np.repeat(np.arange(60), 97)
     for seed in range(5):
-        counts = describe(partition.dirichlet(labels, 3, 0.7, seed), labels, 60)
+        counts = count_classes(partition.dirichlet(labels, 3, 0.7, seed), labels, 60)
         before = counts.cumsum(1) - counts
         assert (counts[before >= 60 * 97 / 3] == 0).all()
         assert (counts.sum(0) == 97).all()
@@ -309,11 +309,11 @@ def test_pfllibs_draw_order_is_followed_index_for_index(sizes, num_clients, alph
 
 def test_the_skew_of_cifar10_in_pfllibs_draw_order():
     merged = np.repeat(np.arange(10), 6000)  # training and test images
-    counts = describe(from_flag("dirichlet:0.1:min=1:draw=pfllib")(merged, 20, 1), merged, 10)
+    counts = count_classes(from_flag("dirichlet:0.1:min=1:draw=pfllib")(merged, 20, 1), merged, 10)
     assert counts.max(1).sum() / counts.sum() == pytest.approx(0.7421, abs=1e-4)  # share of the clients' largest class
     assert counts.sum(1).tolist()[:4] == [1621, 1814, 1211, 2080]
     unsorted = shuffled([6000] * 10)
-    again = describe(from_flag("dirichlet:0.1:min=1:draw=pfllib")(unsorted, 20, 1), unsorted, 10)
+    again = count_classes(from_flag("dirichlet:0.1:min=1:draw=pfllib")(unsorted, 20, 1), unsorted, 10)
     assert (again == counts).all()  # in whatever order the labels come
 
 
@@ -328,14 +328,14 @@ def test_domains_keep_to_themselves(within):
     if within is None:
         assert [len(part) for part in parts] == [150, 150, 250, 250, 200, 200]
     elif within.name == "classes":
-        assert (describe(parts, labels, 5) > 0).sum(1).max() <= 4
+        assert (count_classes(parts, labels, 5) > 0).sum(1).max() <= 4
     else:
-        assert describe(parts, labels, 5).std(1).min() > 5
+        assert count_classes(parts, labels, 5).std(1).min() > 5
 
 
 def test_domains_of_equal_labels_are_not_cut_alike():
     labels, domain = np.tile(np.arange(10), 80), np.repeat([0, 1], 400)
-    counts = describe(from_flag("domains+dirichlet:0.5")(labels, 8, 0, domain), labels, 10)
+    counts = count_classes(from_flag("domains+dirichlet:0.5")(labels, 8, 0, domain), labels, 10)
     assert (counts[:4] != counts[4:]).any()
     first = partition.iid(labels[:400], 4, 0)
     assert any((part != own).any() for part, own in zip(partition.domains(labels, 8, domain, 0), first, strict=False))
@@ -559,9 +559,9 @@ def test_fingerprint_sees_sizes_order_and_content():
     assert len({fingerprint(parts), *map(fingerprint, others)}) == 1 + len(others)
 
 
-def test_describe_counts_by_hand():
+def test_classes_are_counted_by_hand():
     labels = torch.tensor([0, 2, 2, 0, 2])
-    counts = describe([np.array([0, 1, 2]), np.array([3]), np.array([], np.int64)], labels, 4)
+    counts = count_classes([np.array([0, 1, 2]), np.array([3]), np.array([], np.int64)], labels, 4)
     assert counts.dtype == np.int64
     assert counts.tolist() == [[1, 0, 2, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
 

@@ -542,6 +542,9 @@ def test_a_diverged_run_counts_where_the_best_round_on_validation_does():
     assert text["FedFM", "ours"] == ["**66.00 (1, 2 of 3 diverged)**"]
     compared = comparison.compare(filled(FOUR, column([lost], [None], [None], [None])))
     assert any("seed 0: NonFiniteLoss: in round 7 (" in note for note in compared.notes)  # counted from 1
+    lost["error"] = "NonFiniteLoss: in round 7; use less"  # as it is written now
+    compared = comparison.compare(filled(FOUR, column([lost], [None], [None], [None])))
+    assert any("seed 0: NonFiniteLoss: in round 7 (" in note for note in compared.notes)
     assert compared.entries["FedAvg", "CIFAR-10 NIID-1"].difference == "-16.69"
 
 

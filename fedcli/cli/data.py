@@ -120,7 +120,7 @@ def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out:
     from fedcli.figures import plots
 
     parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train)
-    counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
+    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     few = dataset.num_classes <= 10  # more columns than that fit no terminal
     names = dataset.class_names if few else ()
     rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]

@@ -1,4 +1,4 @@
-"""Resizes images, and augments them by random draws that come as arguments.
+"""Augments images by random draws that come as arguments.
 
 An augmentation is a pure function of images and of uniform draws, `NUM_DRAWS` of them for each image, so that it is
 the same on every device. Images are in [0, 1] and stay there unrounded.
@@ -7,7 +7,6 @@ the same on every device. Images are in [0, 1] and stay there unrounded.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 CROP_PADDING = 4  # pixels
@@ -28,21 +27,6 @@ NUM_DRAWS = {
     "resized-crop": _BOX,
     "resized-crop-colour": _BOX + _COLOUR,
 }
-_RESIZED_AT_ONCE = 4096  # images, which are made float for it
-
-
-def resize(images: Tensor, size: int) -> Tensor:
-    """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
-    if images.shape[2:] == (size, size):
-        return images
-    smooth = [
-        F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
-        .round()
-        .clamp(0, 255)
-        .to(torch.uint8)
-        for portion in images.split(_RESIZED_AT_ONCE)
-    ]
-    return torch.cat(smooth)
 
 
 def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:

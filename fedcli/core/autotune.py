@@ -3,7 +3,6 @@
 import dataclasses
 import platform
 import resource
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -85,17 +84,14 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
 
     step = fed.optimizer_step(local_loss)
     for _ in range(2):
+        fed.start_round()
         if fed.device.type == "cuda":
-            torch.cuda.synchronize(fed.device)
             torch.cuda.reset_peak_memory_stats(fed.device)
-        start = time.perf_counter()
-        engine.train(step, clients, plan, fed.lr(0), None, None)
-        if fed.device.type == "cuda":
-            torch.cuda.synchronize(fed.device)
-        seconds = time.perf_counter() - start
+        with fed.timed("train"):
+            engine.train(step, clients, plan, fed.lr(0), None, None)
     if engine.clients_per_chunk < size:  # halved
         return None
-    return Trial(seconds / max(int(plan.steps.sum()), 1), peak_memory(fed.device))
+    return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak_memory(fed.device))
 
 
 def peak_memory(device: torch.device) -> int:

@@ -31,7 +31,7 @@ _SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
 
 @cache
 def torchvision() -> ModuleType:
-    """torchvision, also where its compiled part does not load; imported late, as it is slow and most do without."""
+    """Imports torchvision, also where its compiled part does not load; late, as it is slow and most do without."""
     try:
         return import_module("torchvision")
     except RuntimeError as error:
@@ -66,14 +66,9 @@ class Backbone(nn.Module):
             layer.number = number
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Features and logits of a batch.
+        """Returns features `[B, D]` and logits `[B, C]` of normalised images `[B, channels, H, W]`.
 
-        Args:
-            x: `[B, channels, H, W]`, normalised images.
-            mask: `[B]`, False for padding, which in training stays out of batch statistics; None where all is real.
-
-        Returns:
-            Features `[B, D]` and logits `[B, C]`.
+        `mask` `[B]` is False for padding, which in training stays out of batch statistics; None where all is real.
         """
         if self._colour:
             x = x.expand(-1, 3, -1, -1)
@@ -111,20 +106,16 @@ def backbone(name: str, least: int = 1) -> Callable[[Callable], Callable]:
 
 
 def find(name: str) -> Recipe:
-    """The network of that name, or of a user's `./file.py:NAME`.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Returns the recipe of that name, or of a user's `./file.py:NAME`; refuses a name that is not known."""
     if is_from_file(name):
-        return Recipe(partial(_own, from_file(name, "backbone")))
+        return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES, f"there are {', '.join(BACKBONES)}, and ./file.py:NAME.")
     return BACKBONES[name]
 
 
 def build(name: str, channels: int, image_size: int, num_classes: int, seed: int) -> Backbone:
-    """A network with the initial weights of a seed, in float32 on the CPU and in training mode.
+    """Builds a network with the initial weights of a seed, in float32 on the CPU and in training mode.
 
     Weights are drawn as torch draws them by default, those of torchvision's networks as torchvision does. The same
     seed gives the same weights; torch's own random state is left as it was.
@@ -138,7 +129,7 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 
     Raises:
         UserError: If the name is unknown, the images are too small or have other than 1 or 3 channels, or a user's
-            network does not keep the rules of `_own`.
+            network does not keep the rules of `_network_from_user`.
     """
     recipe = find(name)
     if channels not in (1, 3):
@@ -157,7 +148,7 @@ def plain_cnn(
     kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int], stride: int = 1,
     colour: bool = False,
 ) -> Recipe:  # fmt: skip
-    """A plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
+    """Describes a plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
 
     Args:
         kernel: Height and width of every convolution's kernel.
@@ -170,7 +161,7 @@ def plain_cnn(
     """
 
     def side(size: int) -> int:
-        """Height and width of the last feature map; less than 1 where the image is too small."""
+        """Returns height and width of the last feature map; less than 1 where the image is too small."""
         for i in range(len(widths)):
             size = (size + 2 * padding - kernel) // (stride if i == 0 else 1) + 1
             size = size // 2 if i in pooled else size
@@ -220,7 +211,7 @@ _VARIANTS = ("", "-gn", "-3x3", "-3x3-gn", "-512")
 
 
 def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Backbone:
-    """torchvision's residual network.
+    """Makes torchvision's residual network.
 
     Images of any size will do: every layer is padded, and the last map is averaged.
     """
@@ -247,33 +238,26 @@ for _name in [*(depth + variant for depth in _RESNETS for variant in _VARIANTS),
     BACKBONES[_name] = Recipe(partial(_resnet, _name))
 
 
-@backbone("mobilenet-v2-512")
-def _mobilenet_v2_512(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """torchvision's MobileNetV2 without its dropout, which goes with the classifier whose first layer it is."""
+def _mobilenet_v2_512(dropout: bool, channels: int, image_size: int, num_classes: int) -> Backbone:
+    """Makes torchvision's MobileNetV2; its classifier's dropout of 0.2, where kept, stands before the averaging."""
     body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
-    body.classifier = nn.AdaptiveAvgPool1d(512)
+    body.classifier = nn.Sequential(*[KeyedDropout(0.2)] * dropout, nn.AdaptiveAvgPool1d(512))
     return Backbone(body, 512, num_classes, colour=True)
 
 
-@backbone("mobilenet-v2-dropout-512")
-def _mobilenet_v2_dropout_512(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """torchvision's MobileNetV2, whose dropout of 0.2 is kept and stands before the averaging to 512 features."""
-    body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
-    body.classifier = nn.Sequential(KeyedDropout(0.2), nn.AdaptiveAvgPool1d(512))
-    return Backbone(body, 512, num_classes, colour=True)
+BACKBONES["mobilenet-v2-512"] = Recipe(partial(_mobilenet_v2_512, False))
+BACKBONES["mobilenet-v2-dropout-512"] = Recipe(partial(_mobilenet_v2_512, True))
 
 
 def _convolution(**options: Any) -> Callable[..., nn.Module]:
-    """torchvision's convolution with norm and activation, by default BatchNorm and ReLU, and padded."""
+    """Returns torchvision's convolution with norm and activation, by default BatchNorm and ReLU, and padded."""
     return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
 
 
 def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
-    """torchvision's GoogLeNet without auxiliary classifiers, with weights drawn as torch does by default.
+    """Makes torchvision's GoogLeNet without auxiliary classifiers, of a convolution with norm and ReLU.
 
-    Args:
-        conv: Its convolution, norm and ReLU.
-        double: Whether two 3 x 3 convolutions in a row stand for each 5 x 5, or one as in torchvision().
+    Weights are drawn as torch does by default. If `double`, two 3 x 3 convolutions stand for each 5 x 5; else one does.
     """
     original = import_module("torchvision.models.googlenet").Inception  # `models.googlenet` is a function
 
@@ -289,7 +273,7 @@ def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
 
 @backbone("googlenet-512", least=15)
 def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """torchvision's GoogLeNet; the features lie behind its dropout."""
+    """Makes torchvision's GoogLeNet; the features lie behind its dropout."""
     body = _googlenet(_convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001)), double=False)
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
@@ -300,7 +284,7 @@ def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone
 
 @backbone("googlenet-32")
 def _googlenet_32(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """GoogLeNet with one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, and no dropout.
+    """Makes GoogLeNet with one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, and no dropout.
 
     Weights are drawn as torch does by default.
     """
@@ -326,7 +310,7 @@ class _Sum(nn.Module):
 
 @backbone("mobilenet-v2-32")
 def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """MobileNetV2 with stride 1 in its stem and second stage, ReLU, and no dropout.
+    """Makes MobileNetV2 with stride 1 in its stem and second stage, ReLU, and no dropout.
 
     Blocks of stride 1 that change the width have a shortcut too, through a convolution, and the first block has an
     expansion, by the factor 1. Weights are drawn as torch does by default.
@@ -349,7 +333,7 @@ def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbo
 
 @backbone("efficientnet-b0-32")
 def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """torchvision's EfficientNet-B0 with stride 1 in its stem and without the last convolution.
+    """Makes torchvision's EfficientNet-B0 with stride 1 in its stem and without the last convolution.
 
     The features lie behind its dropout of 0.2. Stochastic depth rises linearly from 0 in the first block towards 0.2.
     Weights are drawn as torch does by default.
@@ -366,8 +350,8 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     return Backbone(body, width, num_classes, colour=True)
 
 
-def _own(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
-    """A network from a user's module: its last nn.Linear becomes the head, and what enters it are the features.
+def _network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
+    """Makes a network of a user's module: its last nn.Linear becomes the head, and what enters it are the features.
 
     nn.BatchNorm2d and nn.Dropout become the layers that take the mask and the key. A first run on random images shows
     that the function is still the user's, that padding reaches no other image, and that nothing is drawn inside.
@@ -386,7 +370,7 @@ def _own(function: FromFile, channels: int, image_size: int, num_classes: int) -
 
     with torch.no_grad(), blame(function.path):
         module.eval()(x)  # lazy layers get their shapes
-        _replace(module, lambda layer: _standing_in(layer, function))
+        _swap_layers(module, lambda layer: _standing_in(layer, function))
         watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
         hooks = [layer.register_forward_hook(note) for layer in watched]
         logits = module.eval()(x)
@@ -406,14 +390,14 @@ def _own(function: FromFile, channels: int, image_size: int, num_classes: int) -
     held = [value for part in module.modules() for value in part._parameters.values() if value is not None]
     if len({id(value) for value in held}) < len(held) or not all(value.requires_grad for value in held):
         raise function.refuse("has a parameter in two places or one that is not trained", "make it two, or a buffer")
-    _replace(module, lambda layer: nn.Identity() if layer is head else layer)
+    _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     _check(network, function, x, real, logits)
     return network
 
 
-def _replace(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
+def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
     """Puts `new(layer)` in the place of every layer inside a module; one in two places stays one."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
@@ -423,7 +407,7 @@ def _replace(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
 
 
 def _standing_in(layer: nn.Module, function: FromFile) -> nn.Module:
-    """The layer for a user's that has the same function and knows padding and keys; the user's where that is fine."""
+    """Returns a layer of the same function that knows padding and keys; the user's own where that is fine."""
     if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
         new = MaskedBatchNorm2d(layer.num_features, layer.eps, layer.momentum)
         new.weight, new.bias = layer.weight, layer.bias
@@ -452,7 +436,7 @@ def _check(network: Backbone, function: FromFile, x: Tensor, real: Tensor, logit
             value.copy_(kept[name])
 
     def run(x: Tensor) -> list[Tensor]:
-        """What training gives for the real images, and the buffers after it."""
+        """Returns what training gives for the real images, and the buffers after it."""
         restore()
         result = [value[real] for value in network.train()(x, real)] + [value.clone() for value in network.buffers()]
         if any(value is not held[name] for name, value in network.named_buffers()):

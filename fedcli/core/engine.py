@@ -6,7 +6,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
 from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
-from fedcli.core.graphs import Graphs, Work
-from fedcli.core.stacked import WAYS, Rows, Stack, Stacks, for_many, with_optimizer
+from fedcli.core.graphs import CudaGraphs, Work
+from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_optimizer
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
@@ -53,9 +53,9 @@ class Engine:
     clients_per_chunk: int  # how many clients train together; halved where the device's memory is too small
     on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
     way: str = WAYS[0]  # one of `WAYS`, how clients train together
-    graphs: Graphs | None = None  # None without CUDA, and after one could not be made or was wrong
+    graphs: CudaGraphs | None = None  # None without CUDA, and after one could not be made or was wrong
     notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
-    stacks: Stacks = field(default_factory=Stacks, init=False)  # kept from round to round
+    stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -115,7 +115,7 @@ class Engine:
                     raise
             # Not in the handler: there the error still holds the tensors of the step.
             self.clients_per_chunk = -(-size // 2)
-            self.stacks.kept.clear()
+            self.stacks.clear()
             gc.collect()
             if self.images.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -195,14 +195,14 @@ class Engine:
             together = make()
         else:
             tensors = clients, context, rows.index[0], rows.draws is None
-            together = self.stacks.find((step.update, axes, padded, self.way), tensors, make)
+            together = find_stack(self.stacks, (step.update, axes, padded, self.way), tensors, make)
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
         counts = sizes.sum(1).tolist()
         return together.train(clients, context, rows, num_batches, rate, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
-        self.stacks.kept.clear()
+        self.stacks.clear()
         self.notes.append(reason)
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:

@@ -141,7 +141,8 @@ class Federation:
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def timed(self, what: str) -> Iterator[None]:
+        """Adds the time of what is done inside, on the device too, to that of "data", "train" or "evaluate"."""
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
@@ -290,7 +291,7 @@ class Federation:
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
-        with self._timed("data"):
+        with self.timed("data"):
             return plan_batches(
                 [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
                 cohort.round, range(self.config.local_epochs) if epochs is None else epochs, self.config.batch_size,
@@ -331,7 +332,7 @@ class Federation:
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         plan = self.plan(cohort, epochs)
-        with self._timed("train"):
+        with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
         _refuse_non_finite(terms, cohort)
         return trained, terms
@@ -370,7 +371,7 @@ class Federation:
             The clients, and what the objective returned beside its value, both stacked.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
-        with self._timed("train"):
+        with self.timed("train"):
             after, aux = self.engine.once(step, clients, batch, context, axes)
         _refuse_non_finite(aux.terms, cohort)
         return after, aux
@@ -381,7 +382,7 @@ class Federation:
         Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
         are returned; else the running ones.
         """
-        with self._timed("train"):
+        with self.timed("train"):
             return self.engine.forward(cohort.network, clients, x, train)
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
@@ -403,7 +404,7 @@ class Federation:
                 sums, counts = sums + batch_sums, counts + batch_counts
             return sums / counts.clamp(min=1)[:, None], counts
 
-        with self._timed("train"):
+        with self.timed("train"):
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
     def predict(
@@ -437,13 +438,8 @@ class Federation:
             features, logits, _ = network(params, buffers, self.transform(images[positions]), train=False)
             return features.cpu(), logits.cpu(), labels[positions].cpu()
 
-        with self._timed("evaluate"):
+        with self.timed("evaluate"):
             return concatenate(self.engine.side_by_side(of_portion, _portions(index) or [index]))
-
-    def correct(self, params: Params, buffers: Params, index: np.ndarray | None) -> Tensor:
-        """Returns whether one model is right for each example, bool `[n]` on the CPU; arguments as in `predict`."""
-        _, logits, labels = self.predict(params, buffers, index)
-        return logits.argmax(1) == labels
 
 
 def count_parameters(network: Network) -> int:
@@ -452,40 +448,35 @@ def count_parameters(network: Network) -> int:
 
 
 def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:
-    """Each client's examples but for its own test part, that part, what it trains on, and its validation part.
+    """Divides each client's examples: all but its own test part, that part, what it trains on, its validation part.
 
     Raises:
         UserError: If no client has enough to train on.
     """
-    kept, testing = _cut(parts, run.local_test, run.partition_seed or 0)
-    held_out = [int(len(part) * run.validation) for part in kept]
-    training = [part[: len(part) - count] for part, count in zip(kept, held_out, strict=True)]
-    validation = [part[len(part) - count :] for part, count in zip(kept, held_out, strict=True)]
-    _refuse_small_clients(training, run.batch_size, run.drop_last)
+    if run.local_test:
+        draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
+        parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
+    testing, kept = _cut(parts, [int(len(part) * run.local_test) for part in parts])
+    training, validation = _cut(kept, [len(part) - int(len(part) * run.validation) for part in kept])
+    largest = max(map(len, training), default=0)
+    if largest == 0:
+        raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
+    if run.drop_last and largest < run.batch_size:
+        raise UserError(
+            f"--batch-size {run.batch_size} is larger than every client's training part under --drop-last "
+            f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
+        )
     return kept, testing, training, validation
 
 
-def _cut(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Shuffles each client's examples and cuts them in two: what it trains on, and its own test part of that share."""
-    if not share:
-        return list(parts), [part[:0] for part in parts]
-    mixed = [part[generator(seed, client, "test part").permutation(len(part))] for client, part in enumerate(parts)]
-    return [part[int(len(part) * share) :] for part in mixed], [part[: int(len(part) * share)] for part in mixed]
+def _cut(parts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Cuts each client's examples in two, of which the first part has that size."""
+    pairs = list(zip(parts, sizes, strict=True))
+    return [part[:size] for part, size in pairs], [part[size:] for part, size in pairs]
 
 
 def _portions(index: np.ndarray) -> list[np.ndarray]:
     return [index[start : start + EVALUATION_BATCH] for start in range(0, len(index), EVALUATION_BATCH)]
-
-
-def _refuse_small_clients(training: Sequence[np.ndarray], batch_size: int, drop_last: bool) -> None:
-    largest = max((len(part) for part in training), default=0)
-    if largest == 0:
-        raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
-    if drop_last and largest < batch_size:
-        raise UserError(
-            f"--batch-size {batch_size} is larger than every client's training part under --drop-last "
-            f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
-        )
 
 
 def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:
@@ -494,6 +485,6 @@ def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:
         if bad.any():
             ids = ", ".join(str(client) for client in cohort.client_ids[bad.numpy()])
             raise NonFiniteLoss(
-                f"the term '{name}' is not finite in round {cohort.round} for client(s) {ids}; "
-                f"a smaller --lr or a smaller weight of that term usually helps (rounds are counted from 0)."
+                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) {ids}; "
+                "a smaller --lr or a smaller weight of that term usually helps."
             )

@@ -8,27 +8,16 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedcli.core.clients import Network
+
 Work = Callable[[], Any]
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-
-
-class Graphs(Protocol):
-    """What the engine needs of a device that has graphs."""
-
-    def warm_up(self, work: Work) -> None:
-        """Does the work in the way in which PyTorch wants it done some times before a capture."""
-
-    def capture(self, work: Work) -> Work:
-        """Records the work without doing it; returns what does it."""
-
-    def fork(self, works: list[Work]) -> list[Any]:
-        """Does pieces of work that are independent of each other; returns their results in order."""
 
 
 class CudaGraphs:
@@ -89,8 +78,6 @@ def identity(thing: Any, shapes: bool = False) -> Hashable:
     Raises:
         Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
     """
-    from fedcli.core.clients import Network
-
     if isinstance(thing, _PLAIN):
         return (type(thing), thing)
     if isinstance(thing, Network):

@@ -25,13 +25,9 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised activations; in training the running statistics are updated in place.
+        """Normalises activations `[B, C, H, W]`; in training a row of padding comes out as the bias.
 
-        Args:
-            x: `[B, C, H, W]`.
-
-        Returns:
-            `[B, C, H, W]`. In training, a row of padding comes out as the bias.
+        The running statistics are then updated in place.
         """
         single = x.numel() == x.shape[1]
         if not self.training or (self.mask is None and not single):
@@ -40,7 +36,7 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         return self._normalise(x.to(self.running_mean.dtype), mask[:, None, None, None]).to(x.dtype)
 
     def _normalise(self, x: Tensor, real: Tensor) -> Tensor:
-        """Training's normalisation over the rows `real` `[B, 1, 1, 1]`; without a branch on data, for the sake of vmap.
+        """Normalises in training over the rows `real` `[B, 1, 1, 1]`; without a branch on data, for the sake of vmap.
 
         The padding is taken out by `where`, before and after the mean: whatever stands there, NaN included, reaches
         neither sums nor gradients. Its output is the bias and not a multiple of 1 / sqrt(eps), which would overflow
@@ -73,7 +69,7 @@ class KeyedDropout(nn.Module):
     """
 
     def __init__(self, p: float, whole_examples: bool = False):
-        """A layer that drops nothing in evaluation.
+        """Makes a layer that drops nothing in evaluation.
 
         Args:
             p: Probability of being set to 0, in [0, 1); what is kept is divided by 1 - p.
@@ -85,23 +81,19 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.tensor(0), persistent=False)  # no part of what the network has learned
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` `[B, ...]` with some of its values set to 0 in training; as it is in evaluation."""
+        """Returns `x` `[B, ...]` with some of its values set to 0 in training; as it is in evaluation."""
         if not self.training:
             return x
         shape = (len(x), *[1] * (x.dim() - 1)) if self.whole_examples else x.shape
         dropped = _random_words(self.key, self.number, shape) < round(self.p * 2**32)
         return torch.where(dropped, 0.0, x / (1 - self.p))
 
-    def extra_repr(self) -> str:
-        """What `print(network)` shows of the layer."""
-        return f"p={self.p}" + ", whole_examples=True" * self.whole_examples
-
 
 _WORD = 2**32 - 1
 
 
 def _random_words(key: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
-    """Integers in [0, 2^32) that look random, int64 of a shape; a function of key, number and place alone.
+    """Returns integers in [0, 2^32) that look random, int64 of a shape; a function of key, number and place alone.
 
     The step from one number to the next, 2^32 divided by the golden ratio, keeps 100 layers apart as long as none has
     more than 20 million values.
@@ -113,7 +105,7 @@ def _random_words(key: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _mix(word: Tensor) -> Tensor:
-    """A permutation of the integers below 2^32 in which every bit of the result depends on every bit of the argument.
+    """Permutes the integers below 2^32 such that every bit of the result depends on every bit of the argument.
 
     Shifts and multiplications in turn; the factors are below 2^30, so that no product leaves int64.
     """

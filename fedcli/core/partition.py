@@ -1,4 +1,4 @@
-"""Pure partitioners: labels (and domains) to the training examples of each client.
+"""Shares training examples out among clients: pure functions of labels, and of domains or writers.
 
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
 everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
@@ -50,6 +50,7 @@ class _Parameter:
     low: float = 1
     high: float = math.inf
     default: Any = None
+    words: tuple[str, ...] = ()  # where the parameter is one of some words; else it is a number from low to high
 
     def parse(self, text: str) -> Any:
         try:
@@ -60,37 +61,22 @@ class _Parameter:
         return value
 
     def check(self, value: Any) -> None:
-        if not self.low <= value <= self.high:
+        if not (value in self.words if self.words else self.low <= value <= self.high):
             raise self._error(value)
 
     def _error(self, value: Any) -> UserError:
         kind = "a whole number" if self.read is int else "a number"
-        bounds = f"from {self.low:g}" + (f" to {self.high:g}" if self.high < math.inf else "")
-        name = self.example.partition(":")[0]
+        bounds = f"{kind} from {self.low:g}" + (f" to {self.high:g}" if self.high < math.inf else "")
         return UserError(
-            f"partition '{name}' has a wrong {self.meaning} (got '{value}'); it must be {kind} {bounds}; "
-            f"write for example {self.example}."
+            f"partition '{self.example.partition(':')[0]}' has a wrong {self.meaning} (got '{value}'); it must be "
+            f"{' or '.join(self.words) or bounds}; write for example {self.example}."
         )
-
-
-@dataclass(frozen=True)
-class _Choice(_Parameter):
-    """A parameter that is one of some words."""
-
-    words: tuple[str, ...] = ()
-
-    def check(self, value: Any) -> None:
-        if value not in self.words:
-            raise UserError(
-                f"partition '{self.example.partition(':')[0]}' has a wrong {self.meaning} (got '{value}'); it must be "
-                f"{' or '.join(self.words)}; write for example {self.example}."
-            )
 
 
 _ALPHA = _Parameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
 _PLAIN = _Parameter("capped", "cap", "dirichlet:0.5:plain", lambda _: False, 0, default=True)
 _MIN = _Parameter("min_examples", "minimum", "dirichlet:0.5:min=1", default=MIN_EXAMPLES)
-_DRAW = _Choice("draw", "draw order", "dirichlet:0.5:draw=pfllib", str, default="own", words=("own", "pfllib"))
+_DRAW = _Parameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", str, default="own", words=("own", "pfllib"))
 _CLASSES = _Parameter("classes_per_client", "number of classes", "classes:2")
 _DOMINANT = _Parameter("dominant_classes", "number of dominant classes", "dominant:1")
 _SHARE = _Parameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
@@ -124,7 +110,7 @@ def _array(values: Labels) -> np.ndarray:
 
 
 def _prepared(labels: Labels, num_clients: int) -> np.ndarray:
-    """The labels as an int64 array, once there is at least one example for each client."""
+    """Returns the labels as an int64 array; refuses fewer examples than clients."""
     array = _array(labels)
     if not 1 <= num_clients <= len(array):
         raise UserError(
@@ -134,18 +120,20 @@ def _prepared(labels: Labels, num_clients: int) -> np.ndarray:
     return array
 
 
-def _deal(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Parts:
-    """Gives each client its number of random examples of each class: `counts` is `[K, C]`."""
-    pieces = []  # [C][K]
-    for c, bounds in enumerate(counts.cumsum(0).T):
-        pool = rng.permutation(np.flatnonzero(labels == c))
-        pieces.append(np.split(pool, bounds)[:-1])  # the last piece is what nobody holds
+def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None = None) -> Parts:
+    """Gives each client its number of examples of each class, `counts` `[K, C]`, and mixes them.
+
+    A class's positions go out in the order `[C][...]`, which is random where None; `rng` is a generator of numpy's.
+    """
+    order = order or [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
+    # Of each class [K] pieces; what comes after the last one is what nobody holds.
+    pieces = [np.split(own, bounds)[:-1] for own, bounds in zip(order, counts.cumsum(0).T, strict=True)]
     return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
 
 
 @partitioner()
 def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
-    """A uniformly random partition into sizes that differ by at most one."""
+    """Shares the examples out at random, in sizes that differ by at most one."""
     order = generator(seed, "partition").permutation(len(_prepared(labels, num_clients)))
     return np.array_split(order.astype(np.int64), num_clients)
 
@@ -160,7 +148,7 @@ def dirichlet(
     min_examples: int = MIN_EXAMPLES,
     draw: str = "own",
 ) -> Parts:
-    """Every class cut among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
+    """Cuts every class among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
 
     The smaller alpha, the more skewed. Capped, a client that already holds N/K examples or more gets none of the
     classes still to come: its entry of p is set to zero and p renormalised (classes come in order). Refused where
@@ -183,12 +171,12 @@ def dirichlet(
     rng = generator(seed, "partition") if draw == "own" else np.random.RandomState(seed % 2**32)
     for _ in range(MAX_DRAWS):
         if draw == "own":
-            counts = _draw_counts(sizes, num_clients, alpha, capped, rng)
+            order, counts = None, _draw_counts(sizes, num_clients, alpha, capped, rng)
         else:
             order, counts = _draw_in_pfllibs_order(labels, num_clients, alpha, capped, rng)
         smallest = int(counts.sum(1).min())
         if smallest >= min_examples:
-            return _deal(counts, labels, rng) if draw == "own" else _split(order, counts, rng)
+            return _deal(counts, labels, rng, order)
         best = max(best, smallest)
     raise UserError(
         f"partition 'dirichlet' with concentration {alpha:g} found no draw in {MAX_DRAWS} in which each of the "
@@ -200,7 +188,7 @@ def dirichlet(
 def _draw_counts(
     sizes: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """One draw of how many examples of each class each client holds, `[K, C]`, for class sizes `[C]`."""
+    """Draws once how many examples of each class each client holds, `[K, C]`, for class sizes `[C]`."""
     counts = np.zeros((num_clients, len(sizes)), np.int64)
     for c, size in enumerate(sizes):
         # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha). In logarithms, so that not all
@@ -217,7 +205,7 @@ def _draw_counts(
 def _draw_in_pfllibs_order(
     labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.RandomState
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """One draw: for each class its shuffled positions, then its proportions. Returns those `[C][...]`, counts `[K, C]`.
+    """Draws once, for each class its order and then its proportions; returns positions `[C][...]`, counts `[K, C]`.
 
     Proportions are rounded as PFLlib does: cumulative, towards zero; the last client gets what is left, also where it
     is full. A draw that gives no proportions (alpha near 0, in floats) has no examples.
@@ -236,15 +224,9 @@ def _draw_in_pfllibs_order(
     return order, counts
 
 
-def _split(order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState) -> Parts:
-    """Gives the clients the classes' positions `[C][...]` in turn by counts `[K, C]`; each client's are then mixed."""
-    pieces = [np.split(own, bounds[:-1]) for own, bounds in zip(order, counts.cumsum(0).T, strict=True)]  # [C][K]
-    return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
-
-
 @partitioner({"": _CLASSES})
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
-    """Shards of the label-sorted examples, `classes_per_client` of them at random to each client.
+    """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
     There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. Two shards of a
     client may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
@@ -269,7 +251,7 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
 def dominant(
     labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
 ) -> Parts:
-    """Equal sizes, a share of each from the client's d dominant classes and the rest from all C classes alike.
+    """Gives all clients equally much: a share from their d dominant classes each, the rest from all C classes alike.
 
     With m the size of the rarest class and n = floor(C m / K), a client gets floor(n (1 - share) / C) examples of
     every class and floor(n share / d) more of each dominant one; those of client i are (i d + j) mod C, j < d.
@@ -285,10 +267,8 @@ def dominant(
     base, extra = int(budget * (1 - exact) / len(sizes)), int(budget * exact / dominant_classes)
     if extra == 0 or (base == 0 and exact < 1):
         raise _too_few("dominant", num_clients, sizes, int(sizes.argmin()))
-    counts = np.full((num_clients, len(sizes)), base)
     first = dominant_classes * np.arange(num_clients)[:, None]
-    held = (first + np.arange(dominant_classes)) % len(sizes)  # [K, d]
-    counts[np.arange(num_clients)[:, None], held] += extra
+    counts = base + extra * ((np.arange(len(sizes)) - first) % len(sizes) < dominant_classes)  # [K, C]
     short = np.flatnonzero(counts.sum(0) > sizes)
     if len(short):
         raise UserError(
@@ -301,7 +281,7 @@ def dominant(
 
 @partitioner({"": _MISSING})
 def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
-    """Each client holds C - x classes that follow each other, from floor(i C / K) on (mod C), all in equal number.
+    """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
 
     That number is the largest one that every class suffices for: with K = C and classes of m examples,
     floor(m / (C - x)).
@@ -312,8 +292,7 @@ def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -
     if missing_classes >= len(sizes):
         raise _too_many("missing", missing_classes, len(sizes), len(sizes) - 1)
     first = np.arange(num_clients)[:, None] * len(sizes) // num_clients
-    held = np.zeros((num_clients, len(sizes)), np.int64)
-    held[np.arange(num_clients)[:, None], (first + np.arange(len(sizes) - missing_classes)) % len(sizes)] = 1
+    held = (np.arange(len(sizes)) - first) % len(sizes) < len(sizes) - missing_classes  # [K, C]
     holders = held.sum(0)  # may be 0 where there are fewer clients than classes
     quotas = np.where(holders > 0, sizes // np.maximum(holders, 1), len(labels))
     if quotas.min() == 0:
@@ -342,7 +321,7 @@ def domains(
     seed: int,
     within: Callable[[np.ndarray, int, int], Parts] | None = None,
 ) -> Parts:
-    """Every client from one domain: the first K/D clients share the first domain, the next ones the second.
+    """Gives every client examples of one domain: the first K/D clients share the first, the next ones the second.
 
     K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares out a
     domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
@@ -368,7 +347,7 @@ def domains(
 
 @partitioner({"shares": _SHARES}, needs="writer")
 def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
-    """Whole writers dealt to the clients at random, in numbers that differ by at most one.
+    """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
     By shares, K writers are drawn instead and only counted: the examples of every class, whoever wrote them, are cut
     among the clients in proportion to these writers' numbers of that class, alike where none of them has it.
@@ -405,26 +384,25 @@ class Partition:
     def __call__(
         self, labels: Labels, num_clients: int, seed: int, domain: Labels | None = None, writer: Labels | None = None
     ) -> Parts:
-        """The partition of labels `[N]` among K clients; `domain` and `writer` are `[N]`, where the data have them.
+        """Shares labels `[N]` out among K clients; `domain` and `writer` are `[N]`, where the data have them.
 
         Raises:
             UserError: The data do not allow this partition.
         """
         if is_from_file(self.name):
             groups = writer if domain is None else domain
-            return _own(from_file(self.name, "partition"), labels, num_clients, seed, groups)
-        keywords, form = dict(self.parameters), PARTITIONS[self.name]
-        if form.needs:
-            keywords[form.needs] = {"domain": domain, "writer": writer}[form.needs]
-            if keywords[form.needs] is None:
-                raise UserError(
-                    f"partition '{self}' needs a data set with {self.name} (got one without); choose such a data set "
-                    "or another partition, such as iid."
-                )
-        return form.function(labels, num_clients, seed=seed, **keywords)
+            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
+        function, _, needs = PARTITIONS[self.name]
+        groups = {"domain": domain, "writer": writer}.get(needs)
+        if needs and groups is None:
+            raise UserError(
+                f"partition '{self}' needs a data set with {self.name} (got one without); choose such a data set or "
+                "another partition, such as iid."
+            )
+        return function(labels, num_clients, seed=seed, **dict(self.parameters), **({needs: groups} if needs else {}))
 
     def scaled(self, share: float) -> "Partition":
-        """The partition for a part of the data: the default least size of a client is that share of itself, from 1."""
+        """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
         values = dict(self.parameters)
         if "within" in values:
             return Partition(self.name, (("within", values["within"].scaled(share)),))
@@ -447,13 +425,7 @@ class Partition:
 
 
 def from_flag(flag: str) -> Partition:
-    """The partition that a flag stands for, checked as far as it can be without data.
-
-    Args:
-        flag: As listed at the top of this module, for example `dirichlet:0.5:plain` or `domains+classes:2`.
-
-    Returns:
-        The partition, to be called with labels.
+    """Reads a partition from a flag, as listed at the top of this module; checks what needs no data.
 
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
@@ -484,8 +456,8 @@ def from_flag(flag: str) -> Partition:
     return Partition(name, tuple(kept))
 
 
-def _own(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
-    """The parts that a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
+def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
+    """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     labels, keywords = _prepared(labels, num_clients), {}
     if "groups" in (wanted := signature(function.function).parameters):
         if groups is None and wanted["groups"].default is Parameter.empty:
@@ -511,7 +483,7 @@ def _own(function: FromFile, labels: Labels, num_clients: int, seed: int, groups
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
-    """The first 16 hexadecimal digits of a SHA-256 over the sizes and the positions, the same on every platform."""
+    """Returns the first 16 hexadecimal digits of a SHA-256 over sizes and positions, the same on every platform."""
     sizes = np.array([len(part) for part in parts], "<i8")
     digest = hashlib.sha256(sizes.tobytes())
     for part in parts:
@@ -519,7 +491,7 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()[:16]
 
 
-def describe(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
-    """How many examples of each class each client holds, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
+def count_classes(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
+    """Counts each client's examples of each class, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
     array = _array(labels)
     return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])

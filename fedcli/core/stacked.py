@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, under_vmap
-from fedcli.core.graphs import Graphs, Unrepeatable, Work, identity
+from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
 from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
 
 WAYS = ("stacked", "patches", "branches")  # in which several clients train together
@@ -60,9 +60,7 @@ class Patches(TorchFunctionMode):
     """Puts `convolve` in the place of `torch.conv2d`; in several groups, or with padding by name, that stays."""
 
     def __torch_function__(self, called: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if called is torch.conv2d:
-            return self._convolve(*args, **(kwargs or {}))
-        return called(*args, **(kwargs or {}))
+        return (self._convolve if called is torch.conv2d else called)(*args, **(kwargs or {}))
 
     @staticmethod
     def _convolve(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
@@ -124,7 +122,7 @@ class Stack:
         update: Callable[..., tuple[Client, Aux]],
         gather: Callable[..., tuple[Tensor, Tensor]],
         padded: bool,
-        graphs: Graphs | None = None,
+        graphs: CudaGraphs | None = None,
         give_up: Callable[[str], None] = lambda reason: None,
         kept: bool = False,
     ):
@@ -231,25 +229,18 @@ class Stack:
         self._give_up(reason)
 
 
-class Stacks:
-    """Keeps stacks, so that their graphs serve in later rounds too.
+def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Callable[..., Stack]) -> Stack:
+    """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`.
 
-    Attributes:
-        kept: By what identifies their step, the oldest first.
+    It is put into `kept`, the oldest first, so that its graph serves in later rounds too.
     """
-
-    def __init__(self):
-        self.kept: dict[Hashable, Stack] = {}
-
-    def find(self, parts: Any, tensors: Tree, make: Callable[..., Stack]) -> Stack:
-        """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`."""
-        try:
-            key = identity(parts), identity(tensors, shapes=True)
-        except Unrepeatable:
-            return make(kept=False)
-        if key not in self.kept and len(self.kept) == KEPT:
-            self.kept.pop(next(iter(self.kept)))  # the oldest
-        return self.kept.setdefault(key, make(kept=True))
+    try:
+        key = identity(parts), identity(tensors, shapes=True)
+    except Unrepeatable:
+        return make(kept=False)
+    if key not in kept and len(kept) == KEPT:
+        kept.pop(next(iter(kept)))  # the oldest
+    return kept.setdefault(key, make(kept=True))
 
 
 def agree(found: Tree, plain: Tree, before: Tree) -> bool:

@@ -89,10 +89,8 @@ def to_plain(tree: Tree) -> Tree:
     if isinstance(tree, tuple):
         name = type(tree).__name__ if hasattr(tree, "_fields") else "tuple"
         return {_TYPE: name, _ITEMS: [to_plain(part) for part in tree]}
-    if isinstance(tree, list):
-        return [to_plain(part) for part in tree]
-    if isinstance(tree, dict):
-        return {key: to_plain(value) for key, value in tree.items()}
+    if isinstance(tree, dict | list):
+        return _rebuild(tree, [to_plain(part) for part in _children(tree)])
     return tree.detach().cpu().clone() if isinstance(tree, Tensor) else tree
 
 
@@ -103,8 +101,6 @@ def from_plain(plain: Tree, types: dict[str, type], device: torch.device) -> Tre
         place = torch.device("cpu") if plain[_TYPE] == "ClientState" else device
         items = [from_plain(part, types, place) for part in plain[_ITEMS]]
         return tuple(items) if plain[_TYPE] == "tuple" else types[plain[_TYPE]](*items)
-    if isinstance(plain, list):
-        return [from_plain(part, types, device) for part in plain]
-    if isinstance(plain, dict):
-        return {key: from_plain(value, types, device) for key, value in plain.items()}
+    if isinstance(plain, dict | list):
+        return _rebuild(plain, [from_plain(part, types, device) for part in _children(plain)])
     return plain.to(device) if isinstance(plain, Tensor) else plain

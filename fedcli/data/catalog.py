@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from fedcli.core.augment import resize
 from fedcli.core.batches import generator
 from fedcli.data.builtin import blended
 from fedcli.data.files import PARTS, Arrays
@@ -279,6 +280,23 @@ def _same_classes(name: str, shares: tuple[Share, ...], taken: list[Arrays]) -> 
                 f"of '{shares[0].source}'); all its sets must have the same; import '{share.source}' anew."
             )
     return first
+
+
+_RESIZED_AT_ONCE = 4096  # images, which are made float for it
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
+    if images.shape[2:] == (size, size):
+        return images
+    smooth = [
+        F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+        for portion in images.split(_RESIZED_AT_ONCE)
+    ]
+    return torch.cat(smooth)
 
 
 def _shaped(images: np.ndarray, size: int) -> np.ndarray:

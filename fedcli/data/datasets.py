@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.augment import resize
 from fedcli.core.batches import generator
 from fedcli.data import archives, files
 from fedcli.data.builtin import BUILT_IN
-from fedcli.data.catalog import KNOWN, RECIPES, known_form
+from fedcli.data.catalog import KNOWN, RECIPES, known_form, resize
 from fedcli.errors import UserError, unknown
 from fedcli.registry import file_hash, from_file, is_from_file, short_name
 

@@ -311,7 +311,7 @@ def _failures(plan: TablePlan, errors: dict[Path, str]) -> Iterator[str]:
 
 
 def _first_clause(error: str) -> str:
-    """What was wrong, with a round counted from 1."""
+    """What was wrong, with a round counted from 1, also where an older record says that it counts from 0."""
     clause = error.split(";")[0].rstrip(".")
     if "counted from 0" not in error:
         return clause

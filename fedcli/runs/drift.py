@@ -42,7 +42,7 @@ class Recording(Federation):
         return super().upload_model(clients)
 
 
-def measure(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
+def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
     """How far apart the models are that the round's clients have sent.
 
     Args:

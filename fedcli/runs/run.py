@@ -420,7 +420,7 @@ def _new_record(
         chosen: Why so many clients train together; None where it was given or is the CPU's rule.
     """
     config = setup.run
-    counts = partition.describe(parts, dataset.y_train, dataset.num_classes)
+    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
     return {
@@ -613,7 +613,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     seconds = {**fed.seconds, "aggregate": aggregate}
     entry = {"round": cohort.round, **result, "terms": means, **_sent(fed), "seconds": seconds}
     if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
-        entry["drift"] = drift.measure(fed, cohort)
+        entry["drift"] = drift.measure_drift(fed, cohort)
     return state, entry
 
 
