@@ -65,6 +65,9 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="File to write; PNG and PDF are both written. \\[default: <kind>.png]")
     ] = None,
+    x: Annotated[
+        str, typer.Option("--x", help="What learning curves stand over: round, floats sent up, or seconds.")
+    ] = "round",
 ) -> None:
     """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
@@ -74,8 +77,11 @@ def plot(
     from fedcli.results import tables
 
     chart = find_chart(kind)
+    if kind != "curves" and x != "round":
+        raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     out = out or Path(f"{short_name(kind)}.png")
     given = runs if chart.needs == "folders" else tables.find_records(runs)
+    axis = (x,) if kind == "curves" else ()
     with Console(stderr=True).status(escape(kind)):
-        files = try_write(out, lambda: plots.write(out, chart.draw, given))
+        files = try_write(out, lambda: plots.write(out, chart.draw, given, *axis))
     typer.echo(" and ".join(map(str, files)))
