@@ -467,9 +467,10 @@ TABLES = (
         grid(_MOTIVATION, {"Fig. 1 NMI": _on("motivation", "cifar10")}, "quality:clients_nmi"),
         grid(_MOTIVATION, {"Fig. 1 silhouette": _on("motivation", "cifar10")}, "quality:clients_silhouette"),
         notes=(
-            "NMI and silhouette are of both clients' features together, each by its own model.",
-            "Figs. 1 and 2 as 'fedcli plot RUNS --kind clients' draws them are of one more round, so of two other "
-            "clients than those that trained in the run.",
+            "NMI and silhouette are of both clients' features together, each by its own model, as measured by 'fedcli "
+            "quality RUNS --clients' on the finished runs.",
+            "That, and Figs. 1 and 2 as 'fedcli plot RUNS --kind clients' draws them, are of one more round, so of two "
+            "other clients than those that trained in the run.",
         ),
     ),
     # Table III: test accuracy, Dirichlet 0.5 and one dominant class, on three data sets, and floats held. 144 runs.
@@ -549,7 +550,8 @@ TABLES = (
         grid({**_ROWS, **_LITE}, {"bandwidth_1e8_floats": _NIID_1}, "total-floats"),
         notes=(
             "The text's gaps, 2.34 over FedDyn and 0.75 over SCAFFOLD, both give 70.66 for a = 5.",
-            "Fig. 7(b) is the curves of SCAFFOLD and FedFM-Lite over floats sent; no number of it is printed.",
+            "Fig. 7(b) is the curves of SCAFFOLD and FedFM-Lite over floats sent, which 'fedcli plot RUNS --x floats' "
+            "draws; no number of it is printed.",
             _TUNED,
         ),
         gains=(

@@ -5,14 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedcli
+from fedcli.cli.app import app
 from fedcli.core.trees import select
 from fedcli.errors import UserError
 from fedcli.figures import features as drawing
 from fedcli.figures import plots
-from fedcli.figures.quality import separation
+from fedcli.figures.quality import add_quality, separation
 from fedcli.registry import find_method
+from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
 from fedcli.runs.records import read_record, write_record
@@ -292,6 +295,24 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = drawing.client_points(again, again.cohort(3))
     assert all(np.array_equal(a, b) for a, b in zip(points, expected, strict=True))
+
+
+def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(tmp_path):
+    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
+    points = drawing.one_more_round(run.path)
+    expected = separation(points.features, points.labels)
+    ended = CliRunner().invoke(app, ["quality", str(run.path), "--clients"])
+    assert ended.exit_code == 0, ended.output
+    assert f"{expected['nmi']:.3f}" in ended.output
+    record = read_record(run.path)
+    add_quality(run.path)  # of the last model, beside
+    assert read_record(run.path)["quality"].items() >= record["quality"].items()
+    for name, value in expected.items():
+        assert find_metric(f"quality:clients_{name}").value(read_record(run.path)) == value
+    assert record["quality"]["clients_examples"] == len(points.labels)
+    refused = CliRunner().invoke(app, ["quality", str(run.path), "--clients", "--client", "0"])
+    assert refused.exit_code == 2
+    assert "--clients is for runs with a global model" in refused.output
 
 
 def test_runs_that_cannot_be_shown_are_refused(tmp_path):

@@ -11,9 +11,10 @@ import fedcli
 from fedcli import Cell, Table
 from fedcli.cli import app as cli
 from fedcli.errors import UserError
-from fedcli.results import comparison, pages
+from fedcli.registry import not_planned
+from fedcli.results import comparison, pages, tables
 from fedcli.results.pages import Standing
-from fedcli.runs.records import write_record
+from fedcli.runs.records import read_record, write_record
 
 TINY = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
@@ -114,7 +115,7 @@ def test_a_page_has_every_reading_of_its_card():
 def test_a_run_with_another_seed_stands_for_one_of_the_tables(results):
     studies = pages.find_studies(results / "records")
     standing = pages.standing(TABLE, results / "records", studies)
-    assert standing.finished == 2
+    assert standing.finished == list(CELLS[:2])
     means = {run.setup.run.seed: 100 * run.record["summary"]["last"] for run in standing.plan.runs if run.record}
     assert list(means) == [0, 7]
     found = entries(standing)
@@ -143,7 +144,8 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     standing = pages.standing(TABLE, results / "records", studies)
     empty = Standing(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), None)
     page = pages.paper_page(paper, [standing, empty], studies, "- It | missed.\n")
-    assert "2 tables and figures with 4 cells, of which 2 have a finished run." in page
+    counts = "with 4 cells. The paper prints a number for 3 of them, and 2 of these have a finished run."
+    assert f"2 tables and figures {counts}" in page
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "- In place of the table's seeds: 7." in page
     assert "| Table 3 | Ablation | 1 | `fedcli table fedfa:3` |" in page
@@ -172,6 +174,42 @@ def test_the_summary_names_the_largest_difference(results):
     assert pages.summary_row(paper, [Standing(TABLE, None)])[1:] == ["1", "3", "0", "–"]
 
 
+def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
+    studies, paper = pages.find_studies(results / "records"), pages.papers()[0]
+    ours = Cell("FedAvg", "a column of ours", "fedavg", TINY)
+    table = Table(**{**vars(TABLE), "cells": (*CELLS, ours)})
+    standing = pages.standing(table, results / "records", studies)
+    assert ours in standing.finished
+    assert pages.summary_row(paper, [standing])[1:4] == ["1", "3", "2"]
+    figure = Table("fedfa:Fig3", "Curves", ("FedFA", "in-text"), (ours,))
+    standing = pages.standing(figure, results / "records", studies)
+    assert pages.summary_row(paper, [standing])[1:4] == ["1", "0", "0"]
+    assert "| ours | " in pages.paper_page(paper, [standing], [], "")  # it is shown all the same
+
+
+def test_what_is_not_planned_stands_on_the_page_with_its_reason():
+    for paper in pages.papers():
+        page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "")
+        reasons = not_planned(paper.module)
+        assert ("### Not planned" in page) == bool(reasons)
+        for what, reason in reasons.items():
+            assert f"\n- {what}: {reason.rstrip('.')}.\n" in page
+    assert any(not_planned(paper.module) for paper in pages.papers())
+
+
+def test_tuned_options_are_listed_where_their_runs_stand(results, tmp_path):
+    folder = shutil.copytree(results / "records", tmp_path / "records")
+    record = read_record(folder / "tiny" / "a")
+    origin = {**record["origin"], "lr": "tuned by validation accuracy, seed 1000"}
+    write_record(folder / "tiny" / "a", {**record, "origin": origin})
+    studies = pages.find_studies(folder)
+    paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
+    told = f"- Tuned by validation accuracy (seed 1000): FedAvg --lr {record['config']['lr']} on digits.\n"
+    assert told in pages.paper_page(paper, [pages.standing(TABLE, folder, studies)], [], "")
+    assert told in tables.page(folder / "tiny")
+    assert "Tuned by" not in tables.page(results / "records" / "tiny")
+
+
 def test_the_command_writes_the_pages_and_keeps_the_rest_of_the_readme(results, tmp_path, monkeypatch):
     folder = shutil.copytree(results, tmp_path / "results")
     (folder / "papers" / "notes").mkdir(parents=True)
@@ -180,7 +218,7 @@ def test_the_command_writes_the_pages_and_keeps_the_rest_of_the_readme(results, 
     ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
     assert ended.exit_code == 0, ended.output
     readme = (folder / "README.md").read_text()
-    assert readme.startswith(f"# Results\n\n{pages.BEGIN}\n\n| Paper | Tables | Cells |")
+    assert readme.startswith(f"# Results\n\n{pages.BEGIN}\n\n| Paper | Tables | Cells with a printed number |")
     assert readme.endswith(f"\n\n{pages.END}\n\nEnd.\n")
     assert "old" not in readme
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))

@@ -1,11 +1,15 @@
 """Figures by what they draw: the lines' numbers, the bands, the labels, the areas of bubbles, the files' bytes."""
 
+import json
+
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import EllipseCollection, PolyCollection
+from typer.testing import CliRunner
 
 from fedcli import figures
+from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from tests.test_tables import record
@@ -45,7 +49,7 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation()
     assert two.get_ydata() == pytest.approx([20, 40, 50])
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((30 - 200**0.5, 30 + 200**0.5))  # variance 200 in round 1
-    assert labels[:2] == ["one (n = 2)", "two (n = 1)"]
+    assert labels == ["one (n = 2)", "two (n = 1)", "band: standard deviation over 2 seeds", "selected round"]
 
 
 def test_a_single_run_has_no_band():
@@ -70,7 +74,44 @@ def test_unfinished_runs_alone_are_drawn_over_the_rounds_they_share():
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
     (line,), (_,), labels = drawn(plots.learning_curves(runs))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
-    assert labels == ["one (n = 2, unfinished)"]
+    assert labels == ["one (n = 2, unfinished)", "band: standard deviation over 2 seeds"]
+
+
+def test_curves_stand_over_the_floats_that_all_clients_have_sent():
+    runs = [curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3), curve("two", accuracies=(None, 0.3), cohort_size=2)]
+    for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
+        entry["floats_up"] = floats  # of a client
+    figure = plots.learning_curves(runs, "floats")
+    one, two = (line.get_xydata().tolist() for line in drawn(figure)[0])
+    assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
+    assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
+    assert rings(figure)[0] == [[60, 40]]
+    assert figure.axes[0].get_xlabel() == "Floats sent by all clients"
+    unknown = curve("three") | {"cost": None}
+    figure = plots.learning_curves([*runs, unknown], "floats")
+    assert len(drawn(figure)[0]) == 2
+    assert figure.axes[0].get_title().endswith("; without floats, left out: 1")
+    with pytest.raises(UserError, match="no run tells what it sent"):
+        plots.learning_curves([unknown], "floats")
+
+
+def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
+    slower = curve(seed=1)
+    slower["rounds"][0]["seconds"]["train"] += 10
+    loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
+    (line,), (_,), labels = drawn(plots.learning_curves([curve(), slower, loud], "seconds"))
+    assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
+    assert labels[0] == "one (n = 2)"
+    with pytest.raises(UserError, match="no run has measured its seconds on a quiet machine"):
+        plots.learning_curves([loud], "seconds")
+
+
+def test_only_curves_have_another_axis(tmp_path):
+    (tmp_path / "record.json").write_text(json.dumps(curve(cohort_size=2)))
+    invoke = lambda *given: CliRunner().invoke(app, ["plot", str(tmp_path), "--out", str(tmp_path / "p"), *given])  # noqa: E731
+    assert invoke("--x", "floats").exit_code == 0
+    assert "unknown axis 'float'; did you mean 'floats'" in invoke("--x", "float").output
+    assert "--x is for learning curves" in invoke("--kind", "drift", "--x", "floats").output
 
 
 def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
@@ -90,7 +131,10 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
     assert len(bands) == 1
     assert cross.get_color() == mean.get_color() != two.get_color()
-    assert labels == ["one (n = 2, 1 diverged)", "two (n = 1)", "selected round", "diverged after this round"]
+    assert labels == [
+        "one (n = 2, 1 diverged)", "two (n = 1)", "band: standard deviation over 2 seeds", "selected round",
+        "diverged after this round",
+    ]  # fmt: skip
 
 
 def test_diverged_runs_alone_are_single_lines_and_not_called_unfinished():
@@ -181,7 +225,7 @@ def test_accuracy_on_own_and_other_domains_is_the_mean_over_domains():
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that was not tested by domain is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert (left.get_ylabel(), right.get_ylabel()) == ("Accuracy on own domains (%)", "Accuracy on other domains (%)")
-    assert drawn(figure)[2] == ["one (n = 2)", "two (n = 1)"]
+    assert drawn(figure)[2] == ["one (n = 2)", "two (n = 1)", "band: standard deviation over 2 seeds"]
 
 
 def test_runs_that_were_not_tested_by_domain_are_refused():

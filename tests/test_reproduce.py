@@ -287,6 +287,44 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
     assert state() == "finished"
 
 
+@pytest.mark.parametrize(
+    ("metric", "state"),
+    [
+        ("last", "finished"), ("selected", "finished"), ("memory-floats", "finished"), ("best", "not run"),
+        ("last-tenth", "not run"), ("rounds-to:20", "not run"), ("reached:20", "not run"), ("at:1/3", "not run"),
+        ("drift:feature_distance", "not run"),
+    ],
+)  # fmt: skip
+def test_a_run_tested_in_other_rounds_counts_where_the_number_does_not_need_them(metric, state):
+    last = {**TINY, "protocol": "fedfa:digits", "cohort_size": 3}
+    fedcli.run("fedavg", **last, seed=0, eval_every=2, checkpoint_every=2, out="runs/tables/by-hand")
+    cells = [Cell("FedAvg", "a", "fedavg", last, metric)]
+    (run,) = reproduce.plan(table(cells), seeds=[0]).runs
+    assert run.state == state
+    both = reproduce.plan(table([*cells, Cell("FedAvg", "b", "fedavg", last, "best")]), seeds=[0])
+    assert [run.state for run in both.runs] == ["not run"]  # one run for both cells, and one of them needs more
+
+
+def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
+    def there(name):
+        cells = reproduce.plan(registry.find_table(name)).cells
+        runs = {(cell.cell.row, cell.cell.column): cell.runs for cell in cells}
+        return {place: [run.setup.run.seed for run in own if run.record] for place, own in runs.items()}
+
+    found = there("fedfa:2")
+    assert {place: seeds for place, seeds in found.items() if seeds} == {
+        ("FedAvg", "FMNIST #C=2"): [2021], ("FedFA", "FMNIST #C=2"): [2021],
+    }  # fmt: skip
+    rounds = there("fedfa:8")  # they were tested every fourth round
+    assert rounds["FedFA", "FMNIST #C=2"] == []
+    assert not any(rounds.values())
+
+    (place,) = reproduce.shipped()
+    broken = [{**record, "status": "interrupted"} for _, record in reproduce._records([place])["fedfa", 2021]]
+    monkeypatch.setattr(reproduce, "_records", lambda folders: {("fedfa", 2021): [(place / "x", broken[0])]})
+    assert not any(there("fedfa:2").values())
+
+
 FAILING = table(
     [
         Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, **IMPOSSIBLE}),
@@ -378,22 +416,58 @@ def test_the_estimate_goes_by_rounds_examples_and_method(monkeypatch):
         entry["seconds"] = {"data": 0.5, "train": 1.0, "aggregate": 0.25, "evaluate": 0.25}  # 2 seconds a round
     record["load"] = []
     (place / "record.json").write_text(json.dumps(record))
-    seconds, known = reproduce.estimate(reproduce.plan(SMALL))
-    assert known == 3
-    assert seconds == pytest.approx(3 * 3 * 2)  # the other method's runs by this one's
+
+    def cost(plan):
+        (found,) = reproduce.estimate(plan).values()
+        return found.seconds, found.known, found.by
+
+    assert cost(reproduce.plan(SMALL)) == (pytest.approx(3 * 3 * 2), 3, set())  # the other method's by this one's
     half = reproduce.plan(SMALL, limits={"local_epochs": 1, "rounds": 2, "train_examples": 60})
-    assert reproduce.estimate(half) == (pytest.approx(4 * 2 * 2 / 4), 4)
+    assert cost(half) == (pytest.approx(4 * 2 * (1.75 / 4 + 0.25)), 4, set())  # a test takes as long as before
+    seldom = table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "rounds": 7, "eval_every": 3}}))
+    assert cost(reproduce.plan(seldom)) == (pytest.approx(4 * (7 * 1.75 + 3 * 0.25)), 4, set())
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
     (unfinished,) = reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]).to_run
     (unfinished.folder / "record.json").write_text(json.dumps({**unfinished.record, "rounds": record["rounds"][:1]}))
-    assert reproduce.estimate(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"])) == (pytest.approx(2 * 2), 1)
+    assert cost(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"])) == (pytest.approx(2 * 2), 1, set())
     unfinished.folder.joinpath("record.json").unlink()
-    wider = table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "batch_size": 8}}))
-    assert reproduce.estimate(reproduce.plan(wider)) == (0, 0)
+    wider = reproduce.plan(table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "batch_size": 8}})))
+    assert cost(wider) == (pytest.approx(4 * 3 * 2), 4, {"scaled from another batch size"})
     record["hardware"]["name"] = "another machine"
     (place / "record.json").write_text(json.dumps(record))
-    assert reproduce.estimate(reproduce.plan(SMALL)) == (0, 0)
+    assert cost(reproduce.plan(SMALL))[1:] == (3, {"timed on another machine"})
+    lines = dict(display.cost(wider))
+    assert lines["time"].startswith("about 1 minute for 4 runs (scaled from another batch size, timed on another mach")
+    record["load"] = [{"start": 9, "end": 9, "others": 9}]
+    (place / "record.json").write_text(json.dumps(record))
+    assert cost(reproduce.plan(SMALL))[:2] == (0, 0)
+
+
+def test_testing_personal_models_is_not_scaled_by_the_cohort():
+    fedcli.run("local", out="runs/tables/by-hand", **TINY, seed=5)
+    (place, record), *_ = records().items()
+    for entry in record["rounds"]:
+        entry["seconds"] = {"data": 0.0, "train": 3.0, "aggregate": 0.0, "evaluate": 6.0}  # 3 models
+    record["load"] = []
+    (place / "record.json").write_text(json.dumps(record))
+    half = table([Cell("FedAvg", "CIFAR-10 NIID-1", "local", {**TINY, "num_clients": 6, "cohort_size": 3})])
+    (found,) = reproduce.estimate(reproduce.plan(half, seeds=[0])).values()
+    assert found.seconds == pytest.approx(3 * (3.0 / 2 + 6 * 2.0))
+
+
+def test_the_cost_is_said_by_column_also_where_it_is_not_known():
+    cells = [*SMALL.cells, Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {**TINY, "backbone": "cnn-2x64"})]
+    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    (place, record), *_ = records().items()
+    record["load"] = []
+    (place / "record.json").write_text(json.dumps(record))
+    said = display.cost(reproduce.plan(table(cells), seeds=[0]))
+    assert dict(said)["time"] == "about 1 minute for 1 of 2 runs, not known for the others, one run after the other"
+    assert [text for title, text in said if not title] == [
+        "CIFAR-10 NIID-1: about 1 minute for 1 run",
+        "CINIC-10 NIID-1: not known for 1 run, none like them was timed",
+    ]
 
 
 # The table beside the paper's

@@ -20,7 +20,7 @@ from rich.text import Text
 from fedcli.figures import plots
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.jobs import Watch
-from fedcli.results.reproduce import PlannedRun, TablePlan, estimate
+from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.run import Listener
@@ -195,22 +195,30 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
     if plan.limits:
         lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
     lines.append(("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}"))
+    costs = estimate(plan)
+    if costs:
+        lines.append(("time", _time(list(costs.values())) + ", one run after the other"))
+    if len(costs) > 1:
+        lines += [("", f"{heading(column)}: {_time([one])}") for column, one in costs.items()]
     if todo:
-        lines.append(("time", _time(*estimate(plan), len(todo))))
         lines.append(("data sets", ", ".join(sorted({name for run in todo for name in run.data}))))
     lines += [("left out", lack) for lack in plan.missing_data.values()]
-    shared = "" if plan.search == plan.folder else f"; finished runs in {plan.search} count too"
+    shared = f"; finished runs in {' and '.join(map(str, plan.search))} count too" if plan.search else ""
     return [*lines, ("folder", f"{plan.folder}{shared}")]
 
 
-def _time(seconds: float, known: int, runs: int) -> str:
-    """What is known of the time that so many runs take."""
+def _time(costs: list[Cost]) -> str:
+    """What is known of the time that the runs to do of some columns take."""
+    runs, known = sum(one.runs for one in costs), sum(one.known for one in costs)
+    count = f"{runs} run{'s' * (runs > 1)}" if known in (0, runs) else f"{known} of {runs} runs"
     if not known:
-        return "not known before the first rounds; no run like these was timed on this machine"
+        return f"not known for {count}, none like them was timed"
+    seconds = sum(one.seconds for one in costs)
     hours, minutes = seconds / 3600, max(1, round(seconds / 60))
     text = f"{hours:,.1f} hours" if hours >= 1.5 else f"{minutes} minute{'s' * (minutes > 1)}"
-    rest = "" if known == runs else f", and {runs - known} runs of unknown length"
-    return f"about {text}, one run after the other{rest}"
+    rest = ", not known for the others" if known < runs else ""
+    by = sorted(set().union(*(one.by for one in costs)))
+    return f"about {text} for {count}{rest}" + (f" ({', '.join(by)})" if by else "")
 
 
 def say(console: Console, pairs: list[tuple[str, str]]) -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcli.cli.printing import print_table, try_write
+from fedcli.errors import UserError
 from fedcli.registry import short_name
 
 RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
@@ -19,21 +20,29 @@ def quality(
     client: Annotated[
         int | None, typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
     ] = None,
+    clients: Annotated[
+        bool, typer.Option("--clients", help="In place of the last model, those of the clients of one more round.")
+    ] = False,
 ) -> None:
     """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
 
     NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
     They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
     With --client, of that client's own model; where the images are of several domains, of each domain apart too.
+    With --clients, of the features of one more round's clients together, as 'fedcli plot --kind clients' draws them.
     """
+    from fedcli.figures.features import add_clients_quality
     from fedcli.figures.quality import add_quality, find_runs
 
+    if clients and client is not None:
+        raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
     finished, others = find_runs(runs)
     rows = []
     for folder in finished:
         with Console(stderr=True).status(escape(str(folder))):
-            found = add_quality(folder, client)
-        rows.append((f"{found['nmi']:.3f}", f"{found['silhouette']:.3f}", found["examples"], folder))
+            found = add_clients_quality(folder) if clients else add_quality(folder, client)
+        nmi, silhouette, images = (found["clients_" * clients + name] for name in ("nmi", "silhouette", "examples"))
+        rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
     if others:
         typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
@@ -56,6 +65,9 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="File to write; PNG and PDF are both written. \\[default: <kind>.png]")
     ] = None,
+    x: Annotated[
+        str, typer.Option("--x", help="What learning curves stand over: round, floats sent up, or seconds.")
+    ] = "round",
 ) -> None:
     """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
@@ -65,8 +77,11 @@ def plot(
     from fedcli.results import tables
 
     chart = find_chart(kind)
+    if kind != "curves" and x != "round":
+        raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     out = out or Path(f"{short_name(kind)}.png")
     given = runs if chart.needs == "folders" else tables.find_records(runs)
+    axis = (x,) if kind == "curves" else ()
     with Console(stderr=True).status(escape(kind)):
-        files = try_write(out, lambda: plots.write(out, chart.draw, given))
+        files = try_write(out, lambda: plots.write(out, chart.draw, given, *axis))
     typer.echo(" and ".join(map(str, files)))

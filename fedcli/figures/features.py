@@ -28,7 +28,7 @@ from fedcli.figures.plots import LINE_COLOURS, STYLE, chart
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
 from fedcli.runs.drift import EXAMPLES, SEED, Recording, local_features
-from fedcli.runs.records import read_record
+from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import machine_settings, open_run
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
@@ -191,6 +191,23 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
     runs, title = one_a_setting(paths)
     panels = [client_scatter(run.label, one_more_round(run.folder)) for run in runs]
     return clients_figure(panels, runs[0].record["class_names"], title)
+
+
+def add_clients_quality(folder: Path) -> dict[str, float]:
+    """Measures the features that `clients` draws of a finished run, and writes the numbers into its record.
+
+    Returns:
+        `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients together.
+
+    Raises:
+        UserError: As `one_more_round` and `separation`.
+    """
+    points = one_more_round(folder)
+    measured = {**separation(points.features, points.labels), "examples": len(points.labels)}
+    found = {f"clients_{name}": value for name, value in measured.items()}
+    record = read_record(folder)
+    write_record(folder, {**record, "quality": {**record.get("quality", {}), **found}})
+    return found
 
 
 def one_more_round(folder: Path) -> Points:

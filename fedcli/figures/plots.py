@@ -18,10 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from fedcli.errors import UserError
+from fedcli.errors import UserError, unknown
 from fedcli.results.tables import SeedGroup, agreed, group
+from fedcli.runs.records import quiet
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -114,41 +116,92 @@ class Curve(NamedTuple):
         setting: The runs.
         drawn: Those behind the line: the finished ones, else the unfinished ones, else those that diverged.
         rounds: The rounds, counted from 1, in which all of these have a value; `[R]`.
+        places: Where these stand on the horizontal axis, the mean over the runs; `[R]`.
         values: `[n, R]`.
-        diverged: Rounds and values of each run that diverged and has any.
+        diverged: Places and values of each run that diverged and has any.
     """
 
     setting: SeedGroup
     drawn: list[dict]
     rounds: np.ndarray
+    places: np.ndarray
     values: np.ndarray
     diverged: list[tuple[np.ndarray, np.ndarray]]
 
+    @property
+    def all_diverged(self) -> bool:
+        """Whether there is no other run."""
+        return self.drawn == self.setting.diverged
+
+    @property
+    def has_band(self) -> bool:
+        """Whether there are several seeds to draw a deviation of."""
+        return len(self.values) > 1 and not self.all_diverged
+
 
 @chart("curves", "test accuracy over rounds; runs that differ only in the seed are one line with a band")
-def learning_curves(records: Iterable[dict]) -> Figure:
-    """Draws test accuracy over rounds, one line for the runs that agree in everything but the seed.
+def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
+    """Draws test accuracy over rounds, floats or seconds, one line for the runs that agree in everything but the seed.
 
     The band is the mean ± the sample standard deviation over seeds. Only finished runs enter them where there are any;
     a run that diverged is a thin line that ends in a cross. The legend tells what was left out. A ring marks the best
     round of a single run, where the rule takes it.
 
+    Args:
+        records: The runs.
+        x: One of `AXES`.
+
     Raises:
-        UserError: If no run has an evaluated round.
+        UserError: If no run has an evaluated round, or none the floats or undisturbed seconds that are asked for.
     """
-    groups = group(records)
-    curves = _curves(groups, _accuracy)
+    if x not in AXES:
+        raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
+    label, along = AXES[x]
+    records = list(records)
+    known = [record for record in records if not record["rounds"] or along(record)]
+    if records and not known:
+        why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
+        raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
+    groups = group(known)
+    curves = _curves(groups, _accuracy, along)
     if not curves:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
     figure = Figure(layout="constrained")
     axes = figure.add_subplot()
-    _draw_curves(axes, curves, "Test accuracy (%)")
+    _draw_curves(axes, curves, "Test accuracy (%)", label)
     for index, curve in enumerate(curves):
         if len(curve.drawn) == 1:
             _mark_selected(axes, curve, LINE_COLOURS[index % len(LINE_COLOURS)])
-    axes.set_title(_title(groups))
-    _legend(figure, axes)
+    left_out = len(records) - len(known)
+    axes.set_title(_title(groups) + (f"; without {x}, left out: {left_out}" if left_out else ""))
+    _legend(figure, axes, curves)
     return figure
+
+
+def _rounds(record: dict) -> list[float]:
+    """The rounds, counted from 1."""
+    return [row["round"] + 1 for row in record["rounds"]]
+
+
+def _floats_sent(record: dict) -> list[float]:
+    """Floats that all clients together have sent up to the end of each round; none where that is not recorded."""
+    last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
+    sent = [row.get("floats_up", last) for row in record["rounds"]]
+    clients = record["config"].get("cohort_size")
+    return [] if None in (*sent, clients) else (clients * np.cumsum(sent, dtype=float)).tolist()
+
+
+def _seconds_taken(record: dict) -> list[float]:
+    """Seconds up to the end of each round; none of a run that other work disturbed."""
+    return np.cumsum([sum(row["seconds"].values()) for row in record["rounds"]]).tolist() if quiet(record) else []
+
+
+# What the curves can stand over: the label, and of a record a value for each round that it has.
+AXES: dict[str, tuple[str, Callable[[dict], list[float]]]] = {
+    "round": ("Round", _rounds),
+    "floats": ("Floats sent by all clients", _floats_sent),
+    "seconds": ("Seconds", _seconds_taken),
+}
 
 
 @chart("drift", "how far the clients' models drift apart, of runs with --drift-every")
@@ -200,10 +253,11 @@ def _curves_side_by_side(
     """
     groups = group(records)
     figure = Figure(layout="constrained")
-    for axes, (key, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
-        _draw_curves(axes, _curves(groups, lambda row, key=key: read(row, key)), label)
+    panels = [_curves(groups, lambda row, key=key: read(row, key)) for key in labels]
+    for axes, curves, label in zip(figure.subplots(1, 2), panels, labels.values(), strict=True):
+        _draw_curves(axes, curves, label)
     figure.suptitle(_title(groups), fontsize=STYLE["axes.titlesize"])
-    _legend(figure, figure.axes[0], (CHART_WIDTH, 2.6))
+    _legend(figure, figure.axes[0], panels[0], (CHART_WIDTH, 2.6))
     return figure
 
 
@@ -219,52 +273,56 @@ def _accuracy(row: dict) -> float | None:
     return None if accuracy is None else 100 * accuracy
 
 
-def _curves(groups: list[SeedGroup], read: Callable[[dict], float | None]) -> list[Curve]:
+def _curves(
+    groups: list[SeedGroup], read: Callable[[dict], float | None], along: Callable[[dict], list[float]] = _rounds
+) -> list[Curve]:
     """The curve of each group with a value.
 
     Args:
         groups: The groups.
         read: From what a record says of a round to the value; None where there is none.
+        along: From a record to the places of its rounds on the horizontal axis.
     """
 
-    def points(record: dict) -> dict[int, float]:
-        return {row["round"] + 1: value for row in record["rounds"] if (value := read(row)) is not None}
+    def points(record: dict) -> dict[int, tuple[float, float]]:
+        rows = zip(along(record), record["rounds"], strict=True)
+        return {row["round"] + 1: (place, value) for place, row in rows if (value := read(row)) is not None}
 
     found = []
     for member in groups:
         ended = [points(record) for record in member.diverged]
-        diverged = [(np.array(list(one)), np.array(list(one.values()))) for one in ended if one]
+        diverged = [tuple(np.array([*one.values()]).T) for one in ended if one]
         drawn = member.finished or [one for one in member.records if one not in member.diverged] or member.diverged
         curves = [points(record) for record in drawn]
         rounds = sorted(set.intersection(*map(set, curves)))
         if rounds or diverged:
-            values = np.array([[curve[number] for number in rounds] for curve in curves])
-            found.append(Curve(member, drawn, np.array(rounds), values, diverged))
+            shape = len(curves), len(rounds), 2
+            both = np.array([[curve[number] for number in rounds] for curve in curves]).reshape(shape)
+            found.append(Curve(member, drawn, np.array(rounds), both[..., 0].mean(0), both[..., 1], diverged))
     return found
 
 
-def _draw_curves(axes: Axes, curves: list[Curve], label: str) -> None:
+def _draw_curves(axes: Axes, curves: list[Curve], label: str, x_label: str = "Round") -> None:
     """Draws mean and band of each group; the markers of different groups stand at different rounds."""
     for index, curve in enumerate(curves):
         colour, dashes = LINE_COLOURS[index % len(LINE_COLOURS)], DASHES[index % len(DASHES)]
-        all_diverged = curve.drawn == curve.setting.diverged
         mean = curve.values.mean(0)
-        if len(curve.values) > 1 and not all_diverged:
+        if curve.has_band:
             spread = curve.values.std(0, ddof=1)
-            axes.fill_between(curve.rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(curve.places, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
         every = max(1, len(mean) // 8)
-        shown = ([], []) if all_diverged else (curve.rounds, mean)
+        shown = ([], []) if curve.all_diverged else (curve.places, mean)
         axes.plot(
             *shown, label=_legend_label(curve), color=colour, linestyle=dashes,
             marker=MARKERS[index % len(MARKERS)], markevery=(index * every // len(curves), every),
             markeredgecolor="white", markeredgewidth=0.4,
         )  # fmt: skip
-        for rounds, values in curve.diverged:
+        for places, values in curve.diverged:
             axes.plot(
-                rounds, values, color=colour, linestyle=dashes, linewidth=0.8, marker="X", markersize=7,
-                markevery=[len(rounds) - 1], markeredgewidth=0, gid="diverged",
+                places, values, color=colour, linestyle=dashes, linewidth=0.8, marker="X", markersize=7,
+                markevery=[len(places) - 1], markeredgewidth=0, gid="diverged",
             )  # fmt: skip
-    axes.set(xlabel="Round", ylabel=label)
+    axes.set(xlabel=x_label, ylabel=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)
     axes.grid(axis="y")
@@ -275,14 +333,14 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
     summary = curve.drawn[0].get("summary") or {}
     place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
     if (summary.get("selection") or "").startswith("best") and len(place):
-        point = curve.rounds[place], curve.values[0, place]
+        point = curve.places[place], curve.values[0, place]
         axes.plot(*point, marker="o", markersize=8, fillstyle="none", linestyle="none", color=colour, gid="selected")
 
 
 def _legend_label(curve: Curve) -> str:
     """Label, number of runs, and what is unfinished or has diverged."""
     member, n = curve.setting, len(curve.drawn)
-    if curve.drawn == member.diverged:
+    if curve.all_diverged:
         return f"{member.label} (n = {n}, diverged)"
     left_out = len(member.records) - n - len(member.diverged)
     notes = [
@@ -302,9 +360,12 @@ def _title(groups: list[SeedGroup]) -> str:
     return ", ".join([*parts, *(str(same[key]) for key in ("dataset", "partition") if key in same)])
 
 
-def _legend(figure: Figure, axes: Axes, size: tuple[float, float] = CURVES) -> None:
+def _legend(figure: Figure, axes: Axes, curves: list[Curve], size: tuple[float, float] = CURVES) -> None:
     """The legend below the axes, where it can hide no curve; the figure of that size grows by its height."""
     handles, labels = axes.get_legend_handles_labels()
+    if counts := sorted({len(curve.values) for curve in curves if curve.has_band}):
+        handles.append(Patch(color="#555555", alpha=0.18, linewidth=0))
+        labels.append(f"band: standard deviation over {' or '.join(map(str, counts))} seeds")
     for gid, label, look in (
         ("selected", "selected round", {"marker": "o", "markersize": 8, "fillstyle": "none"}),
         ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "markeredgewidth": 0}),

@@ -146,7 +146,8 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
             shown = kept["domains"] == number
             quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
     write_atomically(folder / FEATURES, lambda path: _save(path, kept))
-    write_record(folder, {**record, "quality": quality})
+    of_clients = {name: value for name, value in record.get("quality", {}).items() if name.startswith("clients_")}
+    write_record(folder, {**record, "quality": {**of_clients, **quality}})
     return quality
 
 

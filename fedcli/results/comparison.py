@@ -15,6 +15,7 @@ from fedcli.registry import Gain, Table
 from fedcli.results.metrics import DECIMALS, Metric
 from fedcli.results.render import Sheet
 from fedcli.results.reproduce import IN_TEXT, STATES, PlannedCell, PlannedRun, TablePlan
+from fedcli.results.tables import tuned
 
 NOT_REPORTED = "not reported"
 LINES = ("paper", "ours", "difference")
@@ -280,6 +281,7 @@ def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool) -> Iterator[st
         yield f"Made with another version of the code, which computed something else: {', '.join(map(str, old))}."
     if not any((cell.row, cell.column) in printed(table) for cell in (*table.cells, *table.gains)):
         yield "The paper prints none of these numbers."
+    yield from tuned(run.record for run in plan.runs if run.record is not None)
     if table.reported[1] != IN_TEXT:  # else these are about other numbers too
         yield from _absences(table)
         about = reported()[table.reported[0]][table.reported[1]]

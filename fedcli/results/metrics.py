@@ -29,7 +29,8 @@ class Metric:
         better: "higher", "lower", or "" where no value is the best.
         field: Where papers/reported.json has the paper's number.
         none: What a finished run without a value is shown as.
-        of_selected: Whether it is read at the round that the selection rule chooses.
+        needs: What it is read from: the "last" round or the model after it, the "selected" round, "every" round that
+            was to be tested, or the "drift" of the clients' models.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Metric:
     better: str = ""
     field: str = "mean"
     none: str = "not measured"
-    of_selected: bool = False
+    needs: str = "every"
 
     @property
     def title(self) -> str:
@@ -51,9 +52,16 @@ class Metric:
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
-        if self.of_selected and diverged(record) and record["summary"]["selection"] == "best-validation":
+        if self.needs == "selected" and diverged(record) and record["summary"]["selection"] == "best-validation":
             return self.value(record) is not None
         return record["status"] == "finished"
+
+    def fits(self, record: Record, eval_every: int) -> bool:
+        """Whether a run gives the number that one tested after every `eval_every` rounds would give."""
+        if self.needs == "drift":
+            return record["config"].get("drift_every", 0) > 0
+        of_last = self.needs == "last" or (self.needs == "selected" and record["summary"]["selection"] == "last")
+        return of_last or record["config"].get("eval_every", 1) == eval_every
 
     def values(self, records: Iterable[Record]) -> list[float]:
         """The values of the runs that count and have one."""
@@ -80,7 +88,7 @@ class Kind:
     better: str = "higher"
     field: str = "mean"
     none: str = "not measured"
-    of_selected: bool = False
+    needs: str = "last"
 
 
 METRICS: dict[str, Kind] = {}
@@ -129,7 +137,7 @@ def find_metric(name: str) -> Metric:
         found = kind.read(record, *given)
         return None if found is None else scale * found
 
-    return Metric(name, kind.unit, value, kind.better, kind.field, kind.none, kind.of_selected)
+    return Metric(name, kind.unit, value, kind.better, kind.field, kind.none, kind.needs)
 
 
 def diverged(record: Record) -> bool:
@@ -152,7 +160,7 @@ def _selected_mean(record: Record, read: Callable[[dict], float | None]) -> floa
     return fmean(values) if values and None not in values else None
 
 
-@metric("selected", "test accuracy by the protocol's selection rule", of_selected=True)
+@metric("selected", "test accuracy by the protocol's selection rule", needs="selected")
 def _selected(record: Record) -> float | None:
     return record["summary"]["selected"]
 
@@ -162,19 +170,19 @@ def _last(record: Record) -> float | None:
     return record["summary"]["last"]
 
 
-@metric("best", "highest test accuracy of any round")
+@metric("best", "highest test accuracy of any round", needs="every")
 def _best(record: Record) -> float | None:
     return max((entry["test_accuracy"] for entry in _tested(record)), default=None)
 
 
-@metric("last-tenth", "mean test accuracy of the last tenth of the rounds, of at least one")
+@metric("last-tenth", "mean test accuracy of the last tenth of the rounds, of at least one", needs="every")
 def _last_tenth(record: Record) -> float | None:
     first = record["config"]["rounds"] - max(1, record["config"]["rounds"] // 10)
     found = [entry["test_accuracy"] for entry in _tested(record) if entry["round"] >= first]
     return fmean(found) if found else None
 
 
-@metric("validation", "validation accuracy at the selected round", of_selected=True)
+@metric("validation", "validation accuracy at the selected round", needs="selected")
 def _validation(record: Record) -> float | None:
     return _selected_mean(record, lambda entry: entry["validation_accuracy"])
 
@@ -184,12 +192,15 @@ def _post(record: Record) -> float | None:
     return record.get("post", {}).get("test_accuracy")
 
 
-@metric("classifier", "accuracy of the classifier, where the headline is the nearest prototype's", of_selected=True)
+@metric("classifier", "accuracy of the classifier, where the headline is the nearest prototype's", needs="selected")
 def _classifier(record: Record) -> float | None:
     return _selected_mean(record, lambda entry: entry.get("classifier_accuracy"))
 
 
-@metric("at", "test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest", parameter=Fraction)
+@metric(
+    "at", "test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest",
+    parameter=Fraction, needs="every",
+)  # fmt: skip
 def _at(record: Record, fraction: Fraction) -> float | None:
     number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
     found = [entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1]
@@ -199,13 +210,14 @@ def _at(record: Record, fraction: Fraction) -> float | None:
 @metric(
     "rounds-to", "the first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70",
     parameter=float, unit="rounds", better="lower", field="rounds_to_target", none="never",
+    needs="every",
 )  # fmt: skip
 def _rounds_to(record: Record, percent: float) -> float | None:
     reached = (entry["round"] + 1 for entry in _tested(record) if entry["test_accuracy"] >= percent / 100)
     return next(reached, None)
 
 
-@metric("reached", "test accuracy of that round, as reached:70", parameter=float, none="never")
+@metric("reached", "test accuracy of that round, as reached:70", parameter=float, none="never", needs="every")
 def _reached(record: Record, percent: float) -> float | None:
     reached = (entry["test_accuracy"] for entry in _tested(record))
     return next((accuracy for accuracy in reached if accuracy >= percent / 100), None)
@@ -221,7 +233,7 @@ def _by_domain(name: str, key: str, help: str) -> None:
 
         return _selected_mean(record, of_round)
 
-    metric(name, help, parameter=str, optional=True, of_selected=True)(read)
+    metric(name, help, parameter=str, optional=True, needs="selected")(read)
 
 
 _by_domain("domain", "domains", "accuracy on the test images of a domain, or the mean over domains")
@@ -236,7 +248,7 @@ def _quality(record: Record, name: str) -> float | None:
 
 @metric(
     "drift", "how far the clients' models had drifted apart when last measured, as drift:feature_distance",
-    parameter=str, unit="", better="",
+    parameter=str, unit="", better="", needs="drift",
 )  # fmt: skip
 def _drift(record: Record, name: str) -> float | None:
     return next((entry["drift"].get(name) for entry in reversed(record["rounds"]) if entry.get("drift")), None)

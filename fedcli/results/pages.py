@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.errors import UserError
-from fedcli.registry import Method, Table
+from fedcli.registry import Cell, Method, Table
 from fedcli.results import comparison, reproduce
+from fedcli.results.metrics import find_metric
 from fedcli.results.render import MISSING, github, render
-from fedcli.results.reproduce import ENDED, PlannedCell, PlannedRun, TablePlan
+from fedcli.results.reproduce import ENDED, PlannedCell, TablePlan
 from fedcli.results.tables import find_records
 
 BEGIN, END = "<!-- papers: written by 'make tables' -->", "<!-- papers: end -->"
@@ -57,10 +58,17 @@ class Standing(NamedTuple):
     plan: TablePlan | None
 
     @property
-    def finished(self) -> int:
+    def finished(self) -> list[Cell]:
         """Cells with a finished run."""
         cells = self.plan.cells if self.plan else ()
-        return sum(any(run.state == "finished" for run in cell.runs) for cell in cells)
+        return [cell.cell for cell in cells if any(run.state == "finished" for run in cell.runs)]
+
+    def printed(self, cells: Iterable[Cell]) -> int:
+        """Of how many of the table's cells the paper prints a number."""
+        paper = comparison.printed(self.table)
+        return sum(
+            paper.get((cell.row, cell.column), {}).get(find_metric(cell.metric).field) is not None for cell in cells
+        )
 
 
 def papers() -> list[Paper]:
@@ -114,8 +122,7 @@ def find_studies(folder: Path) -> list[Study]:
 def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     """A table with the runs at full size among the records.
 
-    A run with a seed that is not the table's stands for one of the table's that was not run. It also counts where it
-    was tested in other rounds, as long as the number is of its last one.
+    A run with a seed that is not the table's stands for one of the table's that was not run.
 
     Args:
         table: The table.
@@ -124,38 +131,27 @@ def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     """
     wanted = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
     records = [record for study in studies for record in study.records if reproduce.state_of(record) in ENDED]
-    fitting = [record for record in records if (record["method"], record["dataset"]) in wanted]
-    found: dict[tuple[str, str], list[PlannedRun]] = {}
-    for seed, every in sorted({(record["seed"], record["config"]["eval_every"]) for record in fitting}):
-        cells = tuple(replace(cell, settings={**cell.settings, "eval_every": every}) for cell in table.cells)
-        for cell in reproduce.plan(replace(table, cells=cells), folder, seeds=(seed,)).cells:
-            if cell.runs[0].state in ENDED:
-                found.setdefault((cell.cell.row, cell.cell.column), []).append(cell.runs[0])
-    if not found:
+    seeds = {record["seed"] for record in records if (record["method"], record["dataset"]) in wanted}
+    if not seeds:
         return Standing(table, None)
-    plan = reproduce.plan(table, folder)
-    return Standing(table, _with_runs(plan, found))
+    kinds: dict[str, list[Cell]] = {}  # a run that only some cells can be read from counts for these
+    for cell in table.cells:
+        kinds.setdefault(find_metric(cell.metric).needs, []).append(cell)
+    every = sorted({*table.seeds, *seeds})
+    plans = [reproduce.plan(replace(table, cells=tuple(cells)), folder, seeds=every) for cells in kinds.values()]
+    found = {(one.cell.row, one.cell.column): _chosen(one, len(table.seeds)) for plan in plans for one in plan.cells}
+    cells = tuple(found[cell.row, cell.column] for cell in table.cells)
+    runs = tuple({run.folder: run for cell in cells for run in cell.runs}.values())
+    if not any(run.state in ENDED for run in runs):
+        return Standing(table, None)
+    return Standing(table, replace(plans[0], table=table, cells=cells, runs=runs, seeds=table.seeds))
 
 
-def _with_runs(plan: TablePlan, found: dict[tuple[str, str], list[PlannedRun]]) -> TablePlan:
-    """The plan with runs found by row and column in the place of ones that were not run; each seed counts once."""
-    cells = []
-    for planned in plan.cells:
-        usable = [run for run in found.get((planned.cell.row, planned.cell.column), ()) if _usable(run, planned)]
-        there = {run.setup.run.seed: run for run in (*planned.runs, *usable) if run.record is not None}
-        lacking = [run for run in planned.runs if run.setup.run.seed not in there]
-        lacking = lacking[: max(0, len(planned.runs) - len(there))]
-        cells.append(replace(planned, runs=(*there.values(), *lacking)))
-    runs = {run.folder: run for cell in cells for run in cell.runs}
-    return replace(plan, cells=tuple(cells), runs=tuple(runs.values()))
-
-
-def _usable(run: PlannedRun, planned: PlannedCell) -> bool:
-    """Whether the cell's number is the same as if the run had been tested when the table says."""
-    own = planned.runs[0].setup
-    last = planned.metric.unit == "floats" or planned.metric.name == "last"
-    of_last = last or (planned.metric.name == "selected" and own.selection == "last")
-    return of_last or run.setup.run.eval_every == own.run.eval_every
+def _chosen(cell: PlannedCell, planned: int) -> PlannedCell:
+    """The cell with the runs that there are and, up to as many as are `planned`, those that lack."""
+    there = [run for run in cell.runs if run.state in ENDED]
+    lacking = [run for run in cell.runs if run.record is None]
+    return replace(cell, runs=(*there, *lacking[: max(0, planned - len(there))]))
 
 
 def sections(card: str) -> dict[str, str]:
@@ -188,6 +184,7 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
         _counted(standings) + " A run counts that has all settings of the table, whatever its seed.",
         *(f"{_compared(one)}\n\n`fedcli table {one.table.name}` runs what is missing." for one in done),
         *_not_run([one.table for one in standings if not one.finished]),
+        *_not_planned(paper),
         *_its_studies(paper, studies),
         *(f"## {name}\n\n{text}" for name, text in card.items() if name.startswith(SHOWN)),
     ]
@@ -196,9 +193,18 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
     return "\n\n".join(blocks) + "\n"
 
 
+def _counts(standings: Iterable[Standing]) -> tuple[int, int, int]:
+    """All cells, those of which the paper prints a number, and those of these that have a finished run."""
+    each = [(len(s.table.cells), s.printed(s.table.cells), s.printed(s.finished)) for s in standings]
+    return tuple(sum(counts) for counts in zip(*each, strict=True))
+
+
 def _counted(standings: Sequence[Standing]) -> str:
-    cells, done = (sum(counts) for counts in zip(*((len(s.table.cells), s.finished) for s in standings), strict=True))
-    return f"{len(standings)} tables and figures with {cells} cells, of which {done} have a finished run."
+    cells, printed, done = _counts(standings)
+    return (
+        f"{len(standings)} tables and figures with {cells} cells. The paper prints a number for {printed} of them, and "
+        f"{done} of these have a finished run."
+    )
 
 
 def _compared(standing: Standing) -> str:
@@ -213,6 +219,13 @@ def _not_run(tables: Sequence[Table]) -> Iterator[str]:
         rows = [[_place(one), one.title, str(len(one.cells)), f"`fedcli table {one.name}`"] for one in tables]
         yield "### Without a finished run"
         yield "\n".join(github(["Place", "What it shows", "Cells", "Command"], rows))
+
+
+def _not_planned(paper: Paper) -> Iterator[str]:
+    """What the paper has and no table of its file plans, with the reasons."""
+    if reasons := registry.not_planned(paper.module):
+        yield "### Not planned"
+        yield "\n".join(f"- {what}: {reason.rstrip('.')}." for what, reason in reasons.items())
 
 
 def _place(table: Table) -> str:
@@ -237,9 +250,9 @@ def _its_studies(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
 
 def summary_row(paper: Paper, standings: Sequence[Standing]) -> list[str]:
     """The row of a paper in the table over all papers."""
-    cells, done = sum(len(one.table.cells) for one in standings), sum(one.finished for one in standings)
+    _, printed, done = _counts(standings)
     link = f"[{paper.name}](papers/{paper.key}.md)"
-    return [link, str(len(standings)), str(cells), str(done), _largest_difference(standings)]
+    return [link, str(len(standings)), str(printed), str(done), _largest_difference(standings)]
 
 
 def _largest_difference(standings: Sequence[Standing]) -> str:
@@ -257,7 +270,8 @@ def _largest_difference(standings: Sequence[Standing]) -> str:
 
 def summary(rows: Sequence[Sequence[str]]) -> str:
     """The table over all papers."""
-    columns = ["Paper", "Tables", "Cells", "With a finished run at full size", "Largest difference of an accuracy, %"]
+    done, largest = "With a finished run at full size", "Largest difference of an accuracy, %"
+    columns = ["Paper", "Tables", "Cells with a printed number", done, largest]
     return "\n".join(github(columns, [list(row) for row in rows]))
 
 

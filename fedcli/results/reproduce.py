@@ -7,18 +7,19 @@ with other tables, and takes in runs that were made by hand.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Table, check_value, find_method, short_name
+from fedcli.registry import Cell, Method, Table, check_value, find_method, methods, short_name
 from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
-from fedcli.runs.records import RECORD, environment, outdated, quiet, read_record
+from fedcli.runs.records import RECORD, checkout, environment, outdated, quiet, read_record
 from fedcli.runs.run import check_seeds
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
@@ -101,7 +102,7 @@ class TablePlan:
         seeds: Seeds of each cell.
         limits: Those that make a run smaller, by option.
         folder: Where new runs are put, and those that were interrupted go on.
-        search: Where finished runs are looked for.
+        search: Where finished runs are looked for too.
     """
 
     table: Table
@@ -110,7 +111,7 @@ class TablePlan:
     seeds: tuple[int, ...]
     limits: dict[str, int]
     folder: Path
-    search: Path
+    search: tuple[Path, ...]
 
     @property
     def reduction(self) -> str:
@@ -150,7 +151,7 @@ def plan(
     Args:
         table: The table.
         folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and the finished runs of other tables
-            in `runs/tables` count too.
+            in `runs/tables` count too, and those that the checkout ships.
         seeds: In place of the table's own.
         only: Parts of names of rows or columns, whatever the case; a cell stays if its row is among the rows that
             are named, should any be, and its column among the columns.
@@ -159,40 +160,74 @@ def plan(
     Raises:
         UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
     """
-    folder, search = folder or HOME / table.name.replace(":", "-"), folder or HOME
+    search = (HOME, *shipped()) if folder is None else ()
+    folder = folder or HOME / table.name.replace(":", "-")
     seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)
-    records = _records(search)
     known: dict[str, PlannedRun] = {}
-    cells = []
+    members: list[tuple[Cell, Metric, list[str]]] = []
     for cell in _chosen(table, only):
-        its_runs = [_planned_run(table, cell, seed, limits, folder, records) for seed in seeds]
-        shared = tuple(known.setdefault(_identity(run.setup), run) for run in its_runs)
-        cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
+        its_runs = [_planned_run(table, cell, seed, limits, folder) for seed in seeds]
+        names = [_identity(run.setup) for run in its_runs]
+        for name, run in zip(names, its_runs, strict=True):
+            known.setdefault(name, run)
+        members.append((cell, find_metric(cell.metric), names))
+    records = _records([folder, *search])
+    for name, run in known.items():
+        read = [metric for _, metric, names in members if name in names]
+        known[name] = _with_record(run, read, folder, records)
+    cells = [PlannedCell(cell, metric, tuple(known[name] for name in names)) for cell, metric, names in members]
     used = {name: limit for run in known.values() for name, limit in run.limits.items()}
     return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search)
 
 
-def estimate(plan: TablePlan) -> tuple[float, int]:
-    """Seconds that the runs to do take one after the other, by the runs in the folder that were timed on this machine.
+@dataclass
+class Cost:
+    """What is known of the time of a column's runs to do; a run of several columns counts in the first.
 
-    A run counts by its own method with the same data set, network and batch size, else by any method with these,
-    in proportion to the examples of a round.
+    Attributes:
+        runs: How many they are.
+        known: Of how many the seconds are known.
+        seconds: Of these, one after the other.
+        by: How far the timed runs are from these: "scaled from another batch size", "timed on <another machine>".
+    """
+
+    runs: int = 0
+    known: int = 0
+    seconds: float = 0.0
+    by: set[str] = field(default_factory=set)
+
+
+def estimate(plan: TablePlan) -> dict[str, Cost]:
+    """Seconds that the runs to do take, by quiet runs of the same data set, network and precision.
+
+    These are the runs where the table looks for runs, and the shipped ones. Training goes in proportion to its
+    examples, a test to the models that are tested. The nearest runs count: first those of this machine, else of
+    another of its kind; of these those of the same batch size; of these those of the same method.
 
     Returns:
-        The seconds of the runs for which they are known, and the number of these.
+        By column, also for runs whose data set is missing.
     """
-    seconds, count = 0.0, 0
-    paces = _paces(plan) if plan.to_run else {}
-    for run in plan.to_run:
-        alike = _pace_key(run.setup.values())
-        pace = paces.get((run.setup.method.name, *alike)) or paces.get(alike)
-        if pace:
-            seconds += median(pace) * run.round_work * (run.setup.run.rounds - run.rounds_done)
-            count += 1
-    return seconds, count
+    costs: dict[str, Cost] = {}
+    columns = {id(run): cell.cell.column for cell in reversed(plan.cells) for run in cell.runs if run.to_do}
+    paces, machine = (_paces(plan), _machine(plan)) if columns else ({}, ("", ""))
+    for run in (run for run in plan.runs if id(run) in columns):
+        cost = costs.setdefault(columns[id(run)], Cost())
+        cost.runs += 1
+        config = run.setup.values()
+        timed = next(filter(None, map(paces.get, _pace_keys(run.setup.method.name, config, machine))), None)
+        if timed:
+            left = run.setup.run.rounds - run.rounds_done
+            tests = -(-left // config["eval_every"]) * _models_tested(run.setup.method, config)
+            cost.seconds += median(one.train for one in timed) * run.round_work * left
+            cost.seconds += median(one.test for one in timed) * tests
+            cost.known += 1
+            if all(one.batch_size != config["batch_size"] for one in timed):
+                cost.by.add("scaled from another batch size")
+            cost.by |= {f"timed on {one.machine[1]}" for one in timed if one.machine != machine}
+    return costs
 
 
 def _lack(dataset: str) -> str:
@@ -226,9 +261,7 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     return chosen
 
 
-def _planned_run(
-    table: Table, cell: Cell, seed: int, limits: Mapping[str, int], folder: Path, records: dict
-) -> PlannedRun:
+def _planned_run(table: Table, cell: Cell, seed: int, limits: Mapping[str, int], folder: Path) -> PlannedRun:
     method = find_method(cell.method)
     try:
         given = {**cell.settings, "seed": seed}
@@ -237,15 +270,21 @@ def _planned_run(
         setup = resolve(method, given, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
+    place = folder / _folder_name(setup) / f"seed-{seed}"
+    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, lower, place, None)
+
+
+def _with_record(run: PlannedRun, metrics: Sequence[Metric], folder: Path, records: dict) -> PlannedRun:
+    """The run with the record that has come furthest, if there is one that all its cells can be read from."""
     found = [
         (path, record)
-        for path, record in records.get((method.name, seed), ())
-        if _is_of(record, setup) and (path.is_relative_to(folder) or state_of(record) in ENDED)
+        for path, record in records.get((run.setup.method.name, run.setup.run.seed), ())
+        if _is_of(record, run.setup, metrics) and (path.is_relative_to(folder) or state_of(record) in ENDED)
     ]
-    place = folder / _folder_name(setup) / f"seed-{seed}"
-    furthest = max(found, key=lambda pair: (state_of(pair[1]) in ENDED, len(pair[1]["rounds"])), default=None)
-    path, record = furthest or (place, None)
-    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, lower, path, record)
+    if not found:
+        return run
+    path, record = max(found, key=lambda pair: (state_of(pair[1]) in ENDED, len(pair[1]["rounds"])))
+    return replace(run, folder=path, record=record)
 
 
 def state_of(record: dict[str, Any]) -> str:
@@ -287,25 +326,36 @@ def _folder_name(setup: Setup) -> str:
     return f"{setup.method.name}-{short_name(setup.run.dataset)}-{partition}-{digest}"
 
 
-def _records(folder: Path) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
-    """The runs under a folder with their records, by method and seed."""
+def shipped() -> list[Path]:
+    """The folder of the records that the checkout ships; none where the package is installed without one."""
+    here = checkout()
+    return [here / "results" / "records"] if here else []
+
+
+def _records(folders: Iterable[Path]) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
+    """The runs under folders with their records, by method and seed; none twice."""
     found: dict[tuple[str, int], list[tuple[Path, dict]]] = {}
-    for file in sorted(folder.rglob(RECORD)) if folder.is_dir() else ():
+    files: dict[Path, Path] = {}
+    for file in (file for folder in folders for file in sorted(folder.rglob(RECORD))):
+        files.setdefault(file.resolve(), file)
+    for file in files.values():
         record = read_record(file)
         found.setdefault((record["method"], record["seed"]), []).append((file.parent, record))
     return found
 
 
-def _is_of(record: dict[str, Any], setup: Setup) -> bool:
-    """Whether a record of the same method and seed is of that set-up.
+def _is_of(record: dict[str, Any], setup: Setup, metrics: Iterable[Metric] = ()) -> bool:
+    """Whether a record of the same method and seed is of that set-up, as far as these numbers need it.
 
     For an option that is newer than the record counts what runs did before. A run with a step after the last round has
     all that the run without it has.
     """
     fields = recorded_fields(setup.method, setup.run.post)
     config = record["config"] if setup.post is not None else {**record["config"], "post": None}
-    same = all(recorded_value(config, fields[name]) == value for name, value in _what(setup).items())
-    return same and config.keys() <= fields.keys() and record["summary"]["selection"] == setup.selection
+    wanted = {name: value for name, value in _what(setup).items() if name != "eval_every"}
+    same = all(recorded_value(config, fields[name]) == value for name, value in wanted.items())
+    same = same and config.keys() <= fields.keys() and record["summary"]["selection"] == setup.selection
+    return same and all(metric.fits(record, setup.run.eval_every) for metric in metrics)
 
 
 def _round_work(config: Mapping[str, Any]) -> float:
@@ -314,20 +364,47 @@ def _round_work(config: Mapping[str, Any]) -> float:
     return config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
-def _pace_key(config: Mapping[str, Any]) -> tuple:
-    """What the time of an example depends on most, but for the method."""
-    return config["dataset"], config["backbone"], config["batch_size"], config["precision"]
+def _models_tested(method: Method, config: Mapping[str, Any]) -> int:
+    """Models that are given the common test images; own parts together are as many images as there are."""
+    return config["num_clients"] if method.personal is not None and not config["local_test"] else 1
 
 
-def _paces(plan: TablePlan) -> dict[tuple, list[float]]:
-    """Seconds an example of the runs there that were made on this machine, by `_pace_key`, also with the method."""
-    found: dict[tuple, list[float]] = {}
-    machine = environment(plan.runs[0].setup.device)["hardware"]["name"]
-    for (method, _), pairs in _records(plan.search).items():
+class Pace(NamedTuple):
+    """Seconds of a run that was timed: of an example of training, and of a test of one model."""
+
+    train: float
+    test: float
+    batch_size: int
+    machine: tuple[str, str]
+
+
+def _machine(plan: TablePlan) -> tuple[str, str]:
+    """Kind and name of what the table's runs would run on."""
+    hardware = environment(plan.runs[0].setup.device)["hardware"]
+    return hardware["device"], hardware["name"]
+
+
+def _pace_keys(method: str, config: Mapping[str, Any], machine: tuple[str, str]) -> list[tuple]:
+    """What the time of an example depends on, the nearest first: on this machine or another of its kind."""
+    always = config["dataset"], config["backbone"], config["precision"], machine[0]
+    choices = product((machine[1], None), (config["batch_size"], None), (method, None))
+    return [(*always, *choice) for choice in choices]
+
+
+def _paces(plan: TablePlan) -> dict[tuple, list[Pace]]:
+    """The quiet runs that there are, by `_pace_keys`."""
+    found: dict[tuple, list[Pace]] = {}
+    for pairs in _records([plan.folder, *plan.search, *shipped()]).values():
         for _, record in pairs:
-            if record["rounds"] and record["hardware"]["name"] == machine and quiet(record):
-                seconds = median(sum(entry["seconds"].values()) for entry in record["rounds"])
-                alike = _pace_key(record["config"])
-                for key in (alike, (method, *alike)):
-                    found.setdefault(key, []).append(seconds / _round_work(record["config"]))
+            config, hardware = record["config"], record["hardware"]
+            method = methods().get(record["method"])
+            if not record["rounds"] or not quiet(record) or method is None:
+                continue
+            machine = hardware["device"], hardware["name"]
+            tests = [one["seconds"]["evaluate"] for one in record["rounds"] if one["test_accuracy"] is not None]
+            train = median(sum(one["seconds"].values()) - one["seconds"]["evaluate"] for one in record["rounds"])
+            test = median(tests) / _models_tested(method, {"local_test": 0, **config}) if tests else 0.0
+            pace = Pace(train / _round_work(config), test, config["batch_size"], machine)
+            for key in _pace_keys(record["method"], config, machine):
+                found.setdefault(key, []).append(pace)
     return found

@@ -11,6 +11,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from fedcli.errors import UserError
+from fedcli.registry import methods
 from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, render
 from fedcli.runs.config import describe_reductions
@@ -130,6 +131,25 @@ def settings_text(settings: dict[str, Any]) -> str:
         word(value) if key in WITHOUT_NAME else f"{key.replace('_', ' ')} {word(value)}"
         for key, value in settings.items()
     )
+
+
+def tuned(records: Iterable[dict]) -> Iterator[str]:
+    """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
+    rules: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, origin in record.get("origin", {}).items():
+            if origin.startswith("tuned"):
+                rule, _, seed = origin.partition(", ")
+                value = settings_text({name: record["config"][name]}).removeprefix(name.replace("_", " ") + " ")
+                option = f"{_title(record)} --{name.replace('_', '-')} {value} on {record['dataset']}"
+                rules.setdefault(f"{rule.capitalize()} ({seed})", {})[option] = None
+    yield from (f"{rule}: {'; '.join(sorted(options))}." for rule, options in rules.items())
+
+
+def _title(record: dict) -> str:
+    """The method as its paper calls it; of a user's own, its name."""
+    method = methods().get(record["method"]) if is_packaged(record) else None
+    return method.title.partition(":")[0] if method else record["method"]
 
 
 def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
@@ -363,6 +383,7 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
         yield f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}."
     if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
         yield f"Reduced against the protocol: {'; or '.join(smaller)}."
+    yield from tuned(records)
     if not all(map(quiet, records)):
         yield "Seconds that were measured while the machine did other work are left out."
     if bold:

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import time
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -196,21 +197,26 @@ def quiet(record: dict[str, Any]) -> bool:
     return True
 
 
-def _commit() -> str | None:
-    """The commit of the checkout that the package lies in, with "+" if it was changed since; None outside of one."""
-    here = Path(fedcli.__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", here, *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
+def _git(*arguments: str) -> str:
+    """What git says in the folder that the package lies in; empty where it says nothing or is not there."""
+    command = ["git", "-C", Path(fedcli.__file__).resolve().parent, *arguments]
     try:
-        if git("rev-parse", "--show-toplevel") != str(here.parent):
-            return None  # installed inside of some other project's checkout
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return ""
+
+
+@cache
+def checkout() -> Path | None:
+    """The checkout that the package lies in; None outside of one, also inside of some other project's."""
+    above = Path(fedcli.__file__).resolve().parent.parent
+    return above if _git("rev-parse", "--show-toplevel") == str(above) else None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, with "+" if it was changed since; None outside of one."""
+    commit = _git("rev-parse", "HEAD") if checkout() else ""
+    return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "") if commit else None
 
 
 def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
