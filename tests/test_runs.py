@@ -13,6 +13,7 @@ import torch
 
 import fedcli
 from fedcli import smoke
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.data import files
@@ -373,3 +374,20 @@ def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resum
     assert again["config"]["clients_per_chunk"] == "branches:4"
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **{**options, "clients_per_chunk": "branches:2"}).record
     assert again["summary"] == whole["summary"]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "name"),
+    [
+        ("scaffold", {"server_lr": 1e308}, "params/"),
+        ("scaffold", {"lr": 1e-300}, "c/"),
+        ("fedgen", {"generator_lr": 1e30}, "generator/"),
+        ("fedtgp", {"server_lr": 1e30}, ""),
+    ],
+)
+def test_a_state_that_is_not_finite_is_diverged(method, given, name, tmp_path):
+    with pytest.raises(NonFiniteLoss, match=f"'{name}.*' of the state is not finite in round 0"):
+        fedcli.run(method, out=tmp_path / "run", **{**TINY, "rounds": 2, **given})
+    record = records.read_record(tmp_path / "run")
+    assert record["status"] == "failed"
+    assert record["error"].startswith(f"NonFiniteLoss: '{name}")

@@ -173,6 +173,13 @@ def read_checkpoint(
     )
 
 
+def tensors_of(tree: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by their path in it, as `params/conv.weight`."""
+    found: dict[str, Tensor] = {}
+    _named(tree, "", found)
+    return {path[1:]: tensor for path, tensor in found.items()}
+
+
 def _named(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
     """The structure of a tree in JSON; its tensors are put into `tensors`, by their path in it."""
     if isinstance(tree, Tensor):

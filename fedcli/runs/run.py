@@ -25,6 +25,7 @@ from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_m
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import CHECKPOINT, read_checkpoint, write_checkpoint
 from fedcli.runs.config import Setup, recorded_options, reductions, resolve
+from fedcli.runs.finite import refuse_non_finite
 from fedcli.runs.records import (
     SCHEMA,
     Load,
@@ -575,7 +576,9 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     config = setup.run
     fed.start_round()
     start = time.perf_counter()
-    state, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    before = state
+    state, terms = setup.method.run_round(before, cohort, fed, setup.options)
+    refuse_non_finite(state, before, cohort.round)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     elapsed = time.perf_counter() - start
