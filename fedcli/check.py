@@ -4,10 +4,11 @@ Each law is a function that returns what it has measured and raises `Broken` whe
 methods to them, those of a user's own file too, on a CPU or on CUDA.
 """
 
-import io
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +17,11 @@ import torch
 from fedcli import registry
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.graphs import CudaGraphs, Work
-from fedcli.core.trees import Tree, from_plain, leaves, to_plain, tree_map
+from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.errors import UserError
 from fedcli.registry import Method, find_method
+from fedcli.runs import checkpoints
 from fedcli.runs import run as runs
 from fedcli.runs.config import DEFAULT_DATASET, Setup, find_device, resolve
 from fedcli.runs.run import one_round
@@ -315,11 +317,11 @@ def law_7_resume_is_invisible(method: Method, overrides: dict[str, Any] | None =
     expected, findings = simulate(setup, fed, 3), []
     types = {kind.__name__: kind for kind in method.state_types}
     for rounds in (1, 2):
-        file = io.BytesIO()
-        torch.save(to_plain(simulate(*federation(method, overrides, **run), rounds)), file)
-        setup, fed = federation(method, overrides, **run)
-        file.seek(0)
-        state = from_plain(torch.load(file, weights_only=True), types, fed.device)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "state"
+            checkpoints.save(file, simulate(*federation(method, overrides, **run), rounds), {})
+            setup, fed = federation(method, overrides, **run)
+            state, _ = checkpoints.load(file, types, fed.device)
         found = _go_on(setup, fed, state, range(rounds, 3))
         findings.append(Finding(f"resumed after round {rounds} of 3", distance(found, expected), bound))
     return judge(method, findings)

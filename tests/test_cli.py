@@ -485,9 +485,9 @@ def test_resume_refuses_a_damaged_checkpoint(no_figures, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt(patch, after=1)
         invoke("run", "fedavg", *TINY, "--rounds", "2", "--out", "a")
-    checkpoint = Path("a/checkpoint.pt")
+    checkpoint = Path("a/checkpoint.safetensors")
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    assert "the checkpoint 'a/checkpoint.pt' is damaged" in refused("resume", "a")
+    assert "the checkpoint 'a/checkpoint.safetensors' is damaged" in refused("resume", "a")
     checkpoint.unlink()
     done("resume", "a")
     assert len(read("a")["rounds"]) == 2

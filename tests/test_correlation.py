@@ -1,6 +1,5 @@
 """Cross-correlation of the clients' logits: against the paper's equation and slow loops, and the figure of it."""
 
-import json
 import shutil
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedcli.figures import matrices as correlation
 from fedcli.figures import plots
 from fedcli.figures.matrices import Matrices
 from fedcli.registry import find_method
+from fedcli.runs import checkpoints
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import restore
 from tests import laws
@@ -83,7 +83,8 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
     folder, record = runs / "c", read_record(runs / "c")
     method = find_method("fccl-plus")
     _, fed = restore(record, method)
-    state = torch.load(folder / "checkpoint.pt", weights_only=True)["state"]["__items__"][0]
+    types = {kind.__name__: kind for kind in method.state_types}
+    state = checkpoints.load(folder / checkpoints.CHECKPOINT, types)[0].clients
     assert sorted(state) == [0, 1, 2, 3]
     public, private = correlation.correlations(folder, torch.zeros(0))
 
@@ -92,7 +93,7 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
         found = []
         for client in range(4):
             module = fed.networks[fed.architecture[client]].module.eval()
-            params, buffers = state[client]["__items__"][:2]
+            params, buffers = state[client][:2]
             module.load_state_dict({**params, **buffers})
             found.append(module((images[pixels] / 255 - 0.5) / 0.5)[1].detach().double())
         return torch.stack(found)
@@ -173,7 +174,8 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
         "local", out=tmp_path / "local", **{**TINY, "dataset": "digits", "protocol": "fedfm:digits"}
     ).path
     broken = shutil.copytree(runs / "c", tmp_path / "broken")
-    (broken / "checkpoint.pt").unlink()
+    for file in broken.glob("checkpoint*"):
+        file.unlink()
     for paths, message in (
         ([runs, averaged], "'fedavg' has no personal models"),
         ([runs, other], "of one data set"),
@@ -187,7 +189,7 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
 
 def test_a_checkpoint_of_another_round_is_refused(runs, tmp_path):
     folder = shutil.copytree(runs / "c", tmp_path / "run")
-    record = json.loads((folder / "record.json").read_text())
+    record = read_record(folder)
     write_record(folder, {**record, "summary": {**record["summary"], "params_sha256": "0" * 64}})
     with pytest.raises(UserError, match="does not hold the run's last model"):
         plots.write(tmp_path / "out", correlation.correlation_chart, [folder])

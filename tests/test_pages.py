@@ -68,7 +68,7 @@ def results(tmp_path_factory):
         fedcli.run("fedprox", out=study / "c", seed=0, lr=1e9, **TINY)
     record = fedcli.run("fedprox", out=study / "d", seed=7, eval_every=2, **TINY).record
     write_record(study / "d", {**record, "status": "interrupted"})
-    for checkpoint in study.glob("*/checkpoint.pt"):
+    for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()
     (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, as 1.5 shows. More.\n")
     (folder / "README.md").write_text(f"# Results\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import fedcli
@@ -15,7 +14,8 @@ from fedcli.errors import UserError
 from fedcli.figures import quality
 from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs import checkpoints
+from fedcli.runs.records import identity, read_record, write_record
 from fedcli.runs.run import Run, restore
 
 TINY = {
@@ -110,26 +110,24 @@ def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, 
 
 def test_the_record_has_the_numbers_beside_all_it_had(run):
     written = quality.add_quality(run.path)
-    record = json.loads((run.path / "record.json").read_text())
+    record = read_record(run.path)
     assert record.pop("quality") == written
     assert record == json.loads(json.dumps(run.record))
     assert quality.add_quality(run.path) == written
     assert find_metric("quality:nmi").value(read_record(run.path)) == written["nmi"]
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint.pt", "features.npz", "record.json"]
+    names = ["checkpoint-before.safetensors", "checkpoint.safetensors", "features.npz", "record.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == names
 
 
 def test_a_checkpoint_that_is_not_the_last_model_is_refused(run, tmp_path):
-    saved = torch.load(run.path / "checkpoint.pt", weights_only=True)
-    params = saved["state"]["__items__"][0]
-    params[next(iter(params))] += 1
-    torch.save(saved, run.path / "checkpoint.pt")
+    name, value = next(iter(run.state.params.items()))
+    spoilt = run.state._replace(params={**run.state.params, name: value + 1})
+    about = {"identity": identity(run.record), "record": {}}
+    checkpoints.save(run.path / checkpoints.CHECKPOINT, spoilt, about)
     with pytest.raises(UserError, match="does not hold the run's last model"):
         quality.add_quality(run.path)
-    saved["state"]["__type__"] = "AnotherState"
-    torch.save(saved, run.path / "checkpoint.pt")
-    with pytest.raises(UserError, match="does not hold the run's last model"):
-        quality.add_quality(run.path)
-    (run.path / "checkpoint.pt").unlink()
+    for file in run.path.glob("checkpoint*"):
+        file.unlink()
     with pytest.raises(UserError, match="is missing"):
         quality.add_quality(run.path)
     assert "quality" not in read_record(run.path)

@@ -2,16 +2,22 @@
 
 import dataclasses
 import shutil
+from typing import NamedTuple
 
 import pytest
-import torch
 
 import fedcli
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs import records
+from fedcli.runs import checkpoints, records
 from fedcli.runs import run as runs
 from tests import laws
+
+
+class AnotherState(NamedTuple):
+    params: dict
+    buffers: dict
+
 
 TINY = {
     "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 2, "local_epochs": 1,
@@ -47,15 +53,24 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
             runs.open_run(folder)
     records.write_record(folder, {**finished.record, "method_hash": "0" * 16})  # another word in the method's file
     assert runs.open_run(folder).record["method_hash"] == "0" * 16
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    params = saved["state"]["__items__"][0]
-    params[next(iter(params))] += 1
-    other = {**saved, "state": {**saved["state"], "__type__": "AnotherState"}}
-    for spoilt, got in ((saved, "[0-9a-f]{64},"), (other, "a state of another kind")):
-        torch.save(spoilt, folder / "checkpoint.pt")
-        with pytest.raises(UserError, match=rf"does not hold the run's last model \(got {got}"):
+    file, state = folder / checkpoints.CHECKPOINT, finished.state
+    about = {"identity": records.identity(finished.record), "record": {}}
+    name, value = next(iter(state.params.items()))
+    for spoilt, message in (
+        (
+            state._replace(params={**state.params, name: value + 1}),
+            r"does not hold the run's last model \(got [0-9a-f]{64},",
+        ),
+        (AnotherState(*state), r"a state of another kind \(got AnotherState; ServerState are allowed"),
+        (state._replace(params={**state.params, name: value[:-1]}), f"another kind .got state.params.{name} F32"),
+        (state._replace(params={**state.params, name: value.double()}), f"another kind .got state.params.{name} F64"),
+        (state._replace(params={**state.params, "more": value}), "with other names, as more"),
+    ):
+        checkpoints.save(file, spoilt, about)
+        with pytest.raises(UserError, match=message):
             runs.open_run(folder)
-    (folder / "checkpoint.pt").unlink()
+    file.unlink()
+    (folder / checkpoints.PREVIOUS).unlink()
     with pytest.raises(UserError, match=r"is missing .* \(got no checkpoint"):
         runs.open_run(folder)
 

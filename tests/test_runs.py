@@ -13,12 +13,13 @@ import torch
 
 import fedcli
 from fedcli import smoke
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
-from fedcli.runs import config, records
+from fedcli.runs import checkpoints, config, records
 from fedcli.runs import run as runs
 from fedcli.runs.config import resolve
 from tests import laws
@@ -65,8 +66,9 @@ def test_law_7_resume_is_invisible(method, tmp_path):
         again = runs.resume(folder)
         assert essence(again.record) == essence(whole.record)
         assert again.record["resumed"] == [killed_after]
-        saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-        assert len(saved["record"]["rounds"]) == 3
+        types = {kind.__name__: kind for kind in chosen.state_types}
+        _, about = checkpoints.load(folder / "checkpoint.safetensors", types)
+        assert len(about["record"]["rounds"]) == 3
 
 
 def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path):
@@ -82,7 +84,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path)
 
 KILLER = """
 import os, signal
-import fedcli.runs.records, fedcli.runs.run
+import fedcli.runs.checkpoints, fedcli.runs.run
 from dataclasses import replace
 from fedcli.registry import find_method
 from fedcli.papers.baselines import fedavg
@@ -93,14 +95,14 @@ def run_round(state, cohort, fed, config):
         os.kill(os.getpid(), signal.SIGKILL)
     return fedavg.run_round(state, cohort, fed, config)
 
-save = fedcli.runs.run.torch.save
-def half_a_save(saved, path):
-    save(saved, path)
-    if len(saved["record"]["rounds"]) == 2 and not os.path.exists("killed-in-save"):
+save = fedcli.runs.checkpoints.save
+def half_a_save(path, state, about):
+    save(path, state, about)
+    if len(about["record"]["rounds"]) == 2 and not os.path.exists("killed-in-save"):
         open("killed-in-save", "w").close()
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
-fedcli.runs.run.torch.save = half_a_save
+fedcli.runs.checkpoints.save = half_a_save
 
 write = fedcli.runs.run.write_record
 def no_write(folder, record):
@@ -137,7 +139,7 @@ def test_kill_9_in_a_round_in_a_checkpoint_and_before_a_record(tmp_path):
 def test_the_record_says_what_was_run(tmp_path):
     run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "start_round": 1, "lr": 0.02})
     record = run.record
-    assert json.loads((run.path / "record.json").read_text()) == json.loads(json.dumps(record))
+    assert records.read_record(run.path) == json.loads(json.dumps(record))
     assert (record["schema"], record["method"], record["protocol"]) == (1, "fedfm", "fedfm:digits")
     assert (record["dataset"], record["seed"], record["public"]) == ("digits", 0, None)
     smaller = {one["what"]: (one["protocol"], one["run"]) for one in record["reduced"]}
@@ -317,7 +319,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "killed", progress=StopAfter(1), **{**TINY, "checkpoint_every": 4})
-    assert not (tmp_path / "killed" / "checkpoint.pt").exists()
+    assert not (tmp_path / "killed" / "checkpoint.safetensors").exists()
     again = runs.resume(tmp_path / "killed")
     assert again.record["summary"] == whole.record["summary"]
     assert len(again.record["rounds"]) == 4
@@ -372,3 +374,20 @@ def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resum
     assert again["config"]["clients_per_chunk"] == "branches:4"
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **{**options, "clients_per_chunk": "branches:2"}).record
     assert again["summary"] == whole["summary"]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "name"),
+    [
+        ("scaffold", {"server_lr": 1e308}, "params/"),
+        ("scaffold", {"lr": 1e-300}, "c/"),
+        ("fedgen", {"generator_lr": 1e30}, "generator/"),
+        ("fedtgp", {"server_lr": 1e30}, ""),
+    ],
+)
+def test_a_state_that_is_not_finite_is_diverged(method, given, name, tmp_path):
+    with pytest.raises(NonFiniteLoss, match=f"'{name}.*' of the state is not finite in round 0"):
+        fedcli.run(method, out=tmp_path / "run", **{**TINY, "rounds": 2, **given})
+    record = records.read_record(tmp_path / "run")
+    assert record["status"] == "failed"
+    assert record["error"].startswith(f"NonFiniteLoss: '{name}")

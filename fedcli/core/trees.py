@@ -79,28 +79,3 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
 def count_floats(tree: Tree) -> int:
     """Counts the floating-point values in a tree; integers (class counts) and masks do not count."""
     return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
-
-
-_TYPE, _ITEMS = "__type__", "__items__"
-
-
-def to_plain(tree: Tree) -> Tree:
-    """Turns a tree into dicts of tensors on the CPU, which `torch.load(weights_only=True)` reads."""
-    if isinstance(tree, tuple):
-        name = type(tree).__name__ if hasattr(tree, "_fields") else "tuple"
-        return {_TYPE: name, _ITEMS: [to_plain(part) for part in tree]}
-    if isinstance(tree, dict | list):
-        return _rebuild(tree, [to_plain(part) for part in _children(tree)])
-    return tree.detach().cpu().clone() if isinstance(tree, Tensor) else tree
-
-
-def from_plain(plain: Tree, types: dict[str, type], device: torch.device) -> Tree:
-    """Turns back what `to_plain` returned, on a device; `types` are its NamedTuple classes by name, all of them."""
-    if isinstance(plain, dict) and _TYPE in plain:
-        # What clients keep waits on the host: there may be more of it than the device holds.
-        place = torch.device("cpu") if plain[_TYPE] == "ClientState" else device
-        items = [from_plain(part, types, place) for part in plain[_ITEMS]]
-        return tuple(items) if plain[_TYPE] == "tuple" else types[plain[_TYPE]](*items)
-    if isinstance(plain, dict | list):
-        return _rebuild(plain, [from_plain(part, types, device) for part in _children(plain)])
-    return plain.to(device) if isinstance(plain, Tensor) else plain

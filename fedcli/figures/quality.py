@@ -20,7 +20,7 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import Method, find_method
 from fedcli.results.tables import agreed, group
-from fedcli.runs.records import RECORD, read_record, write_record
+from fedcli.runs.records import RECORD, file_digest, read_record, write_record
 from fedcli.runs.run import machine_settings, open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
@@ -98,13 +98,18 @@ def kept_outputs(run: Shown) -> tuple[str, dict[str, np.ndarray]]:
     """The run's label, with the client whose model it was, and what `add_quality` has kept beside its record.
 
     Raises:
-        UserError: If it has kept nothing.
+        UserError: If it has kept nothing, or the file is not the one that its record names.
     """
     if "quality" not in run.record or not (run.folder / FEATURES).is_file():
         raise UserError(
             f"the outputs of '{run.folder}' have not been kept (got no {FEATURES}); run 'fedcli quality' first."
         )
     quality = run.record["quality"]
+    if quality.get("features_sha256") != (found := file_digest(run.folder / FEATURES)):
+        raise UserError(
+            f"'{run.folder / FEATURES}' is not what the run's record names: it is damaged, another run's or older (got "
+            f"SHA-256 {found[:16]}, was {str(quality.get('features_sha256'))[:16]}); run 'fedcli quality' again."
+        )
     client = f", client\N{NO-BREAK SPACE}{quality['client']}" if "client" in quality else ""
     with np.load(run.folder / FEATURES) as kept:
         return run.label + client, dict(kept)
@@ -118,8 +123,9 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
         client: Whose own model is measured; None for the global model.
 
     Returns:
-        `nmi`, `silhouette`, and the number of `examples` and the `seed` they are of. Of a client's own model also the
-        `client`, and where there are domains its own `domain` and the two numbers of each of the `domains`.
+        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
+        Of a client's own model also the `client`, and where there are domains its own `domain` and the two numbers of
+        each of the `domains`.
 
     Raises:
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
@@ -146,6 +152,7 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
             shown = kept["domains"] == number
             quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
     write_atomically(folder / FEATURES, lambda path: _save(path, kept))
+    quality["features_sha256"] = file_digest(folder / FEATURES)
     of_clients = {name: value for name, value in record.get("quality", {}).items() if name.startswith("clients_")}
     write_record(folder, {**record, "quality": {**of_clients, **quality}})
     return quality

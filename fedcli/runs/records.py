@@ -25,7 +25,7 @@ from fedcli.registry import Method, methods, protocols
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
 
 SCHEMA = 1
-RECORD, CHECKPOINT = "record.json", "checkpoint.pt"
+RECORD = "record.json"
 NEEDED = (  # of a record, so that its run can be taken up again
     "status", "method_source", "method_hash", "config", "origin", "dataset_fingerprint", "partition", "rounds",
     "resumed", "summary", "seconds_total", "peak_bytes",
@@ -33,16 +33,16 @@ NEEDED = (  # of a record, so that its run can be taken up again
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Writes `record.json`; a number that is not finite is refused, since JSON has none."""
-    text = json.dumps(record, indent=1, allow_nan=False)
+    """Writes `record.json` with its digest; a number that is not finite is refused, since JSON has none."""
+    text = json.dumps({**record, "digest": _digest(record)}, indent=1, allow_nan=False)
     write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n"))
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record in a run folder or of a record file.
+    """The record in a run folder or of a record file, without its digest; older records have none.
 
     Raises:
-        UserError: If there is none, it is not JSON, or its schema is another one.
+        UserError: If there is none, it is not JSON, its digest is another's, or its schema is another one.
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
@@ -54,9 +54,26 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise UserError(f"the record '{file}' has schema {found}; this version reads schema {SCHEMA}.")
+    if (digest := record.pop("digest", None)) is not None and digest != _digest(record):
+        raise UserError(
+            f"the record '{file}' is damaged or was changed by hand (its digest is {str(digest)[:16]}, of its content "
+            f"{_digest(record)[:16]}); put a copy back, or run the experiment again."
+        )
     if absent := [key for key in NEEDED if key not in record]:
         raise UserError(f"the record '{file}' lacks {', '.join(absent)}; run the experiment again.")
     return record
+
+
+def identity(record: dict[str, Any]) -> str:
+    """SHA-256 over what makes a run the one it is: its method, configuration, data and partition."""
+    about = [record[key] for key in ("method", "config", "dataset_fingerprint")]
+    return _digest([*about, record["partition"]["fingerprint"]])
+
+
+def _digest(value: Any) -> str:
+    """SHA-256 over a value's JSON in its one form: keys sorted, no spaces."""
+    plain = json.loads(json.dumps(value))  # numbers as keys become texts, which sort in another order
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def numerics(method: Method) -> dict[str, int]:
@@ -87,6 +104,12 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
     changed_file = not is_packaged(record) and not record["method_hash"].endswith(method.file_hash)
     lost_options = record["config"].keys() - recorded_fields(method).keys()
     return changed_file or numerics_of(record) != numerics(method) or bool(lost_options)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def params_hash(params: Params) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,15 +19,14 @@ from fedcli.core.batches import Transform
 from fedcli.core.engine import WAYS
 from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, count_parameters, divide
-from fedcli.core.trees import from_plain, to_plain
 from fedcli.data import datasets
-from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
 from fedcli.runs import drift
+from fedcli.runs.checkpoints import CHECKPOINT, read_checkpoint, write_checkpoint
 from fedcli.runs.config import Setup, recorded_options, reductions, resolve
+from fedcli.runs.finite import refuse_non_finite
 from fedcli.runs.records import (
-    CHECKPOINT,
     SCHEMA,
     Load,
     environment,
@@ -206,10 +204,13 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Listener
     if other_file:
         record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
     with machine_settings(fed):
-        state, known = read_checkpoint(folder, setup, fed)
+        state, known, note = read_checkpoint(folder, record, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
+        if note is not None:
+            fed.engine.notes.append(note)
+            (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
         return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
@@ -285,11 +286,8 @@ def open_run(folder: Path, **instead: Any) -> OpenRun:
     setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
     wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
-        try:
-            state = read_checkpoint(folder, setup, fed)[0]
-            found = params_hash(all_params(method, state))
-        except (KeyError, TypeError):  # a state of other parts, from before the method's file was changed
-            found = "a state of another kind"
+        state = read_checkpoint(folder, record, setup, fed, newest_only=True).state
+        found = params_hash(all_params(method, state))
     if found != wanted:
         raise UserError(
             f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
@@ -529,7 +527,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
             if _due(number, config.checkpoint_every, config.rounds):
-                _write_checkpoint(folder, record, state)
+                write_checkpoint(folder, record, state)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
@@ -569,30 +567,6 @@ def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: L
     about["clients_per_chunk"] = fed.engine.clients_per_chunk
 
 
-_IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
-
-
-def _write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
-    """Writes the state and all that the record knows by then: either file may be the older one after a kill."""
-    saved = {"state": to_plain(state), "record": {key: record[key] for key in _IN_CHECKPOINT}}
-    write_atomically(folder / CHECKPOINT, lambda path: torch.save(saved, path))
-
-
-def read_checkpoint(folder: Path, setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
-    """The state to go on from and what the record says up to it; the initial ones where there is no checkpoint."""
-    if not (folder / CHECKPOINT).is_file():
-        return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
-    try:
-        saved = torch.load(folder / CHECKPOINT, weights_only=True)
-    except (RuntimeError, EOFError, UnpicklingError) as error:
-        raise UserError(
-            f"the checkpoint '{folder / CHECKPOINT}' is damaged ({str(error).splitlines()[0]}); delete it to resume "
-            f"from the first round, or start a new run."
-        ) from error
-    types = {kind.__name__: kind for kind in setup.method.state_types}
-    return from_plain(saved["state"], types, fed.device), saved["record"]
-
-
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
     """Runs and evaluates one round.
 
@@ -602,7 +576,9 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     config = setup.run
     fed.start_round()
     start = time.perf_counter()
-    state, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    before = state
+    state, terms = setup.method.run_round(before, cohort, fed, setup.options)
+    refuse_non_finite(state, before, cohort.round)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     elapsed = time.perf_counter() - start

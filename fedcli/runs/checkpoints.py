@@ -1,0 +1,263 @@
+"""The files that a run goes on from: trees of tensors with what is said of them, whole and of one run, or refused.
+
+A file has the form of safetensors, which other programs read: the length of its header in 8 bytes, little end first;
+the header in JSON, each tensor's `dtype`, `shape` and `data_offsets` by name; then the tensors' bytes. The header's
+`__metadata__` begins with the SHA-256 of the whole file, taken with zeros in its own place. In it are also the run's
+identity, the structure of the tree, in which tensors are named, and what the record said by then.
+"""
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcli.core.federation import Federation
+from fedcli.core.trees import Tree
+from fedcli.data.files import write_atomically
+from fedcli.errors import UserError
+from fedcli.runs.config import Setup
+from fedcli.runs.records import identity
+
+CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
+OLD = "checkpoint.pt"  # as versions before this form named it
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+START = b'{"__metadata__":{"sha256":"'  # of a header, up to the digest
+DIGEST = slice(8 + len(START), 8 + len(START) + 64)
+IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
+
+
+class Damaged(Exception):
+    """A file is not as it was written; the text says by what that shows."""
+
+
+class Found(NamedTuple):
+    """What a run goes on from."""
+
+    state: Any  # the method's
+    known: dict[str, Any]  # of the record
+    note: str | None  # what was wrong with a newer checkpoint
+
+
+def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
+    """Writes a tree of tensors, numbers and texts to a file.
+
+    Args:
+        path: The file.
+        tree: Its NamedTuples are kept by name.
+        about: What else the file says, as JSON can say it.
+    """
+    tensors: dict[str, Tensor] = {}
+    structure = _named(tree, "", tensors)
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # every one at a multiple
+    metadata = {"sha256": "0" * 64, "tree": json.dumps(structure), "about": json.dumps(dict(about))}
+    header, offset = {"__metadata__": metadata}, 0
+    for name, tensor in tensors.items():
+        span = [offset, offset := offset + tensor.nbytes]
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
+            digest.update(part)
+            file.write(part)
+        file.seek(DIGEST.start)
+        file.write(digest.hexdigest().encode())
+
+
+def load(
+    path: Path, types: Mapping[str, type] | None = None, device: torch.device | str = "cpu"
+) -> tuple[Tree, dict[str, Any]]:
+    """Reads what `save` has written.
+
+    Args:
+        path: The file.
+        types: The NamedTuple classes of the tree by name.
+        device: Of the tensors; those of what clients keep wait on the host, since there may be more than it holds.
+
+    Returns:
+        The tree, and what else the file says.
+
+    Raises:
+        Damaged: If a byte is not the one that was written.
+        UserError: If a NamedTuple is none of the types.
+    """
+    with path.open("rb") as file, _mapped(file) as content:
+        found, wanted = _digest(content), content[DIGEST]
+        if found.encode() != wanted:
+            raise Damaged(f"its SHA-256 is {found[:16]}, was {wanted.decode(errors='replace')[:16]}")
+        begin = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:begin])
+        metadata = header.pop("__metadata__")
+        tensors = {}
+        for name, about in header.items():
+            start, end = about["data_offsets"]
+            raw = torch.empty(end - start, dtype=torch.uint8)  # of its own: rounding may depend on where bytes lie
+            raw.numpy()[:] = memoryview(content)[begin + start : begin + end]
+            tensors[name] = raw.view(DTYPES[about["dtype"]]).reshape(about["shape"])
+        return _rebuilt(json.loads(metadata["tree"]), tensors, types or {}, device), json.loads(metadata["about"])
+
+
+def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
+    """Writes the state and all that the record knows by then; the checkpoint before it is kept.
+
+    After a kill either file, this or the record, may be the older one.
+    """
+    file = folder / CHECKPOINT
+    about = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}}
+
+    def write(path: Path) -> None:
+        save(path, state, about)
+        if file.is_file():
+            file.replace(folder / PREVIOUS)
+
+    write_atomically(file, write)
+
+
+def read_checkpoint(
+    folder: Path, record: dict[str, Any], setup: Setup, fed: Federation, *, newest_only: bool = False
+) -> Found:
+    """The state to go on from and what the record says up to it; the initial ones where there is no checkpoint.
+
+    Args:
+        folder: Of the run.
+        record: Its record.
+        setup: Its set-up.
+        fed: Its federation.
+        newest_only: Whether the checkpoint before a damaged one does not do instead of it.
+
+    Raises:
+        UserError: If the checkpoints are damaged, or one is another run's, of another kind or of an older form.
+    """
+    first = setup.method.init(fed, setup.options)
+    types = {kind.__name__: kind for kind in setup.method.state_types}
+    files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
+    if not files:
+        if (folder / OLD).is_file():
+            raise UserError(
+                f"the checkpoint '{folder / OLD}' has the form of an older version; this one does not read it; delete "
+                "it to resume from the first round, or resume with that version."
+            )
+        return Found(first, {"rounds": [], "cost": None}, None)
+    damage = []
+    for file in files[:1] if newest_only else files:
+        try:
+            state, about = load(file, types, fed.device)
+        except Damaged as error:
+            damage.append(f"'{file}' is damaged ({error})")
+            continue
+        if about.get("identity") != identity(record):
+            raise UserError(
+                f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "
+                f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
+            )
+        if differing := next(_differences(first, state, "state"), None):
+            raise UserError(
+                f"the checkpoint '{file}' holds a state of another kind ({differing}); "
+                "delete it to resume from the first round, or start a new run."
+            )
+        note = f"the checkpoint {damage[0]}; going on from the one before it" if damage else None
+        return Found(state, about["record"], note)
+    raise UserError(
+        f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
+        "from the first round, or start a new run."
+    )
+
+
+def tensors_of(tree: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by their path in it, as `params/conv.weight`."""
+    found: dict[str, Tensor] = {}
+    _named(tree, "", found)
+    return {path[1:]: tensor for path, tensor in found.items()}
+
+
+def _named(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The structure of a tree in JSON; its tensors are put into `tensors`, by their path in it."""
+    if isinstance(tree, Tensor):
+        while path in tensors:  # keys with a slash in them
+            path += "'"
+        tensors[path] = tree
+        return {"tensor": path}
+    if isinstance(tree, Mapping):
+        return {"dict": [[key, _named(value, f"{path}/{key}", tensors)] for key, value in tree.items()]}
+    if isinstance(tree, tuple | list):
+        names = getattr(tree, "_fields", range(len(tree)))
+        parts = [_named(part, f"{path}/{name}", tensors) for name, part in zip(names, tree, strict=True)]
+        return {type(tree).__name__: parts}
+    return tree
+
+
+def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, type], device: torch.device | str) -> Tree:
+    """The tree of a structure, the tensors on a device."""
+    if not isinstance(structure, dict):
+        return structure
+    [(kind, inside)] = structure.items()
+    if kind == "tensor":
+        return tensors[inside].to(device)
+    if kind == "dict":
+        return {key: _rebuilt(value, tensors, types, device) for key, value in inside}
+    parts = [_rebuilt(part, tensors, types, "cpu" if kind == "ClientState" else device) for part in inside]
+    if kind in ("tuple", "list"):
+        return tuple(parts) if kind == "tuple" else parts
+    if kind not in types:
+        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {', '.join(types)} are allowed).")
+    return types[kind](*parts)
+
+
+def _differences(first: Tree, found: Tree, path: str) -> Iterator[str]:
+    """Where a state has not the form of the initial one: types, names, shapes and dtypes.
+
+    What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
+    """
+    if first is None or found is None or (isinstance(first, Mapping | tuple | list) and not first):
+        return
+    if isinstance(first, Tensor) and isinstance(found, Tensor):
+        forms = [f"{NAMES[one.dtype]} {list(one.shape)}" for one in (found, first)]
+        if found.dtype != first.dtype or (first.is_floating_point() and found.shape != first.shape):
+            yield f"got {path} {forms[0]}, should be {forms[1]}"
+    elif not any(isinstance(part, Tensor | Mapping | tuple | list) for part in (first, found)):
+        return  # numbers and texts
+    elif type(first) is not type(found):
+        yield f"got {path} {type(found).__name__}, should be {type(first).__name__}"
+    elif isinstance(first, Mapping):
+        if odd := sorted(map(str, first.keys() ^ found.keys())):
+            yield f"got {path} with other names, as {odd[0]}"
+        else:
+            for key, value in first.items():
+                yield from _differences(value, found[key], f"{path}.{key}")
+    elif isinstance(first, tuple | list):
+        if len(first) != len(found):
+            yield f"got {path} of {len(found)} parts, should be {len(first)}"
+        else:
+            names = getattr(first, "_fields", range(len(first)))
+            for name, one, other in zip(names, first, found, strict=True):
+                yield from _differences(one, other, f"{path}.{name}")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, in order."""
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _mapped(file: BinaryIO) -> mmap.mmap:
+    """A file's bytes, read only where they are looked at."""
+    if file.seek(0, 2) < DIGEST.stop:
+        raise Damaged("it is cut")
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _digest(content: mmap.mmap) -> str:
+    """SHA-256 of a file with zeros in the digest's place."""
+    digest = hashlib.sha256(content[: DIGEST.start] + b"0" * 64)
+    with memoryview(content) as view, view[DIGEST.stop :] as rest:
+        digest.update(rest)
+    return digest.hexdigest()
