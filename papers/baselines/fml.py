@@ -138,7 +138,8 @@ def clipped(params: Params) -> Params:
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
     """L_private + L_shared; in the paper's form either depends on the parameters of its own network alone."""
     alpha, beta, code = config.private_task_share, config.shared_task_share, config.form == "code"
-    gate, teacher = (clipped, lambda logits: logits) if code else (dict, Tensor.detach)  # Reading 1
+    whole, apart = (lambda params: params), (lambda logits: logits.detach())
+    gate, teacher = (clipped, lambda logits: logits) if code else (whole, apart)  # Reading 1
 
     def local_loss(params, buffers, batch, context):
         own = private(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
