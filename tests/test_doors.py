@@ -85,7 +85,7 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
     assert whole.record["partition"]["sizes"] == [14, 13, 13]
     assert set(whole.state.params) >= {"head.weight", "head.bias"}
 
-    class Stops(runs.Progress):
+    class Stops(runs.Listener):
         def round(self, entry):
             if entry["round"] == 1:
                 raise KeyboardInterrupt
@@ -101,7 +101,7 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
 
 @pytest.mark.parametrize("name", ["nets.py", "split.py", "data.py"])
 def test_a_changed_file_is_refused_on_resume_unless_it_is_allowed(name):
-    class Stops(runs.Progress):
+    class Stops(runs.Listener):
         def round(self, entry):
             raise KeyboardInterrupt
 
@@ -174,6 +174,45 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert run.record["post"]["name"] == "half"
     assert run.record["config"]["share"] == 0.25
     assert run.record["user_files"] == {path: registry.file_hash("mine.py")}
+
+
+BORROWED = '''"""My card."""
+
+from dataclasses import replace
+
+from fedcli import DataSetting, Protocol
+from fedcli.papers.baselines import fedprox
+from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
+
+METHOD = replace(SIMPLE, name="mine", default_protocol="")
+METHODS = (replace(fedprox.METHOD, name="also-mine"), SIMPLE)
+PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
+    "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
+'''
+
+
+def test_a_method_made_of_a_papers_is_that_of_the_users_file():
+    Path("mine.py").write_text(BORROWED)
+    for name in ("./mine.py", "./mine.py:also-mine"):
+        method = registry.find_method(name)
+        assert method.file == Path("mine.py").resolve()
+        assert (method.card, method.file_hash) == ("My card.", registry.file_hash("mine.py"))
+        assert registry.find_protocol("mine:digits", method).name == "mine:digits"
+    record = fedcli.run("./mine.py", out="run", train_examples=40, device="cpu").record
+    assert (record["protocol"], record["method_hash"]) == ("mine:digits", registry.file_hash("mine.py"))
+    simple = registry.find_method("fedavg")
+    assert registry.find_method("./mine.py:SIMPLE") is simple  # imported, not declared
+    assert (simple.file.name, registry.find_method("fedprox").file.name) == ("fedavg.py", "fedprox.py")
+    (Path.cwd() / "other.py").write_text("from fedcli import registry\nMETHOD = registry.find_method('./mine.py')\n")
+    assert registry.find_method("./other.py").file == Path("mine.py").resolve()
+
+
+def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():
+    first = next(method for method in registry.methods().values() if not method.default_protocol)
+    Path("mine.py").write_text(f"from dataclasses import replace\nfrom fedcli import registry\n"
+                               f"METHOD = replace(registry.find_method({first.name!r}), name='mine')\n")  # fmt: skip
+    mine = registry.find_method("./mine.py")
+    assert registry.default_protocol(mine, None) == registry.default_protocol(first, None)
 
 
 def test_a_step_of_a_users_own_has_its_options_on_the_command_line():
