@@ -733,11 +733,11 @@ def test_the_live_bar_fits_the_terminal_and_moves_with_the_samples(clock, width)
 
     def bar():
         with console.capture() as captured:
-            console.print(shown._render())
+            console.print(shown.bar)
         return captured.get().splitlines()
 
     shown.start(record, Path("there"), samples_per_round=100, first_round=0)
-    shown._live.stop()  # its thread would draw while we look
+    shown.bar.stop()  # its thread would draw while we look
     assert bar()[0].startswith("round 1/4 ")
     assert bar()[0].endswith("-:--:-- left")
     clock[0] += 5
@@ -752,6 +752,7 @@ def test_the_live_bar_fits_the_terminal_and_moves_with_the_samples(clock, width)
     assert lines[1].strip() == "test 50.00 %   task 1.235   pull 2e-09"
     assert max(map(len, lines)) <= width
     record["rounds"] += [entry_of(number) for number in (1, 2, 3)]
+    shown.round(entry_of(3))
     assert bar()[0].startswith("round 4/4 ")
     assert "0:00:00 left" in bar()[0]
 

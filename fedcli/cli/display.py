@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from rich import progress
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedcli.figures import plots
@@ -91,12 +89,31 @@ def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+class _Pace(progress.ProgressColumn):
+    """Samples trained a second and time left, by all that the run has done since its start or resumption."""
+
+    def render(self, task: progress.Task) -> Text:
+        elapsed, done = max(task.elapsed, 1e-9), task.completed - task.fields["first"]
+        left = _clock(elapsed / done * (task.total - task.completed)) if done else "-:--:--"
+        return Text(f"{task.fields['samples'] / elapsed:,.0f} samples/s, {left} left", no_wrap=True)
+
+
+class _Bar(progress.Progress):
+    """The bar of a run, and below it what the last round came to."""
+
+    def get_renderables(self) -> Iterator[Any]:
+        yield from super().get_renderables()
+        last = [entry for task in self.tasks for entry in task.fields["entries"][-1:]]
+        yield from (Text("   ".join(metrics(entry))) for entry in last)
+
+
 class Display(Listener):
     """Shows a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
 
     Attributes:
         folder: Folder of the run that goes on; None where none does.
         record: Its record.
+        bar: Its progress in rounds, drawn on a terminal only.
     """
 
     def __init__(self, console: Console):
@@ -106,21 +123,24 @@ class Display(Listener):
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Prints the header and starts the clock."""
-        self.record, self.folder = record, folder
-        self._expected, self._first = max(samples_per_round, 1), first_round
-        self._samples = self._in_round = 0
-        self._begun = time.perf_counter()
+        self.record, self.folder, self._expected = record, folder, max(samples_per_round, 1)
+        rounds, self._in_round, hidden = record["config"]["rounds"], 0, not self.console.is_terminal
         self._print(header(record, folder))
         if first_round:
-            self._print([("resumed", f"after {first_round}/{record['config']['rounds']} rounds")])
-        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4)
-        if self.console.is_terminal:
-            self._live.start()
+            self._print([("resumed", f"after {first_round}/{rounds} rounds")])
+        line = progress.BarColumn(None, table_column=Column(ratio=1))
+        columns = "round {task.fields[number]}/{task.total}", line, _Pace(Column(no_wrap=True))
+        self.bar = _Bar(*columns, console=self.console, disable=hidden, expand=True, get_time=time.perf_counter)
+        self.bar.add_task("", total=rounds, first=first_round, samples=0, entries=record["rounds"])
+        self.samples(0)
+        self.bar.start()
 
     def samples(self, count: int) -> None:
-        """Moves the bar on inside of a round."""
-        self._samples += count
+        """Moves the bar to the rounds done, the one that goes on by its samples."""
+        (task,), done = self.bar.tasks, len(self.record["rounds"])
         self._in_round += count
+        completed, number = (min(at, task.total) for at in (done + self._in_round / self._expected, done + 1))
+        self.bar.update(task.id, completed=completed, number=number, samples=task.fields["samples"] + count)
 
     def note(self, text: str) -> None:
         """Shows what the engine has to say."""
@@ -129,14 +149,15 @@ class Display(Listener):
     def round(self, entry: dict[str, Any]) -> None:
         """Shows what a round came to."""
         self._in_round = 0
+        self.samples(0)
         if not self.console.is_terminal:
-            numbers = ", ".join([*metrics(entry), self._rate(), f"{self._left()} left"])
             place = f"round {entry['round'] + 1}/{self.record['config']['rounds']}"
+            numbers = ", ".join([*metrics(entry), _Pace().render(self.bar.tasks[0]).plain])
             self.console.print(f"{place}: {numbers}", soft_wrap=True, markup=False, highlight=False)
 
     def finish(self, record: dict[str, Any]) -> None:
         """Stops the bar; for a run that has gone through, draws its figures and prints its headline."""
-        self._live.stop()
+        self.bar.stop()
         if record["status"] == "finished":
             draw(record, self.folder)
             self._print(headline(record, self.folder))
@@ -147,33 +168,6 @@ class Display(Listener):
         for title, text in pairs:
             line = Text.assemble((f"{title:<12}", "bold"), text)
             self.console.print(line, soft_wrap=True, highlight=False)
-
-    def _done(self) -> float:
-        """Rounds done, the one that goes on by its samples."""
-        return min(len(self.record["rounds"]) + self._in_round / self._expected, self.record["config"]["rounds"])
-
-    def _left(self) -> str:
-        done = self._done()
-        if done <= self._first:
-            return "-:--:--"
-        elapsed = time.perf_counter() - self._begun
-        return _clock(elapsed / (done - self._first) * (self.record["config"]["rounds"] - done))
-
-    def _rate(self) -> str:
-        """Samples trained on a second since the start, evaluation and aggregation included in the time."""
-        elapsed = max(time.perf_counter() - self._begun, 1e-9)
-        return f"{self._samples / elapsed:,.0f} samples/s"
-
-    def _render(self) -> Group:
-        rounds, entries = self.record["config"]["rounds"], self.record["rounds"]
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
-        place = f"round {min(len(entries) + 1, rounds)}/{rounds}"
-        pace = f"{self._rate()}, {self._left()} left"
-        grid.add_row(place, ProgressBar(total=rounds, completed=self._done()), pace)
-        return Group(grid, Text("   ".join(metrics(entries[-1]) if entries else [])))
 
 
 # A paper's table
