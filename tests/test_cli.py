@@ -764,6 +764,7 @@ from dataclasses import replace
 
 import torch
 
+import fedcli
 from fedcli.core import weighted_mean
 from fedcli.papers.baselines import fedavg
 
@@ -807,6 +808,58 @@ def test_check_tells_what_a_method_raises_with_its_traceback_where_asked(folder)
     result = invoke("--traceback", "check", "planted.py", "--law", 5)
     assert result.exit_code == 1
     assert 'planted.py", line' in result.stderr
+
+
+FAILING = (
+    PLANTED.replace("{defect}", "weights = cohort.weights")
+    + """
+
+def apply(params, buffers, fed, config):
+    return params, buffers, {}["step"]
+
+
+POST = fedcli.Post("broken-step", "A step", fedavg.Config, apply)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "planted", "words"),
+    [
+        ("fed.broadcast(", "fed.nothing(", "AttributeError: "),
+        ("=run_round)", "=run_round, init=lambda fed, config: fed.nothing())", "AttributeError: "),
+        ("=run_round)", "=run_round, model=lambda state: state.nothing)", "AttributeError: "),
+        ('{}["step"]', '{}["a step"]', "KeyError: 'a step')"),
+    ],
+    ids=["run_round", "init", "model", "post"],
+)
+def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, words, folder, no_figures):
+    text = FAILING.replace(line, planted)
+    (folder / "planted.py").write_text(text)
+    number = next(n for n, one in enumerate(text.splitlines(), 1) if planted in one)
+    command = ("run", "planted.py", *TINY, "--post", "broken-step", "--out", "run")
+    result = invoke(*command)
+    assert result.exit_code == 2, result.output
+    (error,) = result.stderr.splitlines()
+    assert error.startswith(f"error: the file '{folder / 'planted.py'}' fails in line {number} (got {words}")
+    result = invoke("--traceback", *command[:-1], "again")
+    assert result.exit_code == 2
+    assert f'planted.py", line {number}' in result.stderr
+
+
+def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder, no_figures):
+    text = FAILING.replace("fedavg.make_local_loss(fed.network)", "nan(fedavg.make_local_loss(fed.network))")
+    nan = """
+def nan(loss):
+    def local_loss(*arguments):
+        value, aux = loss(*arguments)
+        return value * torch.nan, aux._replace(terms={"loss": value * torch.nan})
+    return local_loss
+"""
+    (folder / "planted.py").write_text(text + nan)
+    result = invoke("run", "planted.py", *TINY, "--out", "run")
+    assert result.exit_code == 1
+    assert "planted.py" not in result.stderr
 
 
 def test_check_without_a_method_checks_the_engine_and_a_method_of_each_kind():

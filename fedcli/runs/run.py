@@ -19,7 +19,7 @@ from fedcli.core import autotune, evaluation, partition
 from fedcli.core.batches import Transform
 from fedcli.core.engine import WAYS
 from fedcli.core.evaluation import NOTHING
-from fedcli.core.federation import Cohort, Federation, count_parameters, divide
+from fedcli.core.federation import Cohort, Federation, NonFiniteLoss, count_parameters, divide
 from fedcli.core.trees import from_plain, to_plain
 from fedcli.data import datasets
 from fedcli.data.files import write_atomically
@@ -42,6 +42,7 @@ from fedcli.runs.records import (
 )
 
 SMALL_NETWORK = 100_000  # parameters
+_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
 
 
 class Listener:
@@ -166,7 +167,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
     with machine_settings(fed):
         chosen = autotune.autotune(fed)
         record = _new_record(setup, dataset, parts, fed, source, chosen)
-        state = setup.method.init(fed, setup.options)
+        state = _init(setup, fed)
         try:
             folder.mkdir(parents=True)
         except OSError as error:
@@ -510,6 +511,11 @@ def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts:
             )
 
 
+def _init(setup: Setup, fed: Federation) -> Any:
+    with setup.method.blamed(*_NO_MISTAKES):
+        return setup.method.init(fed, setup.options)
+
+
 def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
     config, rounds = setup.run, record["rounds"]
@@ -520,7 +526,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     progress.start(record, folder, samples, len(rounds))
     try:
         for number in range(len(rounds), config.rounds):
-            state, entry = one_round(setup, fed, state, fed.cohort(number))
+            with setup.method.blamed(*_NO_MISTAKES):
+                state, entry = one_round(setup, fed, state, fed.cohort(number))
             rounds.append(entry)
             _take_notes(fed, record["engine"], number, progress)
             record["cost"] = _cost(setup, fed)
@@ -552,7 +559,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
     start = time.perf_counter()
-    *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
+    with setup.post.blamed(*_NO_MISTAKES):
+        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
     result = evaluation.evaluate(fed, changed, state)
     seconds = time.perf_counter() - start
@@ -581,7 +589,7 @@ def _write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
 def read_checkpoint(folder: Path, setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
     """The state to go on from and what the record says up to it; the initial ones where there is no checkpoint."""
     if not (folder / CHECKPOINT).is_file():
-        return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
+        return _init(setup, fed), {"rounds": [], "cost": None}
     try:
         saved = torch.load(folder / CHECKPOINT, weights_only=True)
     except (RuntimeError, EOFError, UnpicklingError) as error:
