@@ -127,7 +127,7 @@ def check(
     """Check that methods keep the laws, and the engine with them, on small random images in float64.
 
     1: switched off, a method is the simpler one. 2: switched on, it is not. 3: what a client stores is read.
-    4: clients that train together are clients one by one; on CUDA as captured graphs too.
+    4: clients that train together are clients one by one, with BatchNorm too, and on CUDA as captured graphs.
     5: their order does not matter. 6: data at the edge give finite numbers. 7: a resumed run is an uninterrupted one.
     Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
     """
