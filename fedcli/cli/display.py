@@ -33,7 +33,7 @@ HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "bra
 
 
 def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """The lines that say what is run, as pairs of title and text."""
+    """Say what is run, as pairs of title and text."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     smaller = describe_reductions(reductions_of(record))
     reduced = f", reduced: {smaller}" if smaller else ""
@@ -55,14 +55,14 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 
 def metrics(entry: dict[str, Any]) -> list[str]:
-    """What is shown of a round: accuracies where it was evaluated, and the terms of the objective."""
+    """Write what is shown of a round: accuracies where it was evaluated, and the terms of the objective."""
     accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
     shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
     return [*shown, *(f"{name} {value:.4g}" for name, value in entry["terms"].items())]
 
 
 def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """The lines at the end of a run, as pairs of title and text."""
+    """Say at the end what a run came to, as pairs of title and text."""
     summary = record["summary"]
     rule = SELECTIONS[summary["selection"]].format(round=f"{summary['selected_round'] + 1}/{summary['rounds']}")
     post = record.get("post")
@@ -77,7 +77,7 @@ def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 
 def draw(record: dict[str, Any], folder: Path) -> None:
-    """Draws a run's learning curve and its partition into its folder, as PNG and PDF."""
+    """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
     partition = record["partition"]
     title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
     plots.write(folder / "curve", plots.learning_curves, [record])
@@ -108,7 +108,7 @@ class _Bar(progress.Progress):
 
 
 class Display(Listener):
-    """Shows a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
+    """Show a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
 
     Attributes:
         folder: Folder of the run that goes on; None where none does.
@@ -122,7 +122,7 @@ class Display(Listener):
         self.record: dict[str, Any] = {}
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Prints the header and starts the clock."""
+        """Print the header and start the clock."""
         self.record, self.folder, self._expected = record, folder, max(samples_per_round, 1)
         rounds, self._in_round, hidden = record["config"]["rounds"], 0, not self.console.is_terminal
         self._print(header(record, folder))
@@ -136,18 +136,18 @@ class Display(Listener):
         self.bar.start()
 
     def samples(self, count: int) -> None:
-        """Moves the bar to the rounds done, the one that goes on by its samples."""
+        """Move the bar to the rounds done, the one that goes on by its samples."""
         (task,), done = self.bar.tasks, len(self.record["rounds"])
         self._in_round += count
         completed, number = (min(at, task.total) for at in (done + self._in_round / self._expected, done + 1))
         self.bar.update(task.id, completed=completed, number=number, samples=task.fields["samples"] + count)
 
     def note(self, text: str) -> None:
-        """Shows what the engine has to say."""
+        """Show what the engine has to say."""
         self._print([("engine", text)])
 
     def round(self, entry: dict[str, Any]) -> None:
-        """Shows what a round came to."""
+        """Show what a round came to."""
         self._in_round = 0
         self.samples(0)
         if not self.console.is_terminal:
@@ -156,7 +156,7 @@ class Display(Listener):
             self.console.print(f"{place}: {numbers}", soft_wrap=True, markup=False, highlight=False)
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Stops the bar; for a run that has gone through, draws its figures and prints its headline."""
+        """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
         self.bar.stop()
         if record["status"] == "finished":
             draw(record, self.folder)
@@ -174,7 +174,7 @@ class Display(Listener):
 
 
 def cost(plan: TablePlan) -> list[tuple[str, str]]:
-    """The lines that say what running a table takes, as pairs of title and text."""
+    """Say what running a table takes, as pairs of title and text."""
     todo, states = plan.to_run, [run.state for run in plan.runs]
     begun = sum(run.record is not None for run in todo)
     counts = {
@@ -198,7 +198,7 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
 
 
 def _time(seconds: float, known: int, runs: int) -> str:
-    """What is known of the time that so many runs take."""
+    """Say what is known of the time that so many runs take."""
     if not known:
         return "not known before the first rounds; no run like these was timed on this machine"
     hours, minutes = seconds / 3600, max(1, round(seconds / 60))
@@ -208,7 +208,7 @@ def _time(seconds: float, known: int, runs: int) -> str:
 
 
 def say(console: Console, pairs: list[tuple[str, str]]) -> None:
-    """Prints pairs of title and text, the text wrapped beside the title."""
+    """Print pairs of title and text, the text wrapped beside the title."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=11, style="bold")
     grid.add_column(overflow="fold")
@@ -218,7 +218,7 @@ def say(console: Console, pairs: list[tuple[str, str]]) -> None:
 
 
 class TableDisplay(Watch):
-    """Shows the runs of a table: a bar for all of them and one for each that goes on; lines only where no terminal is.
+    """Show the runs of a table: a bar for all of them and one for each that goes on; lines only where no terminal is.
 
     Attributes:
         ended: Number of runs that have ended.
@@ -249,7 +249,7 @@ class TableDisplay(Watch):
         self._bars.stop()
 
     def begin(self, run: PlannedRun) -> None:
-        """Adds the run's bar."""
+        """Add the run's bar."""
         self._begun[run.folder] = time.perf_counter()
         self._tasks[run.folder] = self._bars.add_task(_label(run), total=run.setup.run.rounds, place="")
         self.advance(run, run.rounds_done)
@@ -258,7 +258,7 @@ class TableDisplay(Watch):
             self.console.print(f"{_label(run)}: {text}", soft_wrap=True, markup=False)
 
     def advance(self, run: PlannedRun, rounds: float) -> None:
-        """Moves the run's bar and that of all runs."""
+        """Move the run's bar and that of all runs."""
         share = (rounds - run.rounds_done) / max(self._left[run.folder], 1)
         self._done[run.folder] = self._work[run.folder] * min(max(share, 0), 1)
         place = f"{int(rounds)}/{run.setup.run.rounds} rounds"
@@ -266,7 +266,7 @@ class TableDisplay(Watch):
         self._bars.update(self._all, completed=sum(self._done.values()), place=self._place())
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
-        """Removes the run's bar and says what has become of it."""
+        """Remove the run's bar and say what has become of it."""
         self.ended += 1
         self._bars.remove_task(self._tasks.pop(run.folder))
         self._done[run.folder] = self._work[run.folder]
@@ -297,7 +297,7 @@ WIDEST, GAP = 26, 2  # of a column of a table, in characters; between two
 
 
 def drawn(comparison: Comparison, width: int) -> Group:
-    """A comparison for a terminal: blocks of as many columns as fit, best of ours bold, second best underlined."""
+    """Lay out a comparison in blocks of as many columns as fit, best of ours bold, second best underlined."""
     parts: list[Any] = [Text(comparison.title, "bold")]
     if comparison.reduced:
         parts.append(Text(f"Reduced: {comparison.reduced}. Not the paper's setting.", "bold yellow"))
@@ -321,7 +321,7 @@ def drawn(comparison: Comparison, width: int) -> Group:
 
 
 def _blocks(comparison: Comparison, width: int) -> Iterator[list[str]]:
-    """The columns in portions that fit."""
+    """Divide the columns into portions that fit."""
     first = min(max(map(len, comparison.rows)), WIDEST) + len("ours, reduced") + 2 * GAP
     block: list[str] = []
     room = width - first
