@@ -9,13 +9,13 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType, NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from fedcli.errors import UserError, unknown
 
@@ -272,7 +272,14 @@ def global_model(state: Any) -> tuple[dict, dict]:
 
 
 class _Declared:
-    """What is known of a declaration by the module it stands in."""
+    """What is known of a declaration by the module it stands in: that of its function, or the user's file it is in."""
+
+    _home: ClassVar[str | None] = None  # name of the user's module that declares it; set by `_claim` on an instance
+
+    @property
+    def module(self) -> ModuleType:
+        """The module of its file."""
+        return sys.modules[self._home or self.function.__module__]
 
     @property
     def file(self) -> Path:
@@ -288,6 +295,12 @@ class _Declared:
     def file_hash(self) -> str:
         """SHA-256 of that file, its first 16 hexadecimal digits."""
         return file_hash(self.file)
+
+    @contextmanager
+    def blamed(self, *passes: type[Exception]) -> Iterator[None]:
+        """Blame a user's own file for what is raised inside, but for `passes`; see `blame`. A paper's file is not."""
+        with blame(self.file, passes=passes) if self._home else nullcontext():
+            yield
 
 
 @dataclass(frozen=True)
@@ -332,9 +345,9 @@ class Method(_Declared):
     numerics: int = 1
 
     @property
-    def module(self) -> ModuleType:
-        """The module of the method's file."""
-        return sys.modules[self.run_round.__module__]
+    def function(self) -> Callable[..., Any]:
+        """What tells its file, unless a user's file declares it."""
+        return self.run_round
 
 
 @dataclass(frozen=True)
@@ -355,9 +368,9 @@ class Post(_Declared):
     apply: Callable[..., tuple[dict, dict, int]]
 
     @property
-    def module(self) -> ModuleType:
-        """The module of the step's file."""
-        return sys.modules[self.apply.__module__]
+    def function(self) -> Callable[..., Any]:
+        """What tells its file, unless a user's file declares it."""
+        return self.apply
 
 
 Declaration = TypeVar("Declaration", Method, Post, Protocol, Table)
@@ -482,10 +495,25 @@ def _import_file(path: str, kind: str) -> ModuleType:
         try:
             with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+                _claim(module)
         except BaseException:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def _claim(module: ModuleType) -> None:
+    """Make what a user's file declares its own, also where the functions are a paper's; what it imports stays."""
+    for kind in (Method, Post):
+        for item in _items(kind, module):
+            home = sys.modules[item.function.__module__]
+            if item._home is None and (home is module or not any(item is one for one in _items(kind, home))):
+                object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
+
+
+def _items(kind: type[Declaration], module: ModuleType) -> list[Declaration]:
+    """What a module holds of a kind: declared, or in any variable."""
+    return [one for one in (*_declarations(kind, module).values(), *vars(module).values()) if isinstance(one, kind)]
 
 
 @cache
@@ -669,7 +697,7 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
     """
-    own = _declarations(Protocol, method.module)
+    own = _declarations(Protocol, method.module, sys.modules[method.function.__module__])
     name = method.default_protocol or next(iter(own), "")
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")

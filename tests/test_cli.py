@@ -292,11 +292,14 @@ def test_seeds_from_python_give_a_list_of_runs(folder):
 
 
 def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
+    load_data = runs.load_data
+
     def refuses_seed_1(setup):
         if setup.run.seed == 1:
             raise UserError("seed 1 cannot run.")
+        return load_data(setup)
 
-    monkeypatch.setattr(runs, "check", refuses_seed_1)
+    monkeypatch.setattr(runs, "load_data", refuses_seed_1)
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
@@ -730,11 +733,11 @@ def test_the_live_bar_fits_the_terminal_and_moves_with_the_samples(clock, width)
 
     def bar():
         with console.capture() as captured:
-            console.print(shown._render())
+            console.print(shown.bar)
         return captured.get().splitlines()
 
     shown.start(record, Path("there"), samples_per_round=100, first_round=0)
-    shown._live.stop()  # its thread would draw while we look
+    shown.bar.stop()  # its thread would draw while we look
     assert bar()[0].startswith("round 1/4 ")
     assert bar()[0].endswith("-:--:-- left")
     clock[0] += 5
@@ -749,6 +752,7 @@ def test_the_live_bar_fits_the_terminal_and_moves_with_the_samples(clock, width)
     assert lines[1].strip() == "test 50.00 %   task 1.235   pull 2e-09"
     assert max(map(len, lines)) <= width
     record["rounds"] += [entry_of(number) for number in (1, 2, 3)]
+    shown.round(entry_of(3))
     assert bar()[0].startswith("round 4/4 ")
     assert "0:00:00 left" in bar()[0]
 
@@ -760,6 +764,7 @@ from dataclasses import replace
 
 import torch
 
+import fedcli
 from fedcli.core import weighted_mean
 from fedcli.papers.baselines import fedavg
 
@@ -803,6 +808,58 @@ def test_check_tells_what_a_method_raises_with_its_traceback_where_asked(folder)
     result = invoke("--traceback", "check", "planted.py", "--law", 5)
     assert result.exit_code == 1
     assert 'planted.py", line' in result.stderr
+
+
+FAILING = (
+    PLANTED.replace("{defect}", "weights = cohort.weights")
+    + """
+
+def apply(params, buffers, fed, config):
+    return params, buffers, {}["step"]
+
+
+POST = fedcli.Post("broken-step", "A step", fedavg.Config, apply)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "planted", "words"),
+    [
+        ("fed.broadcast(", "fed.nothing(", "AttributeError: "),
+        ("=run_round)", "=run_round, init=lambda fed, config: fed.nothing())", "AttributeError: "),
+        ("=run_round)", "=run_round, model=lambda state: state.nothing)", "AttributeError: "),
+        ('{}["step"]', '{}["a step"]', "KeyError: 'a step')"),
+    ],
+    ids=["run_round", "init", "model", "post"],
+)
+def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, words, folder, no_figures):
+    text = FAILING.replace(line, planted)
+    (folder / "planted.py").write_text(text)
+    number = next(n for n, one in enumerate(text.splitlines(), 1) if planted in one)
+    command = ("run", "planted.py", *TINY, "--post", "broken-step", "--out", "run")
+    result = invoke(*command)
+    assert result.exit_code == 2, result.output
+    (error,) = result.stderr.splitlines()
+    assert error.startswith(f"error: the file '{folder / 'planted.py'}' fails in line {number} (got {words}")
+    result = invoke("--traceback", *command[:-1], "again")
+    assert result.exit_code == 2
+    assert f'planted.py", line {number}' in result.stderr
+
+
+def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder, no_figures):
+    text = FAILING.replace("fedavg.make_local_loss(fed.network)", "nan(fedavg.make_local_loss(fed.network))")
+    nan = """
+def nan(loss):
+    def local_loss(*arguments):
+        value, aux = loss(*arguments)
+        return value * torch.nan, aux._replace(terms={"loss": value * torch.nan})
+    return local_loss
+"""
+    (folder / "planted.py").write_text(text + nan)
+    result = invoke("run", "planted.py", *TINY, "--out", "run")
+    assert result.exit_code == 1
+    assert "planted.py" not in result.stderr
 
 
 def test_check_without_a_method_checks_the_engine_and_a_method_of_each_kind():

@@ -24,7 +24,7 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md
 
 
 def blocks(text, language=""):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+    return [body for kind, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M) if kind == language]
 
 
 COMMANDS = [
@@ -65,7 +65,7 @@ def resolved(line, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "line"), COMMANDS, ids=lambda value: value[:40])
-def test_the_commands_are_understood(name, line, monkeypatch):
+def test_the_commands_are_understood(name, line, monkeypatch, tmp_path):
     if line.startswith("fedcli run "):
         assert resolved(line, monkeypatch)
     elif line.startswith("fedcli check "):
@@ -75,6 +75,13 @@ def test_the_commands_are_understood(name, line, monkeypatch):
         assert [case.name for case in held] == [EXAMPLE]  # test_cli.py holds it to the laws
     elif line.startswith("fedcli show "):
         assert CliRunner().invoke(cli.app, shlex.split(line)[1:]).exit_code == 0
+    elif f" {PARTS}:my_" in line:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "docs").symlink_to(DOCS)
+        fedcli.run("fedavg", out="runs/one", protocol="fedfm:digits", rounds=1, train_examples=200, device="cpu")
+        result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+        assert result.exit_code == 0, result.output
+        assert "my_metric" in result.output or all(Path(f"seconds{kind}").is_file() for kind in (".png", ".pdf"))
     else:
         assert line in ("fedcli table runs", "fedcli data download cifar10")
 
@@ -148,7 +155,7 @@ def test_the_parts_in_the_text_are_those_of_the_example_and_run(tmp_path):
     metric, chart = (from_file(f"{PARTS}:my_{kind}", kind) for kind in ("metric", "chart"))
     assert metric(record) == max(entry["test_accuracy"] for entry in record["rounds"])
     (line,) = chart([record]).axes[0].lines
-    assert line.get_xdata().tolist() == [0, 1]
+    assert line.get_xdata().tolist() == [1, 2]
 
 
 def test_the_example_runs_by_its_path_and_its_costs_are_counted(tmp_path):

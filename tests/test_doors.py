@@ -3,6 +3,7 @@
 import builtins
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,45 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert run.record["post"]["name"] == "half"
     assert run.record["config"]["share"] == 0.25
     assert run.record["user_files"] == {path: registry.file_hash("mine.py")}
+
+
+BORROWED = '''"""My card."""
+
+from dataclasses import replace
+
+from fedcli import DataSetting, Protocol
+from fedcli.papers.baselines import fedprox
+from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
+
+METHOD = replace(SIMPLE, name="mine", default_protocol="")
+METHODS = (replace(fedprox.METHOD, name="also-mine"), SIMPLE)
+PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
+    "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
+'''
+
+
+def test_a_method_made_of_a_papers_is_that_of_the_users_file():
+    Path("mine.py").write_text(BORROWED)
+    for name in ("./mine.py", "./mine.py:also-mine"):
+        method = registry.find_method(name)
+        assert method.file == Path("mine.py").resolve()
+        assert (method.card, method.file_hash) == ("My card.", registry.file_hash("mine.py"))
+        assert registry.find_protocol("mine:digits", method).name == "mine:digits"
+    record = fedcli.run("./mine.py", out="run", train_examples=40, device="cpu").record
+    assert (record["protocol"], record["method_hash"]) == ("mine:digits", registry.file_hash("mine.py"))
+    simple = registry.find_method("fedavg")
+    assert registry.find_method("./mine.py:SIMPLE") is simple  # imported, not declared
+    assert (simple.file.name, registry.find_method("fedprox").file.name) == ("fedavg.py", "fedprox.py")
+    (Path.cwd() / "other.py").write_text("from fedcli import registry\nMETHOD = registry.find_method('./mine.py')\n")
+    assert registry.find_method("./other.py").file == Path("mine.py").resolve()
+
+
+def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():
+    first = next(method for method in registry.methods().values() if not method.default_protocol)
+    Path("mine.py").write_text(f"from dataclasses import replace\nfrom fedcli import registry\n"
+                               f"METHOD = replace(registry.find_method({first.name!r}), name='mine')\n")  # fmt: skip
+    mine = registry.find_method("./mine.py")
+    assert registry.default_protocol(mine, None) == registry.default_protocol(first, None)
 
 
 def test_a_step_of_a_users_own_has_its_options_on_the_command_line():
@@ -448,9 +488,29 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert {name for name in installed if not name.endswith(".dist-info")} == {"fedcli"}
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     code = f"import sys; sys.path.insert(1, {str(tmp_path / 'target')!r}); from fedcli.__main__ import main; main()"
-    command = [sys.executable, "-c", code, "run", "fedavg", *FLAGS, "--rounds", "1", "--out", "run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def fedcli_(line, *more):
+        return subprocess.run([sys.executable, "-c", code, *line.split(), *more], capture_output=True, text=True)
+
+    done = fedcli_("run fedavg --rounds 1 --out run", *FLAGS)
     assert done.returncode == 0, done.stderr
     record = json.loads(Path("run/record.json").read_text())
     assert len(record["user_files"]) == 3
     assert record["commit"] is None  # of the installed package, not of a checkout
+    # What is a user's own is a copy, and the laws need no file of the checkout.
+    for name in ("my_method.py", "my_parts.py"):
+        shutil.copy(root / "docs" / "examples" / name, name)
+    done = fedcli_("check ./my_method.py --device cpu --law 1 --law 3 --law 5")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 of 3 laws hold on cpu."), done.stderr
+    text = Path("my_method.py").read_text()
+    Path("my_method.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
+    done = fedcli_("check ./my_method.py --device cpu --law 3 --law 5")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
+    assert done.stderr.startswith("./my_method.py, law 3: remembered-means, clients that took part whose state is not")
+    done = fedcli_("table run --metric ./my_parts.py:my_metric,last")
+    assert done.returncode == 0, done.stderr
+    assert "my_metric" in done.stdout
+    assert f"{record['rounds'][0]['test_accuracy']:.2f}"[:4] in done.stdout
+    done = fedcli_("plot run --kind ./my_parts.py:my_chart")
+    assert (done.returncode, done.stdout.split()) == (0, ["my_chart.png", "and", "my_chart.pdf"]), done.stderr
+    assert all(Path(f"my_chart{kind}").stat().st_size > 1000 for kind in (".png", ".pdf"))

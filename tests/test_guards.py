@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 from fedcli.papers import fedfm
+from fedcli.papers.baselines import fedavg
 
 from fedcli import check
+from fedcli.core import Aux, cross_entropy, weighted_mean
 from fedcli.core.federation import Federation
 from fedcli.registry import find_method
 from tests import laws, toys
@@ -69,6 +71,26 @@ def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():
 
 def test_law_4_catches_padding_that_counts():
     catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="stacked x 2 against")
+
+
+def padding_is_normalised(state, cohort, fed, config):
+    """FedAvg whose networks are not told which samples are padding; its loss knows."""
+
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = fed.network(params, buffers, batch.x)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        return loss, Aux(buffers, {"cross_entropy": loss}, features)
+
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, local_loss)
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+
+
+def test_law_4_catches_padding_that_batch_normalisation_sees():
+    with_and_without = check.LAWS[4].measure["BatchNorm, "], check.LAWS[4].measure[""]
+    method = planted(FEDAVG, padding_is_normalised)
+    catches(with_and_without[0], method, match="stacked x 2 against looped", device="cpu")
+    assert with_and_without[1](method, device="cpu")  # other networks do not mind
 
 
 def test_law_5_catches_a_server_that_minds_the_order():

@@ -45,7 +45,7 @@ app = typer.Typer(
 @app.callback()
 def root(
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show where an error comes from, also where it is a mistake of yours.")
+        bool, typer.Option("--traceback", help="Show the whole traceback of an error; stands before the command.")
     ] = False,
 ) -> None:
     """Take what all commands have in common; `show_traceback` reads it."""
@@ -64,5 +64,5 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 
 
 def main() -> None:
-    """The program `fedcli`."""
-    app()
+    """Run the program `fedcli`."""
+    app(prog_name="fedcli")

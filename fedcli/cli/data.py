@@ -108,14 +108,14 @@ def data_show(
 
 
 def _domains(dataset: Any) -> str:
-    """The domains with their numbers of training and test images."""
+    """Name the domains with their numbers of training and test images."""
     names = dataset.domain_names
     train, test = (part.bincount(minlength=len(names)) for part in (dataset.domain_train, dataset.domain_test))
     return ", ".join(f"{name} {train[place]:,} + {test[place]:,}" for place, name in enumerate(names))
 
 
 def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
-    """Prints how many examples of each class each client would get, and draws the chart."""
+    """Print how many examples of each class each client would get, and draw the chart."""
     from fedcli.core import partition
     from fedcli.figures import plots
 

@@ -10,9 +10,21 @@ from fedcli import registry
 from fedcli.registry import Method, Post, Protocol
 from fedcli.runs import config
 
+SELECTIONS = {
+    "best-validation": "the round with the best validation accuracy",
+    "best-test": "the round with the best test accuracy",
+    "last": "the last round",
+    "mean-last-3": "the mean of the last three rounds",
+}
+EVALUATIONS = {
+    "server": "on the official test images",
+    "clients": "on each client's own test part",
+    "domains": "on each domain's test images",
+}
+
 
 def reflow(card: str, width: int) -> list[str]:
-    """A method's card in lines of at most `width`: paragraphs and items are filled, tables and commands are kept.
+    """Break a method's card into lines of at most `width`: fill paragraphs and items, keep tables and commands.
 
     Args:
         card: A numbered item or a paragraph continues in lines of the same indent.
@@ -39,7 +51,7 @@ def reflow(card: str, width: int) -> list[str]:
 
 
 def protocols_of(method: Method | Post) -> list[Protocol]:
-    """The protocols of the method's file; where it has none, those of the paper of its default protocol.
+    """Find the protocols of the method's file; where it has none, those of the paper of its default protocol.
 
     A step after the last round has none.
     """
@@ -50,7 +62,7 @@ def protocols_of(method: Method | Post) -> list[Protocol]:
 
 
 def protocol_names(method: Method) -> str:
-    """The method's default protocol, and in brackets the one for built-in data where it is another."""
+    """Name the method's default protocol, and in brackets the one for built-in data where it is another."""
     if not protocols_of(method):
         return ""
     names = [registry.default_protocol(method, dataset).name for dataset in (None, config.DEFAULT_DATASET)]
@@ -58,7 +70,7 @@ def protocol_names(method: Method) -> str:
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
-    """What a protocol fixes, as pairs of title and text."""
+    """Tell what a protocol fixes, as pairs of title and text."""
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
     for name, setting in protocol.datasets.items():
         options = f"; {_settings(setting.settings)}" if setting.settings else ""
@@ -67,18 +79,21 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
     for dataset, setting in protocol.datasets.items():
         rows += [(f"for {name} on {dataset}", _settings(own)) for name, own in setting.method_options.items()]
-    rows += [("headline", protocol.selection), ("evaluation", protocol.evaluation)]
+    rows += [
+        ("headline", SELECTIONS.get(protocol.selection, protocol.selection)),
+        ("evaluation", EVALUATIONS[protocol.evaluation]),
+    ]
     return [*rows, *(("note", note) for note in protocol.notes)]
 
 
 def option_help(method: Method | Post, field: Field) -> str:
-    """The help of an option of a method, or of a step after the last round, with what it is where it is not given."""
+    """Write the help of an option of a method, or of a step after the last round, with its default."""
     default = _default(method, field)
     return registry.help_text(field.metadata) + (f" [default: {default}]" if default else "")
 
 
 def _default(method: Method | Post, field: Field) -> str:
-    """The default as far as it can be told without a data set; empty where the help says it in words."""
+    """Tell the default as far as it is known without a data set; empty where the help says it in words."""
     if field.name == "protocol":
         return protocol_names(method)
     known = [*registry.protocols().values(), *protocols_of(method)]

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from rich import progress
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedcli.figures import plots
@@ -35,7 +33,7 @@ HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "bra
 
 
 def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """The lines that say what is run, as pairs of title and text."""
+    """Say what is run, as pairs of title and text."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     smaller = describe_reductions(reductions_of(record))
     reduced = f", reduced: {smaller}" if smaller else ""
@@ -57,14 +55,14 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 
 def metrics(entry: dict[str, Any]) -> list[str]:
-    """What is shown of a round: accuracies where it was evaluated, and the terms of the objective."""
+    """Write what is shown of a round: accuracies where it was evaluated, and the terms of the objective."""
     accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
     shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
     return [*shown, *(f"{name} {value:.4g}" for name, value in entry["terms"].items())]
 
 
 def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """The lines at the end of a run, as pairs of title and text."""
+    """Say at the end what a run came to, as pairs of title and text."""
     summary = record["summary"]
     rule = SELECTIONS[summary["selection"]].format(round=f"{summary['selected_round'] + 1}/{summary['rounds']}")
     post = record.get("post")
@@ -79,7 +77,7 @@ def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 
 def draw(record: dict[str, Any], folder: Path) -> None:
-    """Draws a run's learning curve and its partition into its folder, as PNG and PDF."""
+    """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
     partition = record["partition"]
     title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
     plots.write(folder / "curve", plots.learning_curves, [record])
@@ -91,12 +89,31 @@ def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+class _Pace(progress.ProgressColumn):
+    """Samples trained a second and time left, by all that the run has done since its start or resumption."""
+
+    def render(self, task: progress.Task) -> Text:
+        elapsed, done = max(task.elapsed, 1e-9), task.completed - task.fields["first"]
+        left = _clock(elapsed / done * (task.total - task.completed)) if done else "-:--:--"
+        return Text(f"{task.fields['samples'] / elapsed:,.0f} samples/s, {left} left", no_wrap=True)
+
+
+class _Bar(progress.Progress):
+    """The bar of a run, and below it what the last round came to."""
+
+    def get_renderables(self) -> Iterator[Any]:
+        yield from super().get_renderables()
+        last = [entry for task in self.tasks for entry in task.fields["entries"][-1:]]
+        yield from (Text("   ".join(metrics(entry))) for entry in last)
+
+
 class Display(Listener):
-    """Shows a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
+    """Show a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1.
 
     Attributes:
         folder: Folder of the run that goes on; None where none does.
         record: Its record.
+        bar: Its progress in rounds, drawn on a terminal only.
     """
 
     def __init__(self, console: Console):
@@ -105,38 +122,42 @@ class Display(Listener):
         self.record: dict[str, Any] = {}
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Prints the header and starts the clock."""
-        self.record, self.folder = record, folder
-        self._expected, self._first = max(samples_per_round, 1), first_round
-        self._samples = self._in_round = 0
-        self._begun = time.perf_counter()
+        """Print the header and start the clock."""
+        self.record, self.folder, self._expected = record, folder, max(samples_per_round, 1)
+        rounds, self._in_round, hidden = record["config"]["rounds"], 0, not self.console.is_terminal
         self._print(header(record, folder))
         if first_round:
-            self._print([("resumed", f"after {first_round}/{record['config']['rounds']} rounds")])
-        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4)
-        if self.console.is_terminal:
-            self._live.start()
+            self._print([("resumed", f"after {first_round}/{rounds} rounds")])
+        line = progress.BarColumn(None, table_column=Column(ratio=1))
+        columns = "round {task.fields[number]}/{task.total}", line, _Pace(Column(no_wrap=True))
+        self.bar = _Bar(*columns, console=self.console, disable=hidden, expand=True, get_time=time.perf_counter)
+        self.bar.add_task("", total=rounds, first=first_round, samples=0, entries=record["rounds"])
+        self.samples(0)
+        self.bar.start()
 
     def samples(self, count: int) -> None:
-        """Moves the bar on inside of a round."""
-        self._samples += count
+        """Move the bar to the rounds done, the one that goes on by its samples."""
+        (task,), done = self.bar.tasks, len(self.record["rounds"])
         self._in_round += count
+        completed, number = (min(at, task.total) for at in (done + self._in_round / self._expected, done + 1))
+        self.bar.update(task.id, completed=completed, number=number, samples=task.fields["samples"] + count)
 
     def note(self, text: str) -> None:
-        """Shows what the engine has to say."""
+        """Show what the engine has to say."""
         self._print([("engine", text)])
 
     def round(self, entry: dict[str, Any]) -> None:
-        """Shows what a round came to."""
+        """Show what a round came to."""
         self._in_round = 0
+        self.samples(0)
         if not self.console.is_terminal:
-            numbers = ", ".join([*metrics(entry), self._rate(), f"{self._left()} left"])
             place = f"round {entry['round'] + 1}/{self.record['config']['rounds']}"
+            numbers = ", ".join([*metrics(entry), _Pace().render(self.bar.tasks[0]).plain])
             self.console.print(f"{place}: {numbers}", soft_wrap=True, markup=False, highlight=False)
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Stops the bar; for a run that has gone through, draws its figures and prints its headline."""
-        self._live.stop()
+        """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
+        self.bar.stop()
         if record["status"] == "finished":
             draw(record, self.folder)
             self._print(headline(record, self.folder))
@@ -148,39 +169,12 @@ class Display(Listener):
             line = Text.assemble((f"{title:<12}", "bold"), text)
             self.console.print(line, soft_wrap=True, highlight=False)
 
-    def _done(self) -> float:
-        """Rounds done, the one that goes on by its samples."""
-        return min(len(self.record["rounds"]) + self._in_round / self._expected, self.record["config"]["rounds"])
-
-    def _left(self) -> str:
-        done = self._done()
-        if done <= self._first:
-            return "-:--:--"
-        elapsed = time.perf_counter() - self._begun
-        return _clock(elapsed / (done - self._first) * (self.record["config"]["rounds"] - done))
-
-    def _rate(self) -> str:
-        """Samples trained on a second since the start, evaluation and aggregation included in the time."""
-        elapsed = max(time.perf_counter() - self._begun, 1e-9)
-        return f"{self._samples / elapsed:,.0f} samples/s"
-
-    def _render(self) -> Group:
-        rounds, entries = self.record["config"]["rounds"], self.record["rounds"]
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
-        place = f"round {min(len(entries) + 1, rounds)}/{rounds}"
-        pace = f"{self._rate()}, {self._left()} left"
-        grid.add_row(place, ProgressBar(total=rounds, completed=self._done()), pace)
-        return Group(grid, Text("   ".join(metrics(entries[-1]) if entries else [])))
-
 
 # A paper's table
 
 
 def cost(plan: TablePlan) -> list[tuple[str, str]]:
-    """The lines that say what running a table takes, as pairs of title and text."""
+    """Say what running a table takes, as pairs of title and text."""
     todo, states = plan.to_run, [run.state for run in plan.runs]
     begun = sum(run.record is not None for run in todo)
     counts = {
@@ -208,7 +202,7 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
 
 
 def _time(costs: list[Cost]) -> str:
-    """What is known of the time that the runs to do of some columns take."""
+    """Say what is known of the time that the runs to do of some columns take."""
     runs, known = sum(one.runs for one in costs), sum(one.known for one in costs)
     count = f"{runs} run{'s' * (runs > 1)}" if known in (0, runs) else f"{known} of {runs} runs"
     if not known:
@@ -222,7 +216,7 @@ def _time(costs: list[Cost]) -> str:
 
 
 def say(console: Console, pairs: list[tuple[str, str]]) -> None:
-    """Prints pairs of title and text, the text wrapped beside the title."""
+    """Print pairs of title and text, the text wrapped beside the title."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=11, style="bold")
     grid.add_column(overflow="fold")
@@ -232,7 +226,7 @@ def say(console: Console, pairs: list[tuple[str, str]]) -> None:
 
 
 class TableDisplay(Watch):
-    """Shows the runs of a table: a bar for all of them and one for each that goes on; lines only where no terminal is.
+    """Show the runs of a table: a bar for all of them and one for each that goes on; lines only where no terminal is.
 
     Attributes:
         ended: Number of runs that have ended.
@@ -263,7 +257,7 @@ class TableDisplay(Watch):
         self._bars.stop()
 
     def begin(self, run: PlannedRun) -> None:
-        """Adds the run's bar."""
+        """Add the run's bar."""
         self._begun[run.folder] = time.perf_counter()
         self._tasks[run.folder] = self._bars.add_task(_label(run), total=run.setup.run.rounds, place="")
         self.advance(run, run.rounds_done)
@@ -272,7 +266,7 @@ class TableDisplay(Watch):
             self.console.print(f"{_label(run)}: {text}", soft_wrap=True, markup=False)
 
     def advance(self, run: PlannedRun, rounds: float) -> None:
-        """Moves the run's bar and that of all runs."""
+        """Move the run's bar and that of all runs."""
         share = (rounds - run.rounds_done) / max(self._left[run.folder], 1)
         self._done[run.folder] = self._work[run.folder] * min(max(share, 0), 1)
         place = f"{int(rounds)}/{run.setup.run.rounds} rounds"
@@ -280,7 +274,7 @@ class TableDisplay(Watch):
         self._bars.update(self._all, completed=sum(self._done.values()), place=self._place())
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
-        """Removes the run's bar and says what has become of it."""
+        """Remove the run's bar and say what has become of it."""
         self.ended += 1
         self._bars.remove_task(self._tasks.pop(run.folder))
         self._done[run.folder] = self._work[run.folder]
@@ -311,7 +305,7 @@ WIDEST, GAP = 26, 2  # of a column of a table, in characters; between two
 
 
 def drawn(comparison: Comparison, width: int) -> Group:
-    """A comparison for a terminal: blocks of as many columns as fit, best of ours bold, second best underlined."""
+    """Lay out a comparison in blocks of as many columns as fit, best of ours bold, second best underlined."""
     parts: list[Any] = [Text(comparison.title, "bold")]
     if comparison.reduced:
         parts.append(Text(f"Reduced: {comparison.reduced}. Not the paper's setting.", "bold yellow"))
@@ -335,7 +329,7 @@ def drawn(comparison: Comparison, width: int) -> Group:
 
 
 def _blocks(comparison: Comparison, width: int) -> Iterator[list[str]]:
-    """The columns in portions that fit."""
+    """Divide the columns into portions that fit."""
     first = min(max(map(len, comparison.rows)), WIDEST) + len("ours, reduced") + 2 * GAP
     block: list[str] = []
     room = width - first

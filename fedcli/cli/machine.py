@@ -124,10 +124,10 @@ def check(
     law: Annotated[list[int] | None, typer.Option(help="A law to check, 1 to 7; repeat it for several.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every registered method, minutes.")] = False,
 ) -> None:
-    """Check that methods keep the laws, and the engine with them, on small random images in float64.
+    """Check methods, your own too, by seven laws that every method must keep, on small random images in float64.
 
     1: switched off, a method is the simpler one. 2: switched on, it is not. 3: what a client stores is read.
-    4: clients that train together are clients one by one; on CUDA as captured graphs too.
+    4: clients that train together are clients one by one, with BatchNorm too, and on CUDA as captured graphs.
     5: their order does not matter. 6: data at the edge give finite numbers. 7: a resumed run is an uninterrupted one.
     Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
     """
@@ -162,7 +162,7 @@ def check(
 
 
 def _law_rows(outcome: Any, whole: bool) -> list[tuple[str, ...]]:
-    """The rows of a law: all that was measured or, of several methods, what is broken or else the worst."""
+    """Make the rows of a law: all that was measured or, of several methods, what is broken or else the worst."""
     name, law = outcome.case.name, f"{outcome.law}"
     if outcome.left_out is not None:
         return [(name, law, f"nothing, as {outcome.left_out}", "", "", "left out")]

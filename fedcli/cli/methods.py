@@ -25,13 +25,14 @@ def list_() -> None:
     if tables := registry.tables().values():
         typer.echo()
         print_table(("Table", "What it shows"), [(table.name, table.title) for table in tables])
-    typer.echo("\n'fedcli show METHOD' tells more of a method, 'fedcli data list' shows the data sets.")
+    typer.echo("\n'fedcli show METHOD' tells more of a method, 'fedcli run METHOD' runs it.")
+    typer.echo("'fedcli data list' shows the data sets.")
 
 
 def show(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="Name of a method, or path of a method file.")],
 ) -> None:
-    """Show a method's card, its options and its protocols; or those of a step after the last round (--post)."""
+    """Show a method's card, its options and its protocols; also of a method file, or of a step for --post."""
     from fedcli.cli import describe
 
     chosen = registry.posts().get(method) or registry.find_method(method)

@@ -1,4 +1,4 @@
-"""The commands that run methods: `run` and `resume`."""
+"""The commands that run methods: `run`, `resume` and `tune`."""
 
 import inspect
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class _HelpLast(TyperCommand):
 
 
 def _method_command(method: registry.Method, given_name: str, group: MethodGroup, post: str | None) -> Any:
-    """The command of a method in a group, made from the fields of `RunConfig`, the method's `Config` and `--post`'s."""
+    """Make the command of a method from the fields of `RunConfig`, of the method's `Config` and of `--post`'s."""
     from fedcli.cli.describe import option_help
     from fedcli.runs.config import RunConfig, option_panels
 
@@ -77,7 +77,7 @@ def _method_command(method: registry.Method, given_name: str, group: MethodGroup
 
 
 def _parameter(name: str, kind: Any, help_: str, panel: str) -> inspect.Parameter:
-    """A parameter of a command that is None unless its flag is given."""
+    """Make a parameter of a command that is None unless its flag is given."""
     flag = f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if kind is bool else flag_of(name)
     option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False)
     return inspect.Parameter(
@@ -86,7 +86,7 @@ def _parameter(name: str, kind: Any, help_: str, panel: str) -> inspect.Paramete
 
 
 def _tune(method: str, given: dict[str, Any]) -> None:
-    """Runs a grid, and prints its trials and the options to use."""
+    """Run a grid, and print its trials and the options to use."""
     from fedcli.results.tune import TUNED, tune
 
     texts = given.pop("grid") or ()
@@ -102,7 +102,7 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
 
 def _run(method: str, given: dict[str, Any]) -> None:
-    """Runs a method with what was given; draws one curve over the seeds where there are several."""
+    """Run a method with what was given; draw one curve over the seeds where there are several."""
     from fedcli.figures import plots
     from fedcli.results import tables
     from fedcli.runs import run as runs
@@ -116,7 +116,7 @@ def _run(method: str, given: dict[str, Any]) -> None:
 
 
 def watch(start: Callable[[Any], Result]) -> Result:
-    """Starts a run with a display; when it fails or is interrupted, says where it stands."""
+    """Start a run with a display; when it fails or is interrupted, say where it stands."""
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD

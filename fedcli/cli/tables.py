@@ -127,7 +127,7 @@ def _paper_table(
     format: Format,
     out: Path | None,
 ) -> None:
-    """Runs what a paper's table lacks and shows it; all but the table goes to stderr."""
+    """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli import display
     from fedcli.results import comparison, reproduce
     from fedcli.results.jobs import execute

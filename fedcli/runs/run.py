@@ -18,7 +18,7 @@ from fedcli.core import autotune, evaluation, partition
 from fedcli.core.batches import Transform
 from fedcli.core.engine import WAYS
 from fedcli.core.evaluation import NOTHING
-from fedcli.core.federation import Cohort, Federation, count_parameters, divide
+from fedcli.core.federation import Cohort, Federation, NonFiniteLoss, count_parameters, divide
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
@@ -40,6 +40,7 @@ from fedcli.runs.records import (
 )
 
 SMALL_NETWORK = 100_000  # parameters
+_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
 
 
 class Listener:
@@ -164,7 +165,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
     with machine_settings(fed):
         chosen = autotune.autotune(fed)
         record = _new_record(setup, dataset, parts, fed, source, chosen)
-        state = setup.method.init(fed, setup.options)
+        state = _init(setup, fed)
         try:
             folder.mkdir(parents=True)
         except OSError as error:
@@ -508,6 +509,11 @@ def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts:
             )
 
 
+def _init(setup: Setup, fed: Federation) -> Any:
+    with setup.method.blamed(*_NO_MISTAKES):
+        return setup.method.init(fed, setup.options)
+
+
 def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
     config, rounds = setup.run, record["rounds"]
@@ -518,7 +524,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     progress.start(record, folder, samples, len(rounds))
     try:
         for number in range(len(rounds), config.rounds):
-            state, entry = one_round(setup, fed, state, fed.cohort(number))
+            with setup.method.blamed(*_NO_MISTAKES):
+                state, entry = one_round(setup, fed, state, fed.cohort(number))
             rounds.append(entry)
             _take_notes(fed, record["engine"], number, progress)
             record["cost"] = _cost(setup, fed)
@@ -550,7 +557,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
     start = time.perf_counter()
-    *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
+    with setup.post.blamed(*_NO_MISTAKES):
+        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
     result = evaluation.evaluate(fed, changed, state)
     seconds = time.perf_counter() - start
