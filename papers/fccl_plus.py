@@ -83,12 +83,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import ewc, fedavg
-from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average
 from torch import Tensor
 
 from fedcli import Cell, DataSetting, Gain, Method, Protocol, PublicSetting, Table, UserError, grid, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, tree_map
+from fedcli.papers.baselines import ewc, fedavg
+from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average
 
 SMALL = 1e-5  # added to deviations
 ABSENT = -1e9  # logit of a class that is left out: finite, so that no gradient is NaN

@@ -55,11 +55,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from fedcli.papers.baselines import fednova, fedprox, moon
 from torch import Tensor
 
 from fedcli import Cell, DataSetting, Gain, Method, Protocol, Table, grid, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.papers.baselines import fednova, fedprox, moon
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 FAR = -1e9  # logit of a class without an anchor: finite, so that no gradient is NaN

@@ -80,7 +80,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.fedtgp import distance
 from torch import Tensor
 
 from fedcli import DataSetting, Method, Protocol, Table, grid, option
@@ -97,6 +96,7 @@ from fedcli.core import (
     generator,
     masked_mean,
 )
+from fedcli.papers.baselines.fedtgp import distance
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fedcli.papers import fedfa
-from fedcli.papers.baselines import ccvr
 
 import fedcli
 from fedcli import registry
 from fedcli.core.evaluation import evaluate
 from fedcli.errors import UserError
+from fedcli.papers import fedfa
+from fedcli.papers.baselines import ccvr
 from fedcli.results import tables
 from fedcli.results.comparison import printed
 from fedcli.results.metrics import find_metric

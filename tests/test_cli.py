@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedcli.papers.baselines import fedavg
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -21,6 +20,7 @@ from fedcli import registry
 from fedcli.cli import app as cli
 from fedcli.cli import describe, display
 from fedcli.errors import UserError
+from fedcli.papers.baselines import fedavg
 from fedcli.runs import config
 from fedcli.runs import run as runs
 

@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fedcli.papers import fccl_plus
 from typer.testing import CliRunner
 
 import fedcli
@@ -15,6 +14,7 @@ from fedcli.errors import UserError
 from fedcli.figures import matrices as correlation
 from fedcli.figures import plots
 from fedcli.figures.matrices import Matrices
+from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
 from fedcli.runs.records import read_record, write_record

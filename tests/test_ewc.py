@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from fedcli.papers.baselines import ewc
-from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 
 from fedcli.core.clients import Output
+from fedcli.papers.baselines import ewc
+from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 from fedcli.registry import find_method
 from tests import laws
 

@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+
+from fedcli import registry
+from fedcli.core import backbones
+from fedcli.core.clients import Aux, Client, Output
+from fedcli.core.trees import select, stack
+from fedcli.errors import UserError
 from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc
 from fedcli.papers.fccl_plus import (
@@ -23,12 +29,6 @@ from fedcli.papers.fccl_plus import (
     kd_loss,
     similarity,
 )
-
-from fedcli import registry
-from fedcli.core import backbones
-from fedcli.core.clients import Aux, Client, Output
-from fedcli.core.trees import select, stack
-from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol
 from fedcli.runs.config import resolve
 from tests import laws

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fedcli.papers.baselines import fedavgm
 
 from fedcli.errors import UserError
+from fedcli.papers.baselines import fedavgm
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

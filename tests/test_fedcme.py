@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
+from fedcli.core.batches import generator
+from fedcli.core.clients import Client
 from fedcli.papers.fedcme import (
     Recorded,
     aggregate_features,
@@ -21,9 +24,6 @@ from fedcli.papers.fedcme import (
     match_many_to_one,
     mean_features,
 )
-
-from fedcli.core.batches import generator
-from fedcli.core.clients import Client
 from fedcli.registry import find_method, find_table, protocols, unaccounted
 from fedcli.results.comparison import printed, reported
 from fedcli.runs.config import resolve

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import feddf
-from fedcli.papers.baselines.fedavg import make_local_loss
 
 from fedcli.core.clients import Client
 from fedcli.core.trees import select
 from fedcli.errors import UserError
+from fedcli.papers.baselines import feddf
+from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.registry import find_method
 from tests import laws
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.feddistill import distillation
 
+from fedcli.papers.baselines.feddistill import distillation
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+
+from fedcli.core.trees import leaves, select
 from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.feddyn import (
     client_alphas,
@@ -10,8 +12,6 @@ from fedcli.papers.baselines.feddyn import (
     update_dual,
     update_server,
 )
-
-from fedcli.core.trees import leaves, select
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

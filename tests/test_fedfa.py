@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedcli.papers import fedfa
 
 from fedcli.core import backbones, partition
 from fedcli.core.batches import generator
+from fedcli.papers import fedfa
 from fedcli.registry import find_method, find_protocol, find_table, method_options, unaccounted
 from fedcli.results.comparison import printed, reported
 from fedcli.results.metrics import find_metric

@@ -9,14 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from fedcli.papers import fedfm
-from fedcli.papers.baselines import fedavg
-from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding
 
 from fedcli.core import partition
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
+from fedcli.papers import fedfm
+from fedcli.papers.baselines import fedavg
+from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding
 from fedcli.registry import find_method, find_protocol, find_table, help_text, not_planned, unaccounted
 from fedcli.results.comparison import reported
 from fedcli.results.metrics import find_metric

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fedgen
-from fedcli.papers.baselines.fedgen import HIDDEN, NOISE, Context, Samples, draw_samples, generate, initial_generator
 from torch import nn
 
 from fedcli.core.batches import Batch, generator
 from fedcli.core.clients import Client, Step
 from fedcli.errors import UserError
+from fedcli.papers.baselines import fedgen
+from fedcli.papers.baselines.fedgen import HIDDEN, NOISE, Context, Samples, draw_samples, generate, initial_generator
 from fedcli.registry import find_method
 from tests import laws
 from tests.forms import assert_laws

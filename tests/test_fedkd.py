@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fedkd, fml
-from fedcli.papers.baselines.fedkd import Factors, compress, energy_share, restore, truncate
-from fedcli.papers.baselines.fml import joined, part
 from torch import nn
 
 from fedcli.core.batches import Batch
 from fedcli.core.trees import count_floats
+from fedcli.papers.baselines import fedkd, fml
+from fedcli.papers.baselines.fedkd import Factors, compress, energy_share, restore, truncate
+from fedcli.papers.baselines.fml import joined, part
 from fedcli.registry import find_method
 from tests import laws
 from tests.forms import assert_laws

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fedmatch
-from fedcli.papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
 
 from fedcli.core.clients import Client
 from fedcli.core.trees import select
+from fedcli.papers.baselines import fedmatch
+from fedcli.papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
 from fedcli.registry import find_method
 from tests import laws
 

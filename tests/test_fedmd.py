@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+
+from fedcli.core import backbones
+from fedcli.core.trees import select
 from fedcli.papers.baselines.fedmd import (
     ClientState,
     ServerState,
@@ -11,9 +14,6 @@ from fedcli.papers.baselines.fedmd import (
     digest_loss,
     find_consensus,
 )
-
-from fedcli.core import backbones
-from fedcli.core.trees import select
 from fedcli.registry import find_method
 from tests import laws
 from tests.reference import load

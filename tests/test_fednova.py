@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from fedcli.papers.baselines import fednova
 
 from fedcli.core.clients import Aux
+from fedcli.papers.baselines import fednova
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

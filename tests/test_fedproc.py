@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fedavg, fedproc
-from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
 
 from fedcli.core.batches import Batch
 from fedcli.errors import UserError
+from fedcli.papers.baselines import fedavg, fedproc
+from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
 from fedcli.registry import find_method
 from fedcli.runs.config import resolve
 from fedcli.runs.run import one_round

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
 
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fedcli.papers.baselines import fedavg, fedprox
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, sgd_step
+from fedcli.papers.baselines import fedavg, fedprox
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 
+from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers import fedsa
 from torch import nn
 
 from fedcli.core import backbones
 from fedcli.core.batches import generator
 from fedcli.errors import UserError
+from fedcli.papers import fedsa
 from fedcli.registry import find_method, find_protocol, find_table, methods, unaccounted
 from fedcli.results.comparison import printed
 from fedcli.runs.config import resolve

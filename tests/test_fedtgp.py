@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fedtgp
 from torch import nn
 
 from fedcli.core.batches import generator
+from fedcli.papers.baselines import fedtgp
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fml
-from fedcli.papers.baselines.fml import divergence, joined, part
 
 from fedcli.core.batches import Batch
 from fedcli.core.trees import select
+from fedcli.papers.baselines import fml
+from fedcli.papers.baselines.fml import divergence, joined, part
 from fedcli.registry import find_method
 from tests import laws
 from tests.forms import assert_laws

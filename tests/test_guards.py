@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from fedcli.papers import fedfm
-from fedcli.papers.baselines import fedavg
 
 from fedcli import check
 from fedcli.core import Aux, cross_entropy, weighted_mean
 from fedcli.core.federation import Federation
+from fedcli.papers import fedfm
+from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 from tests import laws, toys
 from tests.test_graphs import ListGraphs

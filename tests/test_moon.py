@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedcli.papers.baselines import fedavg, moon
-from fedcli.papers.baselines.moon import cosine, model_contrastive
 
 from fedcli.core.batches import Batch
+from fedcli.papers.baselines import fedavg, moon
+from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import rhfl
-from fedcli.papers.baselines.rhfl import Config, Others, alignment, confidence_weights, symmetric_cross_entropy
 
 from fedcli.core.clients import Client
 from fedcli.core.trees import select
+from fedcli.papers.baselines import rhfl
+from fedcli.papers.baselines.rhfl import Config, Others, alignment, confidence_weights, symmetric_cross_entropy
 from fedcli.registry import find_method
 from tests import laws
 

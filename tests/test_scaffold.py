@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+
+from fedcli.core.trees import select, tree_map
 from fedcli.papers.baselines.scaffold import (
     CONTEXT_AXES,
     Context,
@@ -12,8 +14,6 @@ from fedcli.papers.baselines.scaffold import (
     update_mean_control,
     update_model,
 )
-
-from fedcli.core.trees import select, tree_map
 from fedcli.registry import find_method
 from fedcli.runs.run import one_round
 from tests import laws

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from fedcli.papers.baselines import fedavg
 from torch import Tensor, nn
 
 from fedcli import option
@@ -12,6 +11,7 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Aux, Params
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 
 

@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines import fedavg
 from torch import Tensor
 
 from fedcli.core import Client, LocalLoss, Network, Params, generator, select, stack
+from fedcli.papers.baselines import fedavg
 
 
 class Anchor(NamedTuple):

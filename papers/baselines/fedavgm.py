@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from fedcli.papers.baselines import fedavg
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.papers.baselines import fedavg
 
 
 @dataclass(frozen=True)

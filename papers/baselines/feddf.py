@@ -41,13 +41,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average
-from fedcli.papers.baselines.fml import divergence
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.papers.baselines.fedavg import make_local_loss
+from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average
+from fedcli.papers.baselines.fml import divergence
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.fedproto_general import aggregate_prototypes
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes
 
 
 @dataclass(frozen=True)

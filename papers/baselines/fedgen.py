@@ -50,11 +50,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, without_head
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, generator, tree_map, weighted_mean
+from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, without_head
 
 NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
 

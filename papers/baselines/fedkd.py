@@ -60,7 +60,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
 from torch import Tensor
 
 from fedcli import Method, option
@@ -76,6 +75,7 @@ from fedcli.core import (
     tree_map,
     weighted_mean,
 )
+from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
 
 LEAST = 0.01  # the divisor's least value
 

@@ -44,12 +44,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.feddf import all_logits
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, masked_mean, select, tree_map
+from fedcli.papers.baselines.fedavg import make_local_loss
+from fedcli.papers.baselines.feddf import all_logits
 
 
 @dataclass(frozen=True)

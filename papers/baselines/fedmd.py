@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from fedcli.papers.baselines.fedavg import make_local_loss
 from torch import Tensor
 
 from fedcli import Method, UserError, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.papers.baselines.fedavg import make_local_loss
 
 
 @dataclass(frozen=True)

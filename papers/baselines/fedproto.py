@@ -38,11 +38,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Client, Params, Step
+from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
 
 
 @dataclass(frozen=True)

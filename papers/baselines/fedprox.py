@@ -31,11 +31,11 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedcli.papers.baselines import fedavg
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
+from fedcli.papers.baselines import fedavg
 
 
 @dataclass(frozen=True)

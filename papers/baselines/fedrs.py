@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from fedcli.papers.baselines.fedavg import ServerState, init
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Aux, LocalLoss, Network, cross_entropy, weighted_mean
+from fedcli.papers.baselines.fedavg import ServerState, init
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Client, Params, generator
+from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
 
 
 @dataclass(frozen=True)

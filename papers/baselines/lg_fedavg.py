@@ -30,11 +30,11 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedcli.papers.baselines.fedavg import make_local_loss
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Client, Params, weighted_mean
+from fedcli.papers.baselines.fedavg import make_local_loss
 
 HEAD = ("head.weight", "head.bias")
 

@@ -22,11 +22,11 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedcli.papers.baselines.fedavg import make_local_loss
 from torch import Tensor
 
 from fedcli import Method
 from fedcli.core import Client, Params
+from fedcli.papers.baselines.fedavg import make_local_loss
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fedcli.papers.baselines.feddf import all_logits
 from torch import Tensor
 
 from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select, tree_map
+from fedcli.papers.baselines.feddf import all_logits
 
 LEAST_PROBABILITY, LOG_ZERO = 1e-7, math.log(1e-4)
 
