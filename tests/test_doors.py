@@ -85,13 +85,13 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
     assert whole.record["partition"]["sizes"] == [14, 13, 13]
     assert set(whole.state.params) >= {"head.weight", "head.bias"}
 
-    class Stops(runs.Progress):
+    class Stops(runs.Listener):
         def round(self, entry):
             if entry["round"] == 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedcli.run("fedavg", rounds=3, out="part", progress=Stops(), **OPTIONS, **SMALL)
+        fedcli.run("fedavg", rounds=3, out="part", progress=Stops(), checkpoint_every=1, **OPTIONS, **SMALL)
     monkeypatch.chdir("..")  # the record has absolute paths
     resumed = runs.resume("work/part")
     assert resumed.record["resumed"] == [2]
@@ -101,7 +101,7 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
 
 @pytest.mark.parametrize("name", ["nets.py", "split.py", "data.py"])
 def test_a_changed_file_is_refused_on_resume_unless_it_is_allowed(name):
-    class Stops(runs.Progress):
+    class Stops(runs.Listener):
         def round(self, entry):
             raise KeyboardInterrupt
 
