@@ -92,7 +92,7 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedcli.run("fedavg", rounds=3, out="part", progress=Stops(), **OPTIONS, **SMALL)
+        fedcli.run("fedavg", rounds=3, out="part", progress=Stops(), checkpoint_every=1, **OPTIONS, **SMALL)
     monkeypatch.chdir("..")  # the record has absolute paths
     resumed = runs.resume("work/part")
     assert resumed.record["resumed"] == [2]

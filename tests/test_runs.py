@@ -391,3 +391,36 @@ def test_a_state_that_is_not_finite_is_diverged(method, given, name, tmp_path):
     record = records.read_record(tmp_path / "run")
     assert record["status"] == "failed"
     assert record["error"].startswith(f"NonFiniteLoss: '{name}")
+
+
+def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_minutes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
+
+    def written(seconds_of_a_round, seconds_of_a_checkpoint, every=None, rounds=100):
+        pace, found = checkpoints.Pace(every, rounds), []
+
+        def write():
+            now[0] += seconds_of_a_checkpoint
+
+        for number in range(rounds):
+            now[0] += seconds_of_a_round
+            if pace.due(number):
+                found.append(number)
+                pace.timed(write)
+        return found
+
+    assert written(1, 0.5) == [*range(0, 100, 10), 99]  # 0.5 of 10 seconds
+    assert written(10, 0.5) == list(range(100))
+    assert written(100, 60, rounds=14) == [0, 6, 12, 13]  # a twentieth would be 1,140 seconds
+    assert written(1, 9, every=4, rounds=10) == [3, 7, 9]
+
+
+def test_a_run_keeps_its_own_pace_unless_a_number_is_given(tmp_path, monkeypatch):
+    given = {key: value for key, value in TINY.items() if key != "checkpoint_every"}
+    monkeypatch.setattr(checkpoints, "SHARE", 1e-9)
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(3), **given)
+    again = runs.resume(tmp_path / "run").record
+    assert (again["resumed"], again["config"]["checkpoint_every"]) == ([1], None)
+    assert len(again["rounds"]) == 4

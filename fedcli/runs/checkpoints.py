@@ -9,7 +9,8 @@ identity, the structure of the tree, in which tensors are named, and what the re
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -33,6 +34,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 START = b'{"__metadata__":{"sha256":"'  # of a header, up to the digest
 DIGEST = slice(8 + len(START), 8 + len(START) + 64)
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
+
+
+SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
 
 
 class Damaged(Exception):
@@ -105,6 +109,34 @@ def load(
             raw.numpy()[:] = memoryview(content)[begin + start : begin + end]
             tensors[name] = raw.view(DTYPES[about["dtype"]]).reshape(about["shape"])
         return _rebuilt(json.loads(metadata["tree"]), tensors, types or {}, device), json.loads(metadata["about"])
+
+
+class Pace:
+    """When a checkpoint is due: every so many rounds, and after the last.
+
+    Where it is not said how many, so often that checkpoints take a twentieth of the time at most, but at least every
+    ten minutes. The first is due after the first round, and shows what one takes.
+    """
+
+    def __init__(self, every: int | None, rounds: int):
+        self._every, self._rounds = every, rounds
+        self._taken, self._end = 0.0, time.perf_counter()  # seconds of the last one, and when it ended
+
+    def due(self, number: int) -> bool:
+        """True where round `number`, from 0, is to end with a checkpoint."""
+        if number + 1 == self._rounds:
+            return True
+        if self._every is not None:
+            return (number + 1) % self._every == 0
+        wait = min(self._taken * (1 / SHARE - 1), LONGEST)
+        return time.perf_counter() - self._end >= wait
+
+    def timed(self, write: Callable[..., None], *given: Any) -> None:
+        """Writes a checkpoint by what is given, and takes note of the time that it took."""
+        start = time.perf_counter()
+        write(*given)
+        self._end = time.perf_counter()
+        self._taken = self._end - start
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:

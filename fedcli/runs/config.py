@@ -101,7 +101,12 @@ class RunConfig:
         low=0,
         off=0,
     )
-    checkpoint_every: int = option(1, "Write a checkpoint after every so many rounds, and after the last", low=1)
+    checkpoint_every: int | None = option(
+        None,
+        "Write a checkpoint after every so many rounds, and after the last; where not given, so often that it takes 5 "
+        "% of the time at most, and at least every ten minutes",
+        low=1,
+    )
 
 
 PANELS = {

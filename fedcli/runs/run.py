@@ -23,7 +23,7 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
 from fedcli.runs import drift
-from fedcli.runs.checkpoints import CHECKPOINT, read_checkpoint, write_checkpoint
+from fedcli.runs.checkpoints import CHECKPOINT, Pace, read_checkpoint, write_checkpoint
 from fedcli.runs.config import Setup, recorded_options, reductions, resolve
 from fedcli.runs.finite import refuse_non_finite
 from fedcli.runs.records import (
@@ -522,6 +522,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
+    pace = Pace(config.checkpoint_every, config.rounds)
     try:
         for number in range(len(rounds), config.rounds):
             with setup.method.blamed(*_NO_MISTAKES):
@@ -533,8 +534,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
-            if _due(number, config.checkpoint_every, config.rounds):
-                write_checkpoint(folder, record, state)
+            if pace.due(number):
+                pace.timed(write_checkpoint, folder, record, state)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
