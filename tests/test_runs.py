@@ -212,9 +212,10 @@ def test_resume_refuses_what_is_not_the_same_run(tmp_path):
 
 def test_an_existing_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("keep me")
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "mine", **TINY)
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert list((tmp_path / "mine").iterdir()) == [tmp_path / "mine" / "file"]
 
 
 def test_runs_without_a_folder_get_names_of_their_own(tmp_path, monkeypatch):
@@ -254,6 +255,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(Stop):
         files.write_atomically(file, fail)
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import show_traceback, stop
+from fedcli.cli.printing import Lasting, show_traceback, stop
 from fedcli.errors import UserError
+from fedcli.runs.signals import as_interruptions, exit_code
 
 
 class _Root(TyperGroup):
@@ -24,12 +26,13 @@ class _Root(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with as_interruptions():
+                return super().invoke(ctx)
         except UserError as error:
             show_traceback(ctx, error)
             stop(f"error: {error}", 2)
-        except KeyboardInterrupt:
-            stop("interrupted.", 130)
+        except KeyboardInterrupt as error:
+            stop("interrupted.", exit_code(error))
 
 
 app = typer.Typer(
@@ -65,4 +68,6 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 
 def main() -> None:
     """The program `fedcli`."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, Lasting(getattr(sys, name)))
     app()

@@ -1,10 +1,11 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import format_exception
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,6 +15,38 @@ from rich.text import Text
 from fedcli.errors import UserError
 
 Result = TypeVar("Result")
+
+
+class Lasting:
+    """A text stream that goes silent where writing fails: a closed terminal or pipe ends no training.
+
+    Args:
+        stream: What is written to, as long as it takes anything.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or nothing."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is kept back, or nothing."""
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        """Do something to the stream; after an error all that is written to its file, also by others, goes nowhere."""
+        try:
+            action()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 def stop(message: str, code: int) -> NoReturn:

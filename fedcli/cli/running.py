@@ -1,6 +1,7 @@
 """The commands that run methods: `run` and `resume`."""
 
 import inspect
+import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -120,17 +121,19 @@ def watch(start: Callable[[Any], Result]) -> Result:
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD
+    from fedcli.runs.signals import exit_code
 
     display = Display(console())
     try:
         return start(display)
     except NonFiniteLoss as error:
         stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if display.folder is None:
-            stop("interrupted before the first round.", 130)
+            stop("interrupted before the first round.", exit_code(error))
         place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-        stop(f"interrupted after {place}; 'fedcli resume {display.folder}' goes on.", 130)
+        command = shlex.join(["fedcli", "resume", str(display.folder)])
+        stop(f"interrupted after {place}; '{command}' goes on.", exit_code(error))
 
 
 def resume(

@@ -20,6 +20,7 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import Method, find_method
 from fedcli.results.tables import agreed, group
+from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD, read_record, write_record
 from fedcli.runs.run import machine_settings, open_run
 
@@ -145,8 +146,9 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
         for number, name in enumerate(fed.domain_names):
             shown = kept["domains"] == number
             quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
-    write_atomically(folder / FEATURES, lambda path: _save(path, kept))
-    write_record(folder, {**record, "quality": quality})
+    with owned(folder):
+        write_atomically(folder / FEATURES, lambda path: _save(path, kept))
+        write_record(folder, {**record, "quality": quality})
     return quality
 
 

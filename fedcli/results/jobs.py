@@ -13,9 +13,16 @@ from typing import IO, Any
 
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
+from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD, read_record
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
+PROGRAM = """
+from runpy import run_module
+from fedcli.runs.signals import end_with_parent
+end_with_parent()
+run_module("fedcli", run_name="__main__", alter_sys=True)
+"""
 
 
 class Watch:
@@ -41,8 +48,12 @@ def execute(plan: TablePlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
 
     Returns:
         The errors of the runs that failed, by their folders.
+
+    Raises:
+        UserError: Another process runs what is in the table's folder.
     """
-    return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
+    with owned(plan.folder):
+        return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
 
 
 class _Relay(runs.Listener):
@@ -81,7 +92,7 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
 
 
 def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[Path, str]:
-    """Runs in processes of their own, so many at once; Ctrl-C interrupts them all."""
+    """Runs in processes of their own, so many at once; what interrupts this one interrupts them all."""
     waiting, errors = list(todo)[::-1], {}
     active: dict[Path, tuple[PlannedRun, subprocess.Popen, IO[str]]] = {}
     with ExitStack() as outputs:
@@ -103,7 +114,7 @@ def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[P
                         watch.end(run, record, errors.get(folder, ""))
         finally:
             for _, process, _ in active.values():
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM)  # a shell script's background processes ignore SIGINT
             for _, process, _ in active.values():
                 process.wait()
     return errors
@@ -114,9 +125,9 @@ def _launch(run: PlannedRun, jobs: int, output: IO[str]) -> subprocess.Popen:
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     paths = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedcli", *_arguments(run)],
+        [sys.executable, "-P", "-c", PROGRAM, *_arguments(run)],
         env={"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # see `end_with_parent`
         stdout=subprocess.DEVNULL,
         stderr=output,
         start_new_session=True,  # Ctrl-C comes from here, once

@@ -27,6 +27,7 @@ from fedcli.errors import UserError
 from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
 from fedcli.runs import drift
 from fedcli.runs.config import Setup, recorded_options, reductions, resolve
+from fedcli.runs.owner import is_free, owned
 from fedcli.runs.records import (
     CHECKPOINT,
     SCHEMA,
@@ -40,6 +41,7 @@ from fedcli.runs.records import (
     summarise,
     write_record,
 )
+from fedcli.runs.signals import as_interruptions
 
 SMALL_NETWORK = 100_000  # parameters
 
@@ -167,14 +169,10 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         chosen = autotune.autotune(fed)
         record = _new_record(setup, dataset, parts, fed, source, chosen)
         state = setup.method.init(fed, setup.options)
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(
-                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
-            ) from error
-        write_record(folder, record)
-        return _go_on(setup, fed, record, state, folder, progress or Listener())
+        with owned(folder):
+            _free_folder(folder)  # another process may have begun in it meanwhile
+            write_record(folder, record)
+            return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
 def resume(path: str | Path, *, changed_method: bool = False, progress: Listener | None = None) -> Run:
@@ -186,10 +184,17 @@ def resume(path: str | Path, *, changed_method: bool = False, progress: Listener
         progress: Told how the run goes on.
 
     Raises:
-        UserError: If there is no such run, it has finished, or its method, data or partition are not the same.
+        UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
+            not the same.
     """
     folder = Path(path)
-    record = read_record(folder)
+    read_record(folder)  # refuses what is no run, and makes no folder
+    with owned(folder):
+        return _resume(folder, read_record(folder), changed_method, progress)
+
+
+def _resume(folder: Path, record: dict[str, Any], changed_method: bool, progress: Listener | None) -> Run:
+    """Takes up the run of a folder that this process owns."""
     if record["status"] == "finished":
         raise UserError(f"the run '{folder}' has finished (all {record['config']['rounds']} rounds); start a new one.")
     method = find_method(record["method_source"])
@@ -393,8 +398,9 @@ def federation(
 
 
 def _free_folder(out: str | Path) -> Path:
+    """The folder of a run that begins, which must be free."""
     folder = Path(out)
-    if folder.exists():
+    if not is_free(folder):
         raise UserError(f"the output folder '{folder}' exists; an existing one is never overwritten, choose another.")
     return folder
 
@@ -510,6 +516,7 @@ def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts:
             )
 
 
+@as_interruptions()
 def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
     config, rounds = setup.run, record["rounds"]
@@ -544,8 +551,10 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
         record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        write_record(folder, record)
-        progress.finish(record)
+        try:
+            write_record(folder, record)
+        finally:
+            progress.finish(record)
     return Run(record, state, folder)
 
 
