@@ -1,4 +1,4 @@
-"""Who owns a run's folder, and how a run ends from outside: other processes, signals, dead parents, closed terminals."""
+"""Who owns a run's folder, and how a run ends from outside: by signals, with its parent, not with its terminal."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Lasting, show_traceback, stop
+from fedcli.cli.printing import Lasting, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import as_interruptions, exit_code
 
@@ -31,6 +31,10 @@ class _Root(TyperGroup):
         except UserError as error:
             show_traceback(ctx, error)
             stop(f"error: {error}", 2)
+        except OSError as error:
+            show_traceback(ctx, error)
+            stop_if_full(error, "the same command")
+            raise
         except KeyboardInterrupt as error:
             stop("interrupted.", exit_code(error))
 

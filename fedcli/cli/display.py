@@ -198,7 +198,7 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
     if todo:
         lines.append(("time", _time(*estimate(plan), len(todo))))
         lines.append(("data sets", ", ".join(sorted({name for run in todo for name in run.data}))))
-    lines += [("left out", lack) for lack in plan.missing_data.values()]
+    lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
     shared = "" if plan.search == plan.folder else f"; finished runs in {plan.search} count too"
     return [*lines, ("folder", f"{plan.folder}{shared}")]
 

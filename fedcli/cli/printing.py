@@ -1,5 +1,6 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
+import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from rich.text import Text
 from fedcli.errors import UserError
 
 Result = TypeVar("Result")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 
 
 class Lasting:
@@ -55,6 +57,12 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def stop_if_full(error: OSError, command: str) -> None:
+    """End the program with one line if a disk is full, and tell the command that goes on."""
+    if error.errno in FULL:
+        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
+
+
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
     """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
     if ctx.find_root().params["traceback"]:
@@ -89,19 +97,23 @@ def flag_of(name: str) -> str:
 
 def print_or_write(text: str, out: Path | None) -> None:
     """Print a text, or write it to a file and print the file's name."""
+    from fedcli.data.files import write_atomically  # late: help comes without NumPy
+
     if out is None:
         typer.echo(text, nl=False)
         return
     try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
-    try_write(out, lambda: out.write_text(text, encoding="utf-8"))
+    try_write(out, lambda: write_atomically(out, lambda path: path.write_text(text, encoding="utf-8")))
     typer.echo(str(out))
 
 
 def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Result:
-    """Return what `write` returns; a file that cannot be written is the user's mistake."""
+    """Return what `write` returns; a file that cannot be written is the user's mistake, but for a full disk."""
     try:
         return write()
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
 
 

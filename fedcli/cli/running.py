@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fedcli import registry
-from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop
+from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop, stop_if_full
 
 Result = TypeVar("Result")
 
@@ -128,12 +128,20 @@ def watch(start: Callable[[Any], Result]) -> Result:
         return start(display)
     except NonFiniteLoss as error:
         stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
+    except OSError as error:
+        if display.folder is not None:
+            stop_if_full(error, f"'{_resume_command(display.folder)}'")
+        raise
     except KeyboardInterrupt as error:
         if display.folder is None:
             stop("interrupted before the first round.", exit_code(error))
         place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-        command = shlex.join(["fedcli", "resume", str(display.folder)])
-        stop(f"interrupted after {place}; '{command}' goes on.", exit_code(error))
+        stop(f"interrupted after {place}; '{_resume_command(display.folder)}' goes on.", exit_code(error))
+
+
+def _resume_command(folder: Path) -> str:
+    """What to type to take up a run."""
+    return shlex.join(["fedcli", "resume", str(folder)])
 
 
 def resume(

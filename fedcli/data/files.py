@@ -29,6 +29,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     Args:
         path: The file; a link to one stays a link, and what is no file, as `/dev/stdout`, is written as it is.
         write: Given a path in the same folder, writes there. What it has written goes again if it fails.
+
+    Raises:
+        OSError: If the disk does not take it, with the name of the file, whatever `write` made of that.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -40,9 +43,27 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except Exception as error:
+        reason = error if isinstance(error, OSError) else _refusal_of_disk(temporary)
+        temporary.unlink(missing_ok=True)
+        if reason is None:
+            raise
+        raise OSError(reason.errno, reason.strerror, str(path)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _refusal_of_disk(file: Path) -> OSError | None:
+    """Why the disk takes no more of a file; None where it does. A library's own error does not tell, as PyTorch's."""
+    try:
+        with file.open("ab") as end:
+            end.write(bytes(1 << 16))
+            end.flush()
+            os.fsync(end.fileno())
+    except OSError as error:
+        return error
+    return None
 
 
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)

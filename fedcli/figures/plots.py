@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.results.tables import SeedGroup, agreed, group
 
@@ -85,6 +86,9 @@ def chart(name: str, help: str, needs: str = "records") -> Callable[[Callable[..
     return register
 
 
+FRAME = {"bbox_inches": "tight", "pad_inches": 0.04}
+
+
 def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
@@ -103,7 +107,8 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
-            figure.savefig(file, metadata=undated[file.suffix], bbox_inches="tight", pad_inches=0.04)
+            about = {"format": file.suffix[1:], "metadata": undated[file.suffix]}
+            write_atomically(file, lambda path, about=about: figure.savefig(path, **about, **FRAME))
     return files
 
 

@@ -5,6 +5,7 @@ with other tables, and takes in runs that were made by hand.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ class TablePlan:
         limits: Those that make a run smaller, by option.
         folder: Where new runs are put, and those that were interrupted go on.
         search: Where finished runs are looked for.
+        damaged: What is wrong with the records there that cannot be read; their runs are made anew elsewhere.
     """
 
     table: Table
@@ -111,6 +113,7 @@ class TablePlan:
     limits: dict[str, int]
     folder: Path
     search: Path
+    damaged: tuple[str, ...] = ()
 
     @property
     def reduction(self) -> str:
@@ -157,14 +160,14 @@ def plan(
         limits: Largest number of rounds, local epochs and training images, by option.
 
     Raises:
-        UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
+        UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     folder, search = folder or HOME / table.name.replace(":", "-"), folder or HOME
     seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)
-    records = _records(search)
+    records, damaged = _records(search)
     known: dict[str, PlannedRun] = {}
     cells = []
     for cell in _chosen(table, only):
@@ -172,7 +175,7 @@ def plan(
         shared = tuple(known.setdefault(_identity(run.setup), run) for run in its_runs)
         cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
     used = {name: limit for run in known.values() for name, limit in run.limits.items()}
-    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search)
+    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search, damaged)
 
 
 def estimate(plan: TablePlan) -> tuple[float, int]:
@@ -244,7 +247,7 @@ def _planned_run(
     ]
     place = folder / _folder_name(setup) / f"seed-{seed}"
     furthest = max(found, key=lambda pair: (state_of(pair[1]) in ENDED, len(pair[1]["rounds"])), default=None)
-    path, record = furthest or (place, None)
+    path, record = furthest or (_free(place), None)
     return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, lower, path, record)
 
 
@@ -287,13 +290,24 @@ def _folder_name(setup: Setup) -> str:
     return f"{setup.method.name}-{short_name(setup.run.dataset)}-{partition}-{digest}"
 
 
-def _records(folder: Path) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
-    """The runs under a folder with their records, by method and seed."""
+def _free(place: Path) -> Path:
+    """The place of a new run: that one, or beside a damaged record, which stays as it is."""
+    others = (place.with_name(f"{place.name}-{count}") for count in itertools.count(2))
+    return next(folder for folder in itertools.chain([place], others) if not (folder / RECORD).exists())
+
+
+def _records(folder: Path) -> tuple[dict[tuple[str, int], list[tuple[Path, dict]]], tuple[str, ...]]:
+    """The runs under a folder with their records, by method and seed, and what is wrong with the other records."""
     found: dict[tuple[str, int], list[tuple[Path, dict]]] = {}
+    damaged = []
     for file in sorted(folder.rglob(RECORD)) if folder.is_dir() else ():
-        record = read_record(file)
+        try:
+            record = read_record(file)
+        except UserError as error:
+            damaged.append(str(error))
+            continue
         found.setdefault((record["method"], record["seed"]), []).append((file.parent, record))
-    return found
+    return found, tuple(damaged)
 
 
 def _is_of(record: dict[str, Any], setup: Setup) -> bool:
@@ -323,7 +337,7 @@ def _paces(plan: TablePlan) -> dict[tuple, list[float]]:
     """Seconds an example of the runs there that were made on this machine, by `_pace_key`, also with the method."""
     found: dict[tuple, list[float]] = {}
     machine = environment(plan.runs[0].setup.device)["hardware"]["name"]
-    for (method, _), pairs in _records(plan.search).items():
+    for (method, _), pairs in _records(plan.search)[0].items():
         for _, record in pairs:
             if record["rounds"] and record["hardware"]["name"] == machine and quiet(record):
                 seconds = median(sum(entry["seconds"].values()) for entry in record["rounds"])
