@@ -31,7 +31,7 @@ def test_a_second_process_is_refused_and_a_signal_interrupts_the_first(number, t
     first.send_signal(number)
     _, said = first.communicate()
     assert first.returncode == 128 + number
-    assert said == "interrupted after 1/3 rounds; 'fedcli resume run' goes on.\n"
+    assert said == f"interrupted after 1/3 rounds; 'fedcli resume run --method {tmp_path}/waits.py' goes on.\n"
     assert names(tmp_path / "run") == ["checkpoint.pt", "record.json"]
     assert read_record(tmp_path / "run")["status"] == "interrupted"
 
@@ -46,7 +46,7 @@ def test_a_lock_dies_with_its_process_and_what_it_was_writing_goes(tmp_path):
         (tmp_path / "run" / f".{name}.{killed.pid}.partial").write_text("half a fi")
     assert ".lock" in names(tmp_path / "run")
     waiting.free()
-    assert runs.resume(tmp_path / "run").record["status"] == "finished"
+    assert runs.resume(tmp_path / "run", method=tmp_path / "waits.py").record["status"] == "finished"
     assert names(tmp_path / "run") == ["checkpoint.pt", "record.json"]
 
 

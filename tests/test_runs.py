@@ -117,7 +117,7 @@ METHOD = replace(find_method("fedavg"), name="killer", run_round=run_round)
 def test_kill_9_in_a_round_in_a_checkpoint_and_before_a_record(tmp_path):
     (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
     start = f"import fedcli; fedcli.run('killer.py', out='run', **{TINY!r})"
-    again = "from fedcli.runs import run; run.resume('run')"
+    again = "from fedcli.runs import run; run.resume('run', method='killer.py')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # as in this process
     codes = []
     for program in (start, again, again, again):

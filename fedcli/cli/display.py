@@ -143,6 +143,15 @@ class Display(Listener):
             self.console.print()
             self.folder = None
 
+    def skip(self, record: dict[str, Any], folder: Path) -> None:
+        """Says that a run has ended before, and draws its figures where a kill came before them."""
+        whole = {file.stem for file in folder.glob("*.png")} & {file.stem for file in folder.glob("*.pdf")}
+        if record["status"] == "finished" and not {"curve", "partition"} <= whole:
+            draw(record, folder)
+        self._print(
+            [("skipped", f"{folder}, which has {'finished' if record['status'] == 'finished' else 'diverged'}")]
+        )
+
     def _print(self, pairs: list[tuple[str, str]]) -> None:
         for title, text in pairs:
             line = Text.assemble((f"{title:<12}", "bold"), text)

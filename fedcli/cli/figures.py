@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 from fedcli.cli.printing import print_table, try_write
 from fedcli.registry import short_name
 
+METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
 RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
 
 
@@ -19,6 +20,7 @@ def quality(
     client: Annotated[
         int | None, typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
     ] = None,
+    method: Annotated[list[str] | None, METHOD] = None,
 ) -> None:
     """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
 
@@ -32,7 +34,7 @@ def quality(
     rows = []
     for folder in finished:
         with Console(stderr=True).status(escape(str(folder))):
-            found = add_quality(folder, client)
+            found = add_quality(folder, client, method or ())
         rows.append((f"{found['nmi']:.3f}", f"{found['silhouette']:.3f}", found["examples"], folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
     if others:
@@ -56,6 +58,7 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="File to write; PNG and PDF are both written. \\[default: <kind>.png]")
     ] = None,
+    method: Annotated[list[str] | None, METHOD] = None,
 ) -> None:
     """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
@@ -66,7 +69,8 @@ def plot(
 
     chart = find_chart(kind)
     out = out or Path(f"{short_name(kind)}.png")
-    given = runs if chart.needs == "folders" else tables.find_records(runs)
+    given = [tables.find_records(runs) if chart.needs == "records" else runs]
+    given += [method or ()] if chart.needs == "models" else []
     with Console(stderr=True).status(escape(kind)):
-        files = try_write(out, lambda: plots.write(out, chart.draw, given))
+        files = try_write(out, lambda: plots.write(out, chart.draw, *given))
     typer.echo(" and ".join(map(str, files)))

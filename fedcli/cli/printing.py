@@ -92,7 +92,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def flag_of(name: str) -> str:
     """Write an option's name as its flag."""
-    return "--" + name.replace("_", "-")
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def print_or_write(text: str, out: Path | None) -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedcli import registry
 from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop, stop_if_full
+from fedcli.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -130,30 +131,54 @@ def watch(start: Callable[[Any], Result]) -> Result:
         stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
     except OSError as error:
         if display.folder is not None:
-            stop_if_full(error, f"'{_resume_command(display.folder)}'")
+            stop_if_full(error, f"'{_resume_command(display.folder, display.record)}'")
         raise
     except KeyboardInterrupt as error:
         if display.folder is None:
             stop("interrupted before the first round.", exit_code(error))
         place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-        stop(f"interrupted after {place}; '{_resume_command(display.folder)}' goes on.", exit_code(error))
+        stop(
+            f"interrupted after {place}; '{_resume_command(display.folder, display.record)}' goes on.", exit_code(error)
+        )
 
 
-def _resume_command(folder: Path) -> str:
+def _resume_command(folder: Path, record: dict[str, Any]) -> str:
     """What to type to take up a run."""
-    return shlex.join(["fedcli", "resume", str(folder)])
+    from fedcli.runs.consent import own_files
+
+    named = (text for path in own_files(record) for text in ("--method", path))
+    return shlex.join(["fedcli", "resume", str(folder), *named])
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, or a folder of several.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="File of yours that the run needs, as method or part, at its place of now; unchanged."),
+    ] = None,
     changed_method: Annotated[
-        bool, typer.Option("--changed-method", help="Go on although the method's file has changed since.")
+        bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
 ) -> None:
-    """Take up a run that was killed or interrupted, from its last checkpoint."""
+    """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
 
-    watch(lambda display: runs.resume(run, changed_method=changed_method, progress=display))
+    folders, failed = runs.find_unfinished(run), False
+    options = {"method": method or (), "changed_method": changed_method}
+    for folder in folders:
+        try:
+            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display))
+        except UserError as error:
+            if len(folders) == 1:
+                raise
+            typer.echo(f"error: {error}", err=True)
+            failed = True
+        except typer.Exit as end:
+            if end.exit_code != 1:  # an interruption, which is one of all runs
+                raise
+            failed = True
+    if failed:
+        raise typer.Exit(1)
 
 
 class _Run(MethodGroup):
@@ -165,6 +190,7 @@ class _Run(MethodGroup):
         "last": (
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
+            ("continue_", bool, "Go on in OUT: skip runs that have ended, resume one that has begun.", "Output"),
         ),
     }
 

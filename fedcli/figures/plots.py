@@ -65,7 +65,8 @@ class Chart:
     Attributes:
         draw: From the runs to the figure.
         help: What it shows, one line.
-        needs: What `draw` takes: the "records" of the runs, or the "folders" given where a figure needs more of them.
+        needs: What `draw` takes: the "records" of the runs; or, where a figure needs more of them, the "folders" given;
+            or the folders and the user's files that their "models" need.
     """
 
     draw: Callable[..., Figure]

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+from fedcli.registry import own_paths
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
 from fedcli.runs.owner import owned
@@ -84,7 +85,7 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
             if run.record is None:
                 record = runs.run(run.method, out=run.folder, progress=_Relay(run, watch), **run.given).record
             else:
-                record = runs.resume(run.folder, progress=_Relay(run, watch)).record
+                record = runs.resume(run.folder, method=_own_files(run), progress=_Relay(run, watch)).record
         except Exception as raised:  # whatever it is, the other runs go on
             error = errors[run.folder] = (str(raised).splitlines() or [type(raised).__name__])[0]
         watch.end(run, record, error)
@@ -137,7 +138,7 @@ def _launch(run: PlannedRun, jobs: int, output: IO[str]) -> subprocess.Popen:
 def _arguments(run: PlannedRun) -> list[str]:
     """What to give to `fedcli` for the run."""
     if run.record is not None:
-        return ["resume", str(run.folder)]
+        return ["resume", str(run.folder), *(f"--method={path}" for path in _own_files(run))]
     flags = []
     for name, value in run.given.items():
         flag = name.replace("_", "-")
@@ -146,6 +147,11 @@ def _arguments(run: PlannedRun) -> list[str]:
         elif value is not None:
             flags.append(f"--{flag}={value}")
     return ["run", run.method, *flags, "--out", str(run.folder)]
+
+
+def _own_files(run: PlannedRun) -> list[str]:
+    """The user's files that the plan, not a record, names for the run."""
+    return own_paths([run.method, *run.setup.values().values()])
 
 
 def _last_line(output: IO[str]) -> str:
