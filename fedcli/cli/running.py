@@ -181,6 +181,28 @@ def resume(
         raise typer.Exit(1)
 
 
+def verify(
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="Folder or record.json of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the repetition. \\[default: runs/<time>-<method>-<data>]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="In place of the record's: cpu, cuda or cuda:N.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="File of yours that the run needs, as method or part; unchanged.")
+    ] = None,
+) -> None:
+    """Run a record again in a new folder, and compare partition, curve and parameters.
+
+    Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1.
+    """
+    from fedcli.runs.verify import verify as verified
+
+    verdict = watch(lambda display: verified(record, out=out, method=method or (), device=device, progress=display))
+    typer.echo(verdict.text)
+    if not verdict.same:
+        raise typer.Exit(1)
+
+
 class _Run(MethodGroup):
     """`fedcli run`."""
 

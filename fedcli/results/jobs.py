@@ -14,6 +14,7 @@ from typing import IO, Any
 from fedcli.registry import own_paths
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
+from fedcli.runs.config import flags_of
 from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD, read_record
 
@@ -139,14 +140,7 @@ def _arguments(run: PlannedRun) -> list[str]:
     """What to give to `fedcli` for the run."""
     if run.record is not None:
         return ["resume", str(run.folder), *(f"--method={path}" for path in _own_files(run))]
-    flags = []
-    for name, value in run.given.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            flags.append(f"--{flag}={value}")
-    return ["run", run.method, *flags, "--out", str(run.folder)]
+    return ["run", run.method, *flags_of(run.given), "--out", str(run.folder)]
 
 
 def _own_files(run: PlannedRun) -> list[str]:

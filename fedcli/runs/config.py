@@ -240,6 +240,18 @@ class Setup:
         return {name: value for part in (self.run, *own) for name, value in dataclasses.asdict(part).items()}
 
 
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as they are typed on the command line; those that are None are left out."""
+    flags = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            flags.append(f"--{flag}={value}")
+    return flags
+
+
 def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:
     """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
 

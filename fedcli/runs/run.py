@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from fedcli.registry import (
     user_files,
 )
 from fedcli.runs import drift
-from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, reductions, resolve
+from fedcli.runs.config import Setup, flags_of, recorded_fields, recorded_options, recorded_value, reductions, resolve
 from fedcli.runs.consent import THEN, own_files, with_own_files
 from fedcli.runs.owner import is_free, owned
 from fedcli.runs.records import (
@@ -527,7 +526,7 @@ def _new_record(
         "dataset_fingerprint": dataset.fingerprint,
         "reduced": reductions(setup.values(), setup.protocol),
         "seed": config.seed,
-        "command": shlex.join(["fedcli", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedcli" else "fedcli.run",
+        "command": _command(setup, source),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": setup.values(),
         "origin": setup.origin,
@@ -567,6 +566,14 @@ def _new_record(
         "seconds_total": 0.0,
         "peak_bytes": 0,
     }
+
+
+def _command(setup: Setup, source: str) -> str:
+    """What to type to make a run like this in a folder of its own, wherever its options came from."""
+    others = ("default", "protocol ", "seed", "num_clients")
+    values = setup.values()
+    given = {name: values[name] for name in values if not setup.origin.get(name, "default").startswith(others)}
+    return shlex.join(["fedcli", "run", source, *flags_of(given)])
 
 
 def _public(fed: Federation) -> dict[str, Any] | None:
