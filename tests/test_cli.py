@@ -292,14 +292,14 @@ def test_seeds_from_python_give_a_list_of_runs(folder):
 
 
 def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
-    prepare = runs.prepare
+    load_data = runs.load_data
 
-    def refuses_seed_1(setup, progress=None):
+    def refuses_seed_1(setup):
         if setup.run.seed == 1:
             raise UserError("seed 1 cannot run.")
-        return prepare(setup, progress)
+        return load_data(setup)
 
-    monkeypatch.setattr(runs, "prepare", refuses_seed_1)
+    monkeypatch.setattr(runs, "load_data", refuses_seed_1)
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
