@@ -398,14 +398,29 @@ def file_hash(path: str | Path) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
+def own_paths(values: Iterable[Any]) -> list[str]:
+    """The absolute paths of the user's own files in a run's method and the values of its options, each once."""
+    texts = [part for value in values if isinstance(value, str) for part in value.split(",") if is_from_file(part)]
+    return list(dict.fromkeys(_place(text)[0] for text in texts))
+
+
 def user_files(values: Iterable[Any]) -> dict[str, str]:
     """Path and `file_hash` of each file of the user's own.
 
     Args:
         values: A run's method and the values of its options; those that name no file count for nothing.
     """
-    texts = [part for value in values if isinstance(value, str) for part in value.split(",") if is_from_file(part)]
-    return {path: file_hash(path) for path in dict.fromkeys(_place(text)[0] for text in texts)}
+    return {path: file_hash(path) for path in own_paths(values)}
+
+
+def replace_paths(value: Any, places: Mapping[str, str]) -> Any:
+    """An option's value with other paths of the user's files, by their old absolute ones."""
+    if not isinstance(value, str) or not own_paths([value]):
+        return value
+    parts = [(part, *(_place(part) if is_from_file(part) else ("", ""))) for part in value.split(",")]
+    return ",".join(
+        ":".join(filter(None, (places.get(path, path), name))) if path else part for part, path, name in parts
+    )
 
 
 @dataclass(frozen=True)

@@ -322,10 +322,12 @@ def test_a_method_file_is_shown_run_and_resumed(method_file, no_figures, monkeyp
         )
     assert read("a")["method"] == "mine"
     method_file.write_text(method_file.read_text() + "\n# changed\n")
-    message = refused("resume", "a")
-    assert message.startswith("the code of 'mine' has changed since the run began")
+    named = ("--method", "mine.py")
+    assert f"'fedcli resume a --method {method_file}' does" in refused("resume", "a", "--changed-method")
+    message = refused("resume", "a", *named)
+    assert message.startswith(f"the file '{method_file}' has changed since the run began")
     assert "--changed-method" in message
-    done("resume", "a", "--changed-method")
+    done("resume", "a", *named, "--changed-method")
     assert read("a")["status"] == "finished"
 
 

@@ -94,7 +94,7 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fedcli.run("fedavg", rounds=3, out="part", progress=Stops(), checkpoint_every=1, **OPTIONS, **SMALL)
     monkeypatch.chdir("..")  # the record has absolute paths
-    resumed = runs.resume("work/part")
+    resumed = runs.resume("work/part", method=["work/nets.py", "work/split.py", "work/data.py"])
     assert resumed.record["resumed"] == [2]
     assert resumed.record["summary"]["params_sha256"] == whole.record["summary"]["params_sha256"]
     assert resumed.record["user_files"] == whole.record["user_files"]
@@ -111,8 +111,9 @@ def test_a_changed_file_is_refused_on_resume_unless_it_is_allowed(name):
     before = registry.file_hash(name)
     Path(name).write_text(Path(name).read_text() + "# another line\n")
     after = registry.file_hash(name)
-    refused(lambda: runs.resume("part"), name, f"hash {after}, was {before}", "--changed-method")
-    resumed = runs.resume("part", changed_method=True)
+    files = ["nets.py", "split.py", "data.py"]
+    refused(lambda: runs.resume("part", method=files), name, f"hash {after}, was {before}", "--changed-method")
+    resumed = runs.resume("part", method=files, changed_method=True)
     assert resumed.record["user_files"][str(Path(name).resolve())] == f"{before}, then {after}"
 
 

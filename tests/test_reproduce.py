@@ -406,7 +406,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(reproduce.plan(SMALL), watch, jobs=3)
     assert len(watch.begun) == 3
-    assert signals == [jobs.signal.SIGINT] * 3 + ["waited"] * 3
+    assert signals == [jobs.signal.SIGTERM] * 3 + ["waited"] * 3
 
 
 def test_the_estimate_goes_by_rounds_examples_and_method(monkeypatch):

@@ -119,7 +119,7 @@ METHOD = replace(find_method("fedavg"), name="killer", run_round=run_round)
 def test_kill_9_in_a_round_in_a_checkpoint_and_before_a_record(tmp_path):
     (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
     start = f"import fedcli; fedcli.run('killer.py', out='run', **{TINY!r})"
-    again = "from fedcli.runs import run; run.resume('run')"
+    again = "from fedcli.runs import run; run.resume('run', method='killer.py')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # as in this process
     codes = []
     for program in (start, again, again, again):
@@ -214,9 +214,10 @@ def test_resume_refuses_what_is_not_the_same_run(tmp_path):
 
 def test_an_existing_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("keep me")
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "mine", **TINY)
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert list((tmp_path / "mine").iterdir()) == [tmp_path / "mine" / "file"]
 
 
 def test_runs_without_a_folder_get_names_of_their_own(tmp_path, monkeypatch):
@@ -256,6 +257,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(Stop):
         files.write_atomically(file, fail)
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,18 @@ import pytest
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.registry import find_method
+from fedcli.registry import find_method, find_protocol
 from fedcli.results.tune import Trial, parse_grid, tune
 from fedcli.runs.records import read_record, write_record
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
 
 
-def trial(selection_of, accuracies, status="finished"):
+def trial(protocol, accuracies, status="finished"):
     """A trial whose rounds have these validation accuracies, and test accuracies that say the opposite."""
     rounds = [{"validation_accuracy": value, "test_accuracy": 1 - (value or 0)} for value in accuracies]
-    record = {"status": status, "protocol": selection_of, "method_source": "fedavg", "rounds": rounds}
+    selection = find_protocol(protocol, find_method("fedavg")).selection
+    record = {"status": status, "protocol": protocol, "summary": {"selection": selection}, "rounds": rounds}
     return Trial({}, record)
 
 

@@ -3,14 +3,16 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import show_traceback, stop
+from fedcli.cli.printing import Lasting, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
+from fedcli.runs.signals import as_interruptions, exit_code
 
 
 class _Root(TyperGroup):
@@ -18,18 +20,23 @@ class _Root(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return [
-            "list", "show", "run", "resume", "tune", "data", "quality", "plot", "table", "pages", "smoke", "check",
-            "bench",
+            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "table", "pages", "smoke",
+            "check", "bench",
         ]  # fmt: skip
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with as_interruptions():
+                return super().invoke(ctx)
         except UserError as error:
             show_traceback(ctx, error)
             stop(f"error: {error}", 2)
-        except KeyboardInterrupt:
-            stop("interrupted.", 130)
+        except OSError as error:
+            show_traceback(ctx, error)
+            stop_if_full(error, "the same command")
+            raise
+        except KeyboardInterrupt as error:
+            stop("interrupted.", exit_code(error))
 
 
 app = typer.Typer(
@@ -56,7 +63,7 @@ app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list")(methods.list_)
 for _command in (
-    methods.show, running.resume, figures.quality, tables.table, tables.pages, machine.smoke,
+    methods.show, running.resume, running.verify, figures.quality, tables.table, tables.pages, machine.smoke,
     machine.check, machine.bench,
 ):  # fmt: skip
     app.command()(_command)
@@ -65,4 +72,6 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 
 def main() -> None:
     """Run the program `fedcli`."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, Lasting(getattr(sys, name)))
     app(prog_name="fedcli")

@@ -164,6 +164,15 @@ class Display(Listener):
             self.console.print()
             self.folder = None
 
+    def skip(self, record: dict[str, Any], folder: Path) -> None:
+        """Says that a run has ended before, and draws its figures where a kill came before them."""
+        whole = {file.stem for file in folder.glob("*.png")} & {file.stem for file in folder.glob("*.pdf")}
+        if record["status"] == "finished" and not {"curve", "partition"} <= whole:
+            draw(record, folder)
+        self._print(
+            [("skipped", f"{folder}, which has {'finished' if record['status'] == 'finished' else 'diverged'}")]
+        )
+
     def _print(self, pairs: list[tuple[str, str]]) -> None:
         for title, text in pairs:
             line = Text.assemble((f"{title:<12}", "bold"), text)
@@ -196,7 +205,7 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
         lines += [("", f"{heading(column)}: {_time([one])}") for column, one in costs.items()]
     if todo:
         lines.append(("data sets", ", ".join(sorted({name for run in todo for name in run.data}))))
-    lines += [("left out", lack) for lack in plan.missing_data.values()]
+    lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
     shared = f"; finished runs in {' and '.join(map(str, plan.search))} count too" if plan.search else ""
     return [*lines, ("folder", f"{plan.folder}{shared}")]
 

@@ -12,6 +12,7 @@ from fedcli.cli.printing import print_table, try_write
 from fedcli.errors import UserError
 from fedcli.registry import short_name
 
+METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
 RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
 
 
@@ -23,6 +24,7 @@ def quality(
     clients: Annotated[
         bool, typer.Option("--clients", help="In place of the last model, those of the clients of one more round.")
     ] = False,
+    method: Annotated[list[str] | None, METHOD] = None,
 ) -> None:
     """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
 
@@ -40,7 +42,8 @@ def quality(
     rows = []
     for folder in finished:
         with Console(stderr=True).status(escape(str(folder))):
-            found = add_clients_quality(folder) if clients else add_quality(folder, client)
+            given = method or ()
+            found = add_clients_quality(folder, given) if clients else add_quality(folder, client, given)
         nmi, silhouette, images = (found["clients_" * clients + name] for name in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
@@ -68,6 +71,7 @@ def plot(
     x: Annotated[
         str, typer.Option("--x", help="What learning curves stand over: round, floats sent up, or seconds.")
     ] = "round",
+    method: Annotated[list[str] | None, METHOD] = None,
 ) -> None:
     """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
@@ -80,8 +84,9 @@ def plot(
     if kind != "curves" and x != "round":
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     out = out or Path(f"{short_name(kind)}.png")
-    given = runs if chart.needs == "folders" else tables.find_records(runs)
-    axis = (x,) if kind == "curves" else ()
+    given = [tables.find_records(runs) if chart.needs == "records" else runs]
+    given += [method or ()] if chart.needs == "models" else []
+    given += [x] if kind == "curves" else []
     with Console(stderr=True).status(escape(kind)):
-        files = try_write(out, lambda: plots.write(out, chart.draw, given, *axis))
+        files = try_write(out, lambda: plots.write(out, chart.draw, *given))
     typer.echo(" and ".join(map(str, files)))

@@ -1,10 +1,12 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
+import errno
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import format_exception
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,12 +16,51 @@ from rich.text import Text
 from fedcli.errors import UserError
 
 Result = TypeVar("Result")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
+
+
+class Lasting:
+    """A text stream that goes silent where writing fails: a closed terminal or pipe ends no training.
+
+    Args:
+        stream: What is written to, as long as it takes anything.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or nothing."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is kept back, or nothing."""
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        """Do something to the stream; after an error all that is written to its file, also by others, goes nowhere."""
+        try:
+            action()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 def stop(message: str, code: int) -> NoReturn:
     """End the program with one line on stderr."""
     typer.echo(message, err=True)
     raise typer.Exit(code)
+
+
+def stop_if_full(error: OSError, command: str) -> None:
+    """End the program with one line if a disk is full, and tell the command that goes on."""
+    if error.errno in FULL:
+        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
@@ -51,24 +92,28 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def flag_of(name: str) -> str:
     """Write an option's name as its flag."""
-    return "--" + name.replace("_", "-")
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def print_or_write(text: str, out: Path | None) -> None:
     """Print a text, or write it to a file and print the file's name."""
+    from fedcli.data.files import write_atomically  # late: help comes without NumPy
+
     if out is None:
         typer.echo(text, nl=False)
         return
     try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
-    try_write(out, lambda: out.write_text(text, encoding="utf-8"))
+    try_write(out, lambda: write_atomically(out, lambda path: path.write_text(text, encoding="utf-8")))
     typer.echo(str(out))
 
 
 def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Result:
-    """Return what `write` returns; a file that cannot be written is the user's mistake."""
+    """Return what `write` returns; a file that cannot be written is the user's mistake, but for a full disk."""
     try:
         return write()
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
 
 

@@ -1,6 +1,7 @@
 """The commands that run methods: `run`, `resume` and `tune`."""
 
 import inspect
+import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,8 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fedcli import registry
-from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop
+from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop, stop_if_full
+from fedcli.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -120,29 +122,85 @@ def watch(start: Callable[[Any], Result]) -> Result:
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD
+    from fedcli.runs.signals import exit_code
 
     display = Display(console())
     try:
         return start(display)
     except NonFiniteLoss as error:
         stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
-    except KeyboardInterrupt:
+    except OSError as error:
+        if display.folder is not None:
+            stop_if_full(error, f"'{_resume_command(display.folder, display.record)}'")
+        raise
+    except KeyboardInterrupt as error:
         if display.folder is None:
-            stop("interrupted before the first round.", 130)
+            stop("interrupted before the first round.", exit_code(error))
         place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-        stop(f"interrupted after {place}; 'fedcli resume {display.folder}' goes on.", 130)
+        stop(
+            f"interrupted after {place}; '{_resume_command(display.folder, display.record)}' goes on.", exit_code(error)
+        )
+
+
+def _resume_command(folder: Path, record: dict[str, Any]) -> str:
+    """What to type to take up a run."""
+    from fedcli.runs.consent import own_files
+
+    named = (text for path in own_files(record) for text in ("--method", path))
+    return shlex.join(["fedcli", "resume", str(folder), *named])
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, or a folder of several.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="File of yours that the run needs, as method or part, at its place of now; unchanged."),
+    ] = None,
     changed_method: Annotated[
-        bool, typer.Option("--changed-method", help="Go on although the method's file has changed since.")
+        bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
 ) -> None:
-    """Take up a run that was killed or interrupted, from its last checkpoint."""
+    """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
 
-    watch(lambda display: runs.resume(run, changed_method=changed_method, progress=display))
+    folders, failed = runs.find_unfinished(run), False
+    options = {"method": method or (), "changed_method": changed_method}
+    for folder in folders:
+        try:
+            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display))
+        except UserError as error:
+            if len(folders) == 1:
+                raise
+            typer.echo(f"error: {error}", err=True)
+            failed = True
+        except typer.Exit as end:
+            if end.exit_code != 1:  # an interruption, which is one of all runs
+                raise
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def verify(
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="Folder or record.json of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the repetition. \\[default: runs/<time>-<method>-<data>]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="In place of the record's: cpu, cuda or cuda:N.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="File of yours that the run needs, as method or part; unchanged.")
+    ] = None,
+) -> None:
+    """Run a record again in a new folder, and compare partition, curve and parameters.
+
+    Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1.
+    """
+    from fedcli.runs.verify import verify as verified
+
+    verdict = watch(lambda display: verified(record, out=out, method=method or (), device=device, progress=display))
+    typer.echo(verdict.text)
+    if not verdict.same:
+        raise typer.Exit(1)
 
 
 class _Run(MethodGroup):
@@ -154,6 +212,7 @@ class _Run(MethodGroup):
         "last": (
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
+            ("continue_", bool, "Go on in OUT: skip runs that have ended, resume one that has begun.", "Output"),
         ),
     }
 

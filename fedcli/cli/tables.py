@@ -132,6 +132,7 @@ def _paper_table(
     from fedcli.results import comparison, reproduce
     from fedcli.results.jobs import execute
     from fedcli.results.render import render
+    from fedcli.runs.signals import exit_code
 
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
@@ -145,9 +146,9 @@ def _paper_table(
         with display.TableDisplay(screen, plan) as watch:
             try:
                 errors = execute(plan, watch, jobs)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 place = f"{watch.ended} of {watch.total} runs"
-                stop(f"interrupted after {place}; the same command goes on.", 130)
+                stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:

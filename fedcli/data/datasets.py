@@ -347,6 +347,7 @@ def _keep(name: str, arrays: files.Arrays) -> Path:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        files.remove_leftovers(path.parent)
         files.write_atomically(path, write)
     except OSError as error:
         raise UserError(

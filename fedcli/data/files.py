@@ -7,6 +7,7 @@ int64 `[N]`.
 
 import hashlib
 import os
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,14 +27,70 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file so that a reader, or a run killed in between, sees the old or the new one, never a part.
 
     Args:
-        path: The file.
-        write: Given a path in the same folder, writes there.
+        path: The file; a link to one stays a link, and what is no file, as `/dev/stdout`, is written as it is.
+        write: Given a path in the same folder, writes there. What it has written goes again if it fails.
+
+    Raises:
+        OSError: If the disk does not take it, with the name of the file, whatever `write` made of that.
     """
-    temporary = path.with_name(f".{path.name}.partial")
-    write(temporary)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        write(path)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except Exception as error:
+        reason = error if isinstance(error, OSError) else _refusal_of_disk(temporary)
+        temporary.unlink(missing_ok=True)
+        if reason is None:
+            raise
+        raise OSError(reason.errno, reason.strerror, str(path)) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _refusal_of_disk(file: Path) -> OSError | None:
+    """Why the disk takes no more of a file; None where it does. A library's own error does not tell, as PyTorch's."""
+    try:
+        with file.open("ab") as end:
+            end.write(bytes(1 << 16))
+            end.flush()
+            os.fsync(end.fileno())
+    except OSError as error:
+        return error
+    return None
+
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is what `write_atomically` began to write in a process that is dead, or in an earlier one of the
+    same number, as containers have them; a process asks before it writes there itself.
+    """
+    found = _TEMPORARY.fullmatch(path.name)
+    if found is None:
+        return False
+    process = int(found[1])
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # it lives, under another user
+        return False
+    return process == os.getpid()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what dead processes have left in a folder."""
+    for file in folder.glob(".*.partial"):
+        if is_leftover(file):
+            file.unlink(missing_ok=True)
 
 
 def read_npz(path: Path) -> Arrays:

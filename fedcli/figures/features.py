@@ -27,7 +27,9 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, STYLE, chart
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
+from fedcli.runs.consent import with_own_files
 from fedcli.runs.drift import EXAMPLES, SEED, Recording, local_features
+from fedcli.runs.owner import owned
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import machine_settings, open_run
 
@@ -174,8 +176,8 @@ def _dot(marker: str, colour: str, label: str) -> Line2D:
 # The clients' own models
 
 
-@chart("clients", "features of the clients' own models; each run does one more round for it", "folders")
-def clients_chart(paths: Iterable[Path]) -> Figure:
+@chart("clients", "features of the clients' own models; each run does one more round for it", "models")
+def clients_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figure:
     """Draws the features of the clients' models of finished runs, a column for those that differ in more than the seed.
 
     Above they stand in the plane by t-SNE, colours for classes and markers for clients; below are the histograms of the
@@ -184,17 +186,22 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
 
     Args:
         paths: Run folders, or folders that hold run folders.
+        method: The user's files that the runs need, see `resume`.
 
     Raises:
         UserError: If the runs are of several data sets, or one has no global model or cannot be opened again.
     """
     runs, title = one_a_setting(paths)
-    panels = [client_scatter(run.label, one_more_round(run.folder)) for run in runs]
+    panels = [client_scatter(run.label, one_more_round(run.folder, method)) for run in runs]
     return clients_figure(panels, runs[0].record["class_names"], title)
 
 
-def add_clients_quality(folder: Path) -> dict[str, float]:
+def add_clients_quality(folder: Path, method: Sequence[str] = ()) -> dict[str, float]:
     """Measures the features that `clients` draws of a finished run, and writes the numbers into its record.
+
+    Args:
+        folder: Of the run.
+        method: The user's files that the run needs, see `resume`.
 
     Returns:
         `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients together.
@@ -202,30 +209,35 @@ def add_clients_quality(folder: Path) -> dict[str, float]:
     Raises:
         UserError: As `one_more_round` and `separation`.
     """
-    points = one_more_round(folder)
+    points = one_more_round(folder, method)
     measured = {**separation(points.features, points.labels), "examples": len(points.labels)}
     found = {f"clients_{name}": value for name, value in measured.items()}
-    record = read_record(folder)
-    write_record(folder, {**record, "quality": {**record.get("quality", {}), **found}})
+    with owned(folder):
+        record = read_record(folder)
+        write_record(folder, {**record, "quality": {**record.get("quality", {}), **found}})
     return found
 
 
-def one_more_round(folder: Path) -> Points:
+def one_more_round(folder: Path, method: Sequence[str] = ()) -> Points:
     """The features of the clients' models after the round that would follow a run's last one; nothing is written.
+
+    Args:
+        folder: Of the run.
+        method: The user's files that the run needs, see `resume`.
 
     Raises:
         UserError: If the run has no global model or cannot be opened again.
     """
-    record = read_record(folder)
-    method = find_method(record["method_source"])
-    if method.personal is not None:
-        raise UserError(f"'{method.name}' has no global model that drifts apart (got {folder}); leave the run out.")
-    run = open_run(folder, drift_every=1)
+    record = with_own_files(read_record(folder), method, "the same command with")
+    chosen = find_method(record["method_source"])
+    if chosen.personal is not None:
+        raise UserError(f"'{chosen.name}' has no global model that drifts apart (got {folder}); leave the run out.")
+    run = open_run(folder, method, drift_every=1)
     fed, cohort = run.fed, run.fed.cohort(len(record["rounds"]))
     with machine_settings(fed):
-        method.run_round(run.state, cohort, fed, run.setup.options)
+        chosen.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:
-            raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave the run out.")
+            raise UserError(f"the clients of '{chosen.name}' send no whole model (got {folder}); leave the run out.")
         return client_points(fed, cohort)
 
 

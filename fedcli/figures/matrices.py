@@ -28,6 +28,7 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import STYLE, chart
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
 from fedcli.registry import find_method
+from fedcli.runs.consent import with_own_files
 from fedcli.runs.run import machine_settings, open_run
 
 SHARES_MAP = "Blues"  # one hue from white: the same order in grey print and for colour-blind readers, and little ink
@@ -136,8 +137,8 @@ def _write_numbers(axes: Axes, shares: np.ndarray) -> None:
             axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=NUMBER, color=colour)
 
 
-@chart("correlation", "how alike the logits of personal models are, on public and on private images", "folders")
-def correlation_chart(paths: Iterable[Path]) -> Figure:
+@chart("correlation", "how alike the logits of personal models are, on public and on private images", "models")
+def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figure:
     """Draws the cross-correlation of the clients' logits with their mean, a row for runs that differ beyond the seed.
 
     On the left they are of public images: those of the run, or where it has none those of the first one shown that
@@ -145,38 +146,41 @@ def correlation_chart(paths: Iterable[Path]) -> Figure:
 
     Args:
         paths: Run folders, or folders that hold run folders.
+        method: The user's files that the runs need, see `resume`.
 
     Raises:
         UserError: If the runs are of several data sets or none has public images, or one has no personal models, no
             checkpoint or another one's.
     """
     shown, title = one_a_setting(paths)
-    _refuse(shown)
+    _refuse(shown, method)
     lender = next(run.folder for run in shown if run.record["config"].get("public_dataset"))
-    lent = public_sample(open_run(lender).fed)
-    return correlation_figure([Matrices(run.label, *correlations(run.folder, lent)) for run in shown], title)
+    lent = public_sample(open_run(lender, method).fed)
+    return correlation_figure([Matrices(run.label, *correlations(run.folder, lent, method)) for run in shown], title)
 
 
-def _refuse(shown: Sequence[Shown]) -> None:
+def _refuse(shown: Sequence[Shown], method: Sequence[str]) -> None:
     """Refuses runs that no figure can be made of."""
     for _, record, folder in shown:
-        if find_method(record["method_source"]).personal is None:
+        own = with_own_files(record, method, "the same command with")
+        if find_method(own["method_source"]).personal is None:
             raise UserError(f"'{record['method']}' has no personal models (got {folder}); leave the run out.")
     if not any(run.record["config"].get("public_dataset") for run in shown):
         raise UserError(f"no run has public images (got {len(shown)} without); add a run of a method that uses them.")
 
 
-def correlations(folder: Path, lent: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def correlations(folder: Path, lent: Tensor, method: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
     """The mean cross-correlations `[C, C]` of a finished run on public images and on private ones.
 
     Args:
         folder: Of the run, with its last checkpoint.
         lent: `[n, channels, H, W]`, normalised public images for a run that has none.
+        method: The user's files that the run needs, see `resume`.
 
     Raises:
         UserError: If the checkpoint is missing or another one's, or no client has two images.
     """
-    run = open_run(folder)
+    run = open_run(folder, method)
     fed = run.fed
     with machine_settings(fed):
         clients = [model for _, model in models(fed, run.method, run.state)]

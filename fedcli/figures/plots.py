@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
 from fedcli.results.tables import SeedGroup, agreed, group
 from fedcli.runs.records import quiet
@@ -66,7 +67,8 @@ class Chart:
     Attributes:
         draw: From the runs to the figure.
         help: What it shows, one line.
-        needs: What `draw` takes: the "records" of the runs, or the "folders" given where a figure needs more of them.
+        needs: What `draw` takes: the "records" of the runs; or, where a figure needs more of them, the "folders" given;
+            or the folders and the user's files that their "models" need.
     """
 
     draw: Callable[..., Figure]
@@ -87,6 +89,9 @@ def chart(name: str, help: str, needs: str = "records") -> Callable[[Callable[..
     return register
 
 
+FRAME = {"bbox_inches": "tight", "pad_inches": 0.04}
+
+
 def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
@@ -105,7 +110,8 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
-            figure.savefig(file, metadata=undated[file.suffix], bbox_inches="tight", pad_inches=0.04)
+            about = {"format": file.suffix[1:], "metadata": undated[file.suffix]}
+            write_atomically(file, lambda path, about=about: figure.savefig(path, **about, **FRAME))
     return files
 
 

@@ -6,7 +6,7 @@ many as there are classes, with the classes; the silhouette compares an image's 
 the nearest other one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import Method, find_method
 from fedcli.results.tables import agreed, group
+from fedcli.runs.consent import with_own_files
+from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD, file_digest, read_record, write_record
 from fedcli.runs.run import machine_settings, open_run
 
@@ -115,12 +117,13 @@ def kept_outputs(run: Shown) -> tuple[str, dict[str, np.ndarray]]:
         return run.label + client, dict(kept)
 
 
-def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
+def add_quality(folder: Path, client: int | None = None, method: Sequence[str] = ()) -> dict[str, Any]:
     """Measures a finished run, keeps the features beside its record, and writes the numbers into the record.
 
     Args:
         folder: Of the run, with its last checkpoint.
         client: Whose own model is measured; None for the global model.
+        method: The user's files that the run needs, see `resume`.
 
     Returns:
         `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
@@ -131,16 +134,16 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
     """
     record = read_record(folder)
-    method = find_method(record["method_source"])
-    _refuse_other_models(record, method, client, folder)
-    run = open_run(folder)
+    chosen = find_method(with_own_files(record, method, "the same command with")["method_source"])
+    _refuse_other_models(record, chosen, client, folder)
+    run = open_run(folder, method)
     fed = run.fed
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
     domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
     index = sample(len(fed.test_labels), domains)
     with machine_settings(fed):
-        network, *model = next(model for own, model in models(fed, method, run.state) if own == (client or 0))
+        network, *model = next(model for own, model in models(fed, chosen, run.state) if own == (client or 0))
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
     kept = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
     quality = {**separation(kept["features"], labels), "examples": len(index), "seed": SEED}
@@ -151,10 +154,11 @@ def add_quality(folder: Path, client: int | None = None) -> dict[str, Any]:
         for number, name in enumerate(fed.domain_names):
             shown = kept["domains"] == number
             quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
-    write_atomically(folder / FEATURES, lambda path: _save(path, kept))
-    quality["features_sha256"] = file_digest(folder / FEATURES)
     of_clients = {name: value for name, value in record.get("quality", {}).items() if name.startswith("clients_")}
-    write_record(folder, {**record, "quality": {**of_clients, **quality}})
+    with owned(folder):
+        write_atomically(folder / FEATURES, lambda path: _save(path, kept))
+        quality["features_sha256"] = file_digest(folder / FEATURES)
+        write_record(folder, {**record, "quality": {**of_clients, **quality}})
     return quality
 
 

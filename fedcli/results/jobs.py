@@ -11,11 +11,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+from fedcli.registry import own_paths
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
+from fedcli.runs.config import flags_of
+from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD, read_record
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
+PROGRAM = """
+from runpy import run_module
+from fedcli.runs.signals import end_with_parent
+end_with_parent()
+run_module("fedcli", run_name="__main__", alter_sys=True)
+"""
 
 
 class Watch:
@@ -41,8 +50,12 @@ def execute(plan: TablePlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
 
     Returns:
         The errors of the runs that failed, by their folders.
+
+    Raises:
+        UserError: Another process runs what is in the table's folder.
     """
-    return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
+    with owned(plan.folder):
+        return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
 
 
 class _Relay(runs.Listener):
@@ -73,7 +86,7 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
             if run.record is None:
                 record = runs.run(run.method, out=run.folder, progress=_Relay(run, watch), **run.given).record
             else:
-                record = runs.resume(run.folder, progress=_Relay(run, watch)).record
+                record = runs.resume(run.folder, method=_own_files(run), progress=_Relay(run, watch)).record
         except Exception as raised:  # whatever it is, the other runs go on
             error = errors[run.folder] = (str(raised).splitlines() or [type(raised).__name__])[0]
         watch.end(run, record, error)
@@ -81,7 +94,7 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
 
 
 def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[Path, str]:
-    """Runs in processes of their own, so many at once; Ctrl-C interrupts them all."""
+    """Runs in processes of their own, so many at once; what interrupts this one interrupts them all."""
     waiting, errors = list(todo)[::-1], {}
     active: dict[Path, tuple[PlannedRun, subprocess.Popen, IO[str]]] = {}
     with ExitStack() as outputs:
@@ -103,7 +116,7 @@ def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[P
                         watch.end(run, record, errors.get(folder, ""))
         finally:
             for _, process, _ in active.values():
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM)  # a shell script's background processes ignore SIGINT
             for _, process, _ in active.values():
                 process.wait()
     return errors
@@ -114,9 +127,9 @@ def _launch(run: PlannedRun, jobs: int, output: IO[str]) -> subprocess.Popen:
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     paths = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedcli", *_arguments(run)],
+        [sys.executable, "-P", "-c", PROGRAM, *_arguments(run)],
         env={"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # see `end_with_parent`
         stdout=subprocess.DEVNULL,
         stderr=output,
         start_new_session=True,  # Ctrl-C comes from here, once
@@ -126,15 +139,13 @@ def _launch(run: PlannedRun, jobs: int, output: IO[str]) -> subprocess.Popen:
 def _arguments(run: PlannedRun) -> list[str]:
     """What to give to `fedcli` for the run."""
     if run.record is not None:
-        return ["resume", str(run.folder)]
-    flags = []
-    for name, value in run.given.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            flags.append(f"--{flag}={value}")
-    return ["run", run.method, *flags, "--out", str(run.folder)]
+        return ["resume", str(run.folder), *(f"--method={path}" for path in _own_files(run))]
+    return ["run", run.method, *flags_of(run.given), "--out", str(run.folder)]
+
+
+def _own_files(run: PlannedRun) -> list[str]:
+    """The user's files that the plan, not a record, names for the run."""
+    return own_paths([run.method, *run.setup.values().values()])
 
 
 def _last_line(output: IO[str]) -> str:

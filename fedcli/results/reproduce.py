@@ -5,10 +5,10 @@ with other tables, and takes in runs that were made by hand.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -103,6 +103,7 @@ class TablePlan:
         limits: Those that make a run smaller, by option.
         folder: Where new runs are put, and those that were interrupted go on.
         search: Where finished runs are looked for too.
+        damaged: What is wrong with the records there that cannot be read; their runs are made anew elsewhere.
     """
 
     table: Table
@@ -112,6 +113,7 @@ class TablePlan:
     limits: dict[str, int]
     folder: Path
     search: tuple[Path, ...]
+    damaged: tuple[str, ...] = ()
 
     @property
     def reduction(self) -> str:
@@ -158,7 +160,7 @@ def plan(
         limits: Largest number of rounds, local epochs and training images, by option.
 
     Raises:
-        UserError: If `only` leaves nothing, a seed or a limit is out of range, or a record cannot be read.
+        UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     search = (HOME, *shipped()) if folder is None else ()
     folder = folder or HOME / table.name.replace(":", "-")
@@ -174,13 +176,13 @@ def plan(
         for name, run in zip(names, its_runs, strict=True):
             known.setdefault(name, run)
         members.append((cell, find_metric(cell.metric), names))
-    records = _records([folder, *search])
+    records, damaged = _records([folder, *search])
     for name, run in known.items():
         read = [metric for _, metric, names in members if name in names]
         known[name] = _with_record(run, read, folder, records)
     cells = [PlannedCell(cell, metric, tuple(known[name] for name in names)) for cell, metric, names in members]
     used = {name: limit for run in known.values() for name, limit in run.limits.items()}
-    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search)
+    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search, damaged)
 
 
 @dataclass
@@ -282,7 +284,7 @@ def _with_record(run: PlannedRun, metrics: Sequence[Metric], folder: Path, recor
         if _is_of(record, run.setup, metrics) and (path.is_relative_to(folder) or state_of(record) in ENDED)
     ]
     if not found:
-        return run
+        return replace(run, folder=_free(run.folder))
     path, record = max(found, key=lambda pair: (state_of(pair[1]) in ENDED, len(pair[1]["rounds"])))
     return replace(run, folder=path, record=record)
 
@@ -332,16 +334,26 @@ def shipped() -> list[Path]:
     return [here / "results" / "records"] if here else []
 
 
-def _records(folders: Iterable[Path]) -> dict[tuple[str, int], list[tuple[Path, dict]]]:
-    """The runs under folders with their records, by method and seed; none twice."""
+def _free(place: Path) -> Path:
+    """The place of a new run: that one, or beside a damaged record, which stays as it is."""
+    others = (place.with_name(f"{place.name}-{count}") for count in itertools.count(2))
+    return next(folder for folder in itertools.chain([place], others) if not (folder / RECORD).exists())
+
+
+def _records(folders: Iterable[Path]) -> tuple[dict[tuple[str, int], list[tuple[Path, dict]]], tuple[str, ...]]:
+    """The runs under folders with their records, by method and seed, none twice; what is wrong with other records."""
     found: dict[tuple[str, int], list[tuple[Path, dict]]] = {}
-    files: dict[Path, Path] = {}
+    damaged, files = [], {}
     for file in (file for folder in folders for file in sorted(folder.rglob(RECORD))):
         files.setdefault(file.resolve(), file)
     for file in files.values():
-        record = read_record(file)
+        try:
+            record = read_record(file)
+        except UserError as error:
+            damaged.append(str(error))
+            continue
         found.setdefault((record["method"], record["seed"]), []).append((file.parent, record))
-    return found
+    return found, tuple(damaged)
 
 
 def _is_of(record: dict[str, Any], setup: Setup, metrics: Iterable[Metric] = ()) -> bool:
@@ -387,14 +399,14 @@ def _machine(plan: TablePlan) -> tuple[str, str]:
 def _pace_keys(method: str, config: Mapping[str, Any], machine: tuple[str, str]) -> list[tuple]:
     """What the time of an example depends on, the nearest first: on this machine or another of its kind."""
     always = config["dataset"], config["backbone"], config["precision"], machine[0]
-    choices = product((machine[1], None), (config["batch_size"], None), (method, None))
+    choices = itertools.product((machine[1], None), (config["batch_size"], None), (method, None))
     return [(*always, *choice) for choice in choices]
 
 
 def _paces(plan: TablePlan) -> dict[tuple, list[Pace]]:
     """The quiet runs that there are, by `_pace_keys`."""
     found: dict[tuple, list[Pace]] = {}
-    for pairs in _records([plan.folder, *plan.search, *shipped()]).values():
+    for pairs in _records([plan.folder, *plan.search, *shipped()])[0].values():
         for _, record in pairs:
             config, hardware = record["config"], record["hardware"]
             method = methods().get(record["method"])

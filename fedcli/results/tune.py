@@ -52,10 +52,10 @@ class Trial:
                 f"no client holds out an example to choose by (--validation {self.record['config']['validation']:g} of "
                 f"few); give a larger share or fewer clients."
             )
-        rule = registry.find_protocol(self.record["protocol"], registry.find_method(self.record["method_source"]))
-        if rule.selection in ("best-validation", "best-test"):
+        rule = self.record["summary"]["selection"]
+        if rule in ("best-validation", "best-test"):
             return max(found)
-        return fmean(found[-3:] if rule.selection == "mean-last-3" else found[-max(len(found) // 10, 1) :])
+        return fmean(found[-3:] if rule == "mean-last-3" else found[-max(len(found) // 10, 1) :])
 
 
 def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
@@ -147,7 +147,8 @@ def tune(
         if record is None:
             try:
                 if (place / RECORD).is_file():
-                    runs.resume(place, progress=progress)
+                    own = registry.own_paths([method, *setup.values().values()])
+                    runs.resume(place, method=own, progress=progress)
                 else:
                     options = {**given, "validation": setup.run.validation, **combination, "seed": seed}
                     runs.run(method, out=place, progress=progress, **options)

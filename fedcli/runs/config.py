@@ -125,7 +125,7 @@ PANELS = {
 
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Taken by the command line and by `fedcli.run`.
-_NOT_FIELDS = {"method", "out", "seeds", "tuned", "grid", "progress", "help"}
+_NOT_FIELDS = {"method", "out", "seeds", "tuned", "grid", "progress", "help", "continue_"}
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -243,6 +243,18 @@ class Setup:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
         own = [options for options in (self.options, self.post_options) if options is not None]
         return {name: value for part in (self.run, *own) for name, value in dataclasses.asdict(part).items()}
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as they are typed on the command line; those that are None are left out."""
+    flags = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            flags.append(f"--{flag}={value}")
+    return flags
 
 
 def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:

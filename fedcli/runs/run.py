@@ -3,9 +3,8 @@
 import dataclasses
 import json
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,25 @@ from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss, count_parameters, divide
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.registry import DataSetting, Method, PublicSetting, absolute, find_method, short_name, user_files
+from fedcli.registry import (
+    DataSetting,
+    Method,
+    PublicSetting,
+    absolute,
+    find_method,
+    own_paths,
+    replace_paths,
+    short_name,
+    user_files,
+)
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import CHECKPOINT, Pace, read_checkpoint, write_checkpoint
-from fedcli.runs.config import Setup, recorded_options, reductions, resolve
+from fedcli.runs.config import Setup, flags_of, recorded_fields, recorded_options, recorded_value, reductions, resolve
+from fedcli.runs.consent import THEN, own_files, with_own_files
 from fedcli.runs.finite import refuse_non_finite
+from fedcli.runs.owner import is_free, owned
 from fedcli.runs.records import (
+    RECORD,
     SCHEMA,
     Load,
     environment,
@@ -38,6 +50,7 @@ from fedcli.runs.records import (
     summarise,
     write_record,
 )
+from fedcli.runs.signals import as_interruptions
 
 SMALL_NETWORK = 100_000  # parameters
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
@@ -61,13 +74,16 @@ class Listener:
     def finish(self, record: dict[str, Any]) -> None:
         """The run has ended, for whatever reason; `record["status"]` says which."""
 
+    def skip(self, record: dict[str, Any], folder: Path) -> None:
+        """The run in `folder` had ended before, and nothing of it is run."""
+
 
 @dataclass(frozen=True)
 class Run:
     """A run that has ended."""
 
     record: dict[str, Any]
-    state: Any  # the method's server state after the last round
+    state: Any  # the method's server state after the last round; None for a run that had ended before
     path: Path
 
 
@@ -77,6 +93,7 @@ def run(
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
     tuned: str | Path | None = None,
+    continue_: bool | None = None,
     progress: Listener | None = None,
     **given: Any,
 ) -> Run | list[Run]:
@@ -87,6 +104,8 @@ def run(
         out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
         seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`; none of these may exist.
         tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
+        continue_: Go on with what is in `out` already, by the same call: skip a run that has ended, resume one that has
+            begun, start the rest. The `state` of a skipped run is None.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
 
@@ -112,17 +131,63 @@ def run(
         setup = resolve(chosen, values)
         return dataclasses.replace(setup, origin={**setup.origin, **origin})
 
-    if seeds is None:
-        setup = resolved(given)
-        return _begin(setup, _free_folder(out or _new_name(setup)), source, progress)
-    if "seed" in given:
+    if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
-    setups = [resolved({**given, "seed": seed}) for seed in check_seeds(seeds)]
+    if continue_ and out is None:
+        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
+    setups = [resolved(values) for values in each]
     parent = Path(out or _new_name(setups[0]))
-    folders = [_free_folder(parent / f"seed-{setup.run.seed}") for setup in setups]
+    folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
+    begun = [_begun(setup, folder) if continue_ else None for setup, folder in zip(setups, folders, strict=True)]
+    for folder, record in zip(folders, begun, strict=True):
+        if record is None:
+            _free_folder(folder)
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
-    return [_begin(setup, folder, source, progress) for setup, folder in zip(setups, folders, strict=True)]
+    done = [
+        _begin(setup, folder, source, progress)
+        if record is None
+        else _continue(record, folder, setup, source, progress)
+        for setup, folder, record in zip(setups, folders, begun, strict=True)
+    ]
+    return done[0] if seeds is None else done
+
+
+def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
+    """The record of a run that has begun in a folder; None for a folder without one.
+
+    Raises:
+        UserError: If it is a run of another method or with another option.
+    """
+    if not (folder / RECORD).is_file():
+        return None
+    record, fields = read_record(folder), recorded_fields(setup.method, setup.run.post)
+    pairs = {"method": (record["method"], setup.method.name)}
+    pairs |= {name: (recorded_value(record["config"], fields[name]), now) for name, now in setup.values().items()}
+    then = {path: known.rsplit(THEN, 1)[-1] for path, known in own_files(record).items() if known}
+    for name, (before, now) in pairs.items():
+        own = user_files([now])  # a file that was only moved is the same
+        if before != now and replace_paths(before, then) != replace_paths(now, own):
+            flag = name if name == "method" else "--" + name.replace("_", "-")
+            raise UserError(
+                f"the folder '{folder}' holds a run with another {flag} (got {now}, was {before}); give the same "
+                "options, or choose another folder with --out."
+            )
+    return record
+
+
+def has_ended(record: dict[str, Any]) -> bool:
+    """True for a run that has finished, or has diverged and would again."""
+    return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
+
+
+def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
+    """Skips a run that has ended, and resumes another."""
+    if has_ended(record):
+        (progress or Listener()).skip(record, folder)
+        return Run(record, None, folder)
+    return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
 
 
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
@@ -166,44 +231,81 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         chosen = autotune.autotune(fed)
         record = _new_record(setup, dataset, parts, fed, source, chosen)
         state = _init(setup, fed)
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(
-                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
-            ) from error
-        write_record(folder, record)
-        return _go_on(setup, fed, record, state, folder, progress or Listener())
+        with owned(folder):
+            _free_folder(folder)  # another process may have begun in it meanwhile
+            write_record(folder, record)
+            return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
-def resume(path: str | Path, *, changed_method: bool = False, progress: Listener | None = None) -> Run:
+def find_unfinished(path: Path) -> list[Path]:
+    """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if not path.is_dir() or (path / RECORD).is_file():
+        return [path]
+    below = sorted(file.parent for file in path.rglob(RECORD))
+    found = [folder for folder in below if not _reads_as_ended(folder)]
+    if not found:
+        raise UserError(
+            f"there is no record at '{path / RECORD}', and no unfinished run below (got {len(below)} that have ended); "
+            "give the folder of a run, or of several."
+        )
+    return found
+
+
+def _reads_as_ended(folder: Path) -> bool:
+    """Whether a run needs no resuming; one whose record is damaged is left to `resume`, which says so."""
+    try:
+        return has_ended(read_record(folder))
+    except UserError:
+        return False
+
+
+def resume(
+    path: str | Path,
+    *,
+    method: str | Path | Sequence[str | Path] = (),
+    changed_method: bool = False,
+    progress: Listener | None = None,
+) -> Run:
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
     Args:
         path: Folder of the run.
-        changed_method: Go on although the method's file is not the one the run began with.
+        method: The user's files that the run needs, for its method or for parts; a path in a record is imported only if
+            it is named here, and has the recorded hash. A file may have been moved.
+        changed_method: Go on although one of them is not as it was when the run began.
         progress: Told how the run goes on.
 
     Raises:
-        UserError: If there is no such run, it has finished, or its method, data or partition are not the same.
+        UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
+            not the same.
     """
-    folder = Path(path)
-    record = read_record(folder)
+    folder, named = Path(path), [method] if isinstance(method, str | Path) else method
+    read_record(folder)  # refuses what is no run, and makes no folder
+    with owned(folder):
+        return _resume(folder, read_record(folder), named, changed_method, progress)
+
+
+def _resume(
+    folder: Path, record: dict[str, Any], named: Sequence[str | Path], changed_method: bool, progress: Listener | None
+) -> Run:
+    """Takes up the run of a folder that this process owns."""
     if record["status"] == "finished":
         raise UserError(f"the run '{folder}' has finished (all {record['config']['rounds']} rounds); start a new one.")
+    record = with_own_files(record, named, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
     method = find_method(record["method_source"])
     other_file = not record["method_hash"].endswith(method.file_hash)
-    changed = other_file or outdated(record, method)
-    if changed and not changed_method:
+    if (other_file or outdated(record, method)) and not changed_method:
         raise UserError(
             f"the code of '{method.name}' has changed since the run began ({_versions(record, method)}); "
             f"go on with --changed-method, or start a new run."
         )
-    changed_files = _changed_files(record, changed_method)
     setup, fed = restore(record, method, progress)
-    record["user_files"] = changed_files
     if other_file:
-        record["method_hash"] = f"{record['method_hash']}, then {method.file_hash}"
+        record["method_hash"] = f"{record['method_hash']}{THEN}{method.file_hash}"
     with machine_settings(fed):
         state, known, note = read_checkpoint(folder, record, setup, fed)
         record.update(known)
@@ -220,21 +322,6 @@ def _versions(record: dict[str, Any], method: Method) -> str:
     then, now = numerics_of(record), numerics(method)
     numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
     return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
-
-
-def _changed_files(record: dict[str, Any], allowed: bool) -> dict[str, str]:
-    """The hashes of the user's files, with those that the record has; refuses a change unless it is allowed."""
-    before = record.get("user_files", {})
-    now = user_files([record["method_source"], *record["config"].values()])
-    for path, digest in now.items():
-        if path in before and not before[path].endswith(digest):
-            if not allowed:
-                raise UserError(
-                    f"the file '{path}' has changed since the run began (hash {digest}, was {before[path]}); go on "
-                    "with --changed-method, or start a new run."
-                )
-            now[path] = f"{before[path]}, then {digest}"
-    return {**before, **now}
 
 
 def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
@@ -264,11 +351,12 @@ class OpenRun:
     state: Any  # the method's server state after the last round
 
 
-def open_run(folder: Path, **instead: Any) -> OpenRun:
+def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRun:
     """Opens a finished run, to look at its last model or to go on from it; nothing is written.
 
     Args:
         folder: Of the run, with its last checkpoint.
+        method: The user's files that the run needs, see `resume`.
         **instead: Options in place of the run's own, as `drift_every=1`.
 
     Raises:
@@ -278,6 +366,7 @@ def open_run(folder: Path, **instead: Any) -> OpenRun:
     record = read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
+    record = with_own_files(record, method, "the same command with")
     method = find_method(record["method_source"])
     if outdated(record, method):
         raise UserError(
@@ -392,8 +481,9 @@ def federation(
 
 
 def _free_folder(out: str | Path) -> Path:
+    """The folder of a run that begins, which must be free."""
     folder = Path(out)
-    if folder.exists():
+    if not is_free(folder):
         raise UserError(f"the output folder '{folder}' exists; an existing one is never overwritten, choose another.")
     return folder
 
@@ -435,7 +525,7 @@ def _new_record(
         "dataset_fingerprint": dataset.fingerprint,
         "reduced": reductions(setup.values(), setup.protocol),
         "seed": config.seed,
-        "command": shlex.join(["fedcli", *sys.argv[1:]]) if Path(sys.argv[0]).name == "fedcli" else "fedcli.run",
+        "command": _command(setup, source),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": setup.values(),
         "origin": setup.origin,
@@ -477,6 +567,14 @@ def _new_record(
     }
 
 
+def _command(setup: Setup, source: str) -> str:
+    """What to type to make a run like this in a folder of its own, wherever its options came from."""
+    others = ("default", "protocol ", "seed", "num_clients")
+    values = setup.values()
+    given = {name: values[name] for name in values if not setup.origin.get(name, "default").startswith(others)}
+    return shlex.join(["fedcli", "run", source, *flags_of(given)])
+
+
 def _public(fed: Federation) -> dict[str, Any] | None:
     """What a record says of the public images; None where there are none."""
     if fed.public_images is None:
@@ -514,6 +612,7 @@ def _init(setup: Setup, fed: Federation) -> Any:
         return setup.method.init(fed, setup.options)
 
 
+@as_interruptions()
 def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
     config, rounds = setup.run, record["rounds"]
@@ -550,8 +649,10 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
         record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        write_record(folder, record)
-        progress.finish(record)
+        try:
+            write_record(folder, record)
+        finally:
+            progress.finish(record)
     return Run(record, state, folder)
 
 

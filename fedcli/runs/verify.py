@@ -1,0 +1,111 @@
+"""Running a record again, and comparing what comes out with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcli.core.engine import WAYS
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs.config import recorded_options
+from fedcli.runs.consent import with_own_files
+from fedcli.runs.records import read_record
+from fedcli.runs.run import Listener, Run, run
+
+WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
+SURROUNDINGS = ("hardware", "machine", "versions", "numerics", "method_hash")  # what the bits of a run depend on
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a record and its repetition have in common.
+
+    Attributes:
+        text: "same bits", "same within x", or what differs.
+        same: False for the last of them.
+        again: The repetition.
+    """
+
+    text: str
+    same: bool
+    again: Run
+
+
+def verify(
+    path: str | Path,
+    *,
+    out: str | Path | None = None,
+    method: Sequence[str | Path] = (),
+    device: str | None = None,
+    progress: Listener | None = None,
+) -> Verdict:
+    """Runs a finished run again, and compares partition, curve and parameters.
+
+    Args:
+        path: Its folder or its record.
+        out: Folder of the repetition, see `run`.
+        method: The user's files that the run needs, see `resume`.
+        device: In place of the record's.
+        progress: Told how it goes on.
+
+    Raises:
+        UserError: If there is no such run, it has not finished, or it cannot run here.
+    """
+    record = read_record(Path(path))
+    if record["status"] != "finished":
+        raise UserError(
+            f"the run '{path}' has not finished (it is {record['status']}); only a finished one can be compared."
+        )
+    record = with_own_files(record, method, "the same command with")
+    options = recorded_options(record["config"], find_method(record["method_source"]))
+    engine = {"way": WAYS[0], **record["engine"]}
+    way = "" if engine["way"] == WAYS[0] else f"{engine['way']}:"
+    options |= {"clients_per_chunk": f"{way}{engine['clients_per_chunk']}"}
+    options |= {} if device is None else {"device": device}
+    again = run(record["method_source"], out=out, progress=progress, **options)
+    return Verdict(*compare(record, again.record), again)
+
+
+def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
+    """Compares two finished runs of the same options.
+
+    Args:
+        record: The first.
+        again: The second.
+
+    Returns:
+        The text and the answer of a `Verdict`.
+    """
+    for what, place in (("data set", lambda one: one["dataset_fingerprint"]), ("partition", _partition)):
+        if place(record) != place(again):
+            return f"another {what}: fingerprint {place(again)}, was {place(record)}", False
+    hashes = [one["summary"].get("params_sha256") for one in (record, again)]
+    distance, where = _distance(record["rounds"], again["rounds"])
+    if hashes[0] == hashes[1] and distance == 0:
+        return "same bits", True
+    points = f"{100 * distance:.2f} points of accuracy"
+    other = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
+    if not other:
+        what = f"the curve by {points} in round {where}" if distance else "the parameters, and not the curve"
+        return f"another result on the same machine and version: {what}", False
+    if distance > WITHIN:
+        return f"another curve: by {points} in round {where} (other {', '.join(other)})", False
+    return f"same within {points} (other {', '.join(other)})", True
+
+
+def _partition(record: dict[str, Any]) -> str:
+    return record["partition"]["fingerprint"]
+
+
+def _distance(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tuple[float, int]:
+    """The largest difference of two curves' accuracies, 1 where one has none, and its round, counted from 1."""
+    worst, where = 0.0, 0
+    if len(first) != len(second):
+        return 1.0, min(len(first), len(second)) + 1
+    for one, other in zip(first, second, strict=True):
+        for name in ("test_accuracy", "validation_accuracy"):
+            pair = one[name], other[name]
+            apart = float(pair[0] is not pair[1]) if None in pair else abs(pair[0] - pair[1])
+            worst, where = max((worst, where), (apart, one["round"] + 1), key=lambda found: found[0])
+    return worst, where

@@ -1,0 +1,71 @@
+"""Programs that tests start, interrupt and kill."""
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+PATIENCE = 60  # seconds until a test fails that waits for a program
+SMALL = (
+    "--dataset", "digits", "--protocol", "fedfm:digits", "--train-examples", "120", "--num-clients", "4",
+    "--cohort-size", "2", "--rounds", "3", "--batch-size", "16", "--device", "cpu", "--partition", "iid",
+)  # fmt: skip
+
+# Trains as FedAvg does, and stops in the second round until somebody opens the pipe `go`, as long as there is one.
+WAITS = """
+import os
+from dataclasses import replace
+from fedcli.papers.baselines import fedavg
+from fedcli.registry import find_method
+
+def run_round(state, cohort, fed, config):
+    if cohort.round == 1 and os.path.exists("go"):
+        with open("here", "w") as here:
+            print(os.getpid(), file=here, flush=True)
+            open("go").close()
+    return fedavg.run_round(state, cohort, fed, config)
+
+METHOD = replace(find_method("fedavg"), name="waits", run_round=run_round)
+"""
+
+
+class Waiting:
+    """Writes `waits.py` and its pipes into a folder, and knows which processes wait in it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "waits.py").write_text(WAITS)
+        os.mkfifo(folder / "here")
+        os.mkfifo(folder / "go")
+        self._file = os.open(folder / "here", os.O_RDONLY | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._file, select.POLLIN)
+
+    def one(self) -> int:
+        """The number of a process that waits, once there is one."""
+        assert self._poll.poll(1000 * PATIENCE), "no process has come to its second round"
+        return int(os.read(self._file, 100).split()[0])
+
+    def none(self) -> None:
+        """Returns when none is left."""
+        while events := self._poll.poll(1000 * PATIENCE):
+            if not events[0][1] & select.POLLIN:
+                return
+            os.read(self._file, 100)
+        raise AssertionError("a process that waits is left")
+
+    def free(self) -> None:
+        """Lets the processes that come later pass."""
+        (self.folder / "go").unlink()
+
+    def go(self) -> None:
+        """Lets one that waits go on."""
+        (self.folder / "go").open("w").close()
+
+
+def start(folder, *arguments, program=("-m", "fedcli"), **options):
+    """Starts a program of this Python in a folder; by default `fedcli` with the arguments."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, *program, *map(str, arguments)], cwd=folder, env=environment, **options)

@@ -1,0 +1,125 @@
+"""The same command again: what has ended is skipped, what has begun goes on, the rest starts."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli.cli import app as cli
+from fedcli.cli import display
+from fedcli.errors import UserError
+from fedcli.runs import run as runs
+from fedcli.runs.records import read_record
+from tests.test_runs import TINY, Stop, StopAfter, essence
+
+
+class Told(StopAfter):
+    """Knows which runs it was told of, and stops after so many rounds."""
+
+    def __init__(self, rounds=100):
+        super().__init__(rounds)
+        self.started, self.skipped = [], []
+
+    def start(self, record, folder, samples_per_round, first_round):
+        self.started.append((folder.name, first_round))
+
+    def skip(self, record, folder):
+        self.skipped.append(folder.name)
+
+
+def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
+    def again(told):
+        return fedcli.run("fedavg", out=tmp_path / "many", seeds=[0, 1, 2], continue_=True, progress=told, **TINY)
+
+    with pytest.raises(Stop):
+        again(Told(rounds=6))  # in the second round of the second run
+    told = Told()
+    done = again(told)
+    assert (told.skipped, told.started) == (["seed-0"], [("seed-1", 2), ("seed-2", 0)])
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", seeds=[0, 1, 2], **TINY)
+    assert [essence(run.record) for run in done] == [essence(run.record) for run in whole]
+    assert done[0].state is None
+    told = Told()
+    again(told)
+    assert (told.skipped, told.started) == (["seed-0", "seed-1", "seed-2"], [])
+
+
+def test_a_run_that_diverged_is_skipped(tmp_path):
+    options = {**TINY, "lr": 1e6, "out": tmp_path / "run", "continue_": True}
+    with pytest.raises(runs.NonFiniteLoss):
+        fedcli.run("fedavg", **options)
+    told = Told()
+    assert fedcli.run("fedavg", **options, progress=told).record["status"] == "failed"
+    assert told.skipped == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\)"),
+        ("fedavg", {"rounds": 9}, r"another --rounds \(got 9, was 4\)"),
+        ("fedavg", {"partition_seed": 7}, r"another --partition-seed \(got 7, was 0\)"),
+        ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
+    ],
+)
+def test_a_run_with_other_options_is_refused_by_the_option(method, given, message, tmp_path):
+    options = {**TINY, "lr": 0.02}
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path, progress=StopAfter(1), **options)
+    before = (tmp_path / "record.json").read_bytes()
+    with pytest.raises(UserError, match=message):
+        fedcli.run(method, out=tmp_path, continue_=True, **{**options, **given})
+    assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_no_folder_is_refused_and_one_that_is_no_runs_is_left_alone(tmp_path):
+    with pytest.raises(UserError, match=r"--continue goes on in a folder \(got no --out\)"):
+        fedcli.run("fedavg", continue_=True, **TINY)
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="never overwritten"):
+        fedcli.run("fedavg", out=tmp_path, continue_=True, **TINY)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+def test_a_kill_while_figures_are_drawn_leaves_the_figures_to_the_same_command(tmp_path, monkeypatch):
+    arguments = ["run", "fedavg", "--out", tmp_path / "run", "--continue", "--rounds", 1]
+    drawn = []
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(display, "draw", killed)
+    assert invoke(*arguments).exit_code == 130
+    monkeypatch.setattr(display, "draw", lambda record, folder: drawn.append(folder))
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (0, f"skipped     {tmp_path / 'run'}, which has finished\n")
+    assert drawn == [tmp_path / "run"]
+    for name in ("curve.png", "curve.pdf", "partition.png", "partition.pdf"):
+        (tmp_path / "run" / name).touch()
+    invoke(*arguments)
+    assert len(drawn) == 1
+
+
+def test_resume_takes_up_every_unfinished_run_below_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+    fedcli.run("fedavg", out=tmp_path / "a" / "done", **TINY)
+    for name in ("a/one", "b"):
+        with pytest.raises(Stop):
+            fedcli.run("fedavg", out=tmp_path / name, progress=StopAfter(2), **TINY)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "record.json").write_text("{")
+    result = invoke("resume", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "is not JSON" in result.stderr
+    records = {name: read_record(tmp_path / name) for name in ("a/done", "a/one", "b")}
+    assert {name: record["resumed"] for name, record in records.items()} == {"a/done": [], "a/one": [2], "b": [2]}
+    assert {record["status"] for record in records.values()} == {"finished"}
+    result = invoke("resume", tmp_path / "a")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "no unfinished run below (got 2 that have ended)" in result.stderr
+    assert not Path("runs").exists()

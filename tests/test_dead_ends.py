@@ -1,0 +1,96 @@
+"""No dead ends: whatever a kill or a full disk leaves in a folder, the same command goes on."""
+
+import os
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+import fedcli
+from fedcli.cli import display
+from fedcli.figures import plots
+from fedcli.registry import Cell, Table
+from fedcli.results import jobs, reproduce
+from fedcli.runs import run as runs
+from fedcli.runs.records import read_record
+from tests.programs import SMALL, start
+from tests.test_lock import NO_PROCESS, names
+from tests.test_runs import TINY, essence
+
+LIMITED = """
+import resource, sys
+from fedcli.cli.app import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # room for a record, and for no checkpoint
+sys.argv[0] = "fedcli"
+main()
+"""
+
+
+def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
+    program = start(tmp_path, "run", "fedavg", *SMALL, "--out", "a run", program=("-c", LIMITED))
+    _, said = program.communicate()
+    place = os.path.realpath(tmp_path / "a run" / "checkpoint.pt")
+    assert said == (
+        f"error: '{place}' cannot be written (File too large); make room; 'fedcli resume 'a run'' goes on.\n"
+    )
+    assert program.returncode == 1
+    assert names(tmp_path / "a run") == ["record.json"]
+    again = runs.resume(tmp_path / "a run")
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **again.record["config"])
+    assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
+
+
+def test_a_run_begins_where_a_kill_came_before_its_first_record(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").write_text(str(NO_PROCESS))
+    (folder / f".record.json.{NO_PROCESS}.partial").write_text('{"sche')
+    assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
+    assert names(folder) == ["checkpoint.pt", "record.json"]
+
+
+def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):
+    given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
+    cells = tuple(Cell("FedAvg", str(lr), "fedavg", {**given, "lr": lr}) for lr in (0.1, 0.2))
+    table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
+    jobs.execute(reproduce.plan(table, tmp_path), jobs.Watch())
+    damaged, whole = (run.folder for run in reproduce.plan(table, tmp_path).runs)
+    (damaged / "record.json").write_text("{")
+    plan = reproduce.plan(table, tmp_path)
+    assert [run.state for run in plan.runs] == ["not run", "finished"]
+    (line,) = (text for title, text in display.cost(plan) if title == "left out")
+    assert f"the record '{damaged / 'record.json'}' is not JSON" in line
+    assert jobs.execute(plan, jobs.Watch()) == {}
+    assert [run.folder for run in reproduce.plan(table, tmp_path).runs] == [Path(f"{damaged}-2"), whole]
+    assert (damaged / "record.json").read_text() == "{"
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_figure_is_whole_or_not_there(tmp_path, monkeypatch):
+    plots.write(tmp_path / "a", Figure)
+    before = (tmp_path / "a.png").read_bytes()
+    assert before.startswith(b"\x89PNG")
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+
+    def half(self, path, **options):
+        Path(path).write_bytes(b"half")
+        raise Stop
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(Stop):
+        plots.write(tmp_path / "a", Figure)
+    assert (tmp_path / "a.png").read_bytes() == before
+    assert names(tmp_path) == ["a.pdf", "a.png"]
+
+
+def test_the_end_of_a_run_is_in_its_record_although_its_figures_fail(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device", "curve.png")
+
+    monkeypatch.setattr(display, "draw", full)
+    with pytest.raises(OSError, match="No space left"):
+        fedcli.run("fedavg", out=tmp_path / "run", progress=display.Display(display.Console()), **TINY)
+    assert read_record(tmp_path / "run")["status"] == "finished"

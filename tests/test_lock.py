@@ -1,0 +1,137 @@
+"""Who owns a run's folder, and how a run ends from outside: by signals, with its parent, not with its terminal."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fedcli.data.files import is_leftover, remove_leftovers, write_atomically
+from fedcli.errors import UserError
+from fedcli.runs import run as runs
+from fedcli.runs.owner import is_free, owned
+from fedcli.runs.records import read_record
+from tests.programs import SMALL, Waiting, start
+
+NO_PROCESS = 2**22 + 1  # above the largest number that Linux gives
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_second_process_is_refused_and_a_signal_interrupts_the_first(number, tmp_path):
+    waiting = Waiting(tmp_path)
+    first = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run")
+    assert waiting.one() == first.pid
+    with pytest.raises(UserError, match=rf"the folder '.*run' is in use \(got process {first.pid}\); one process"):
+        runs.resume(tmp_path / "run")
+    assert read_record(tmp_path / "run")["status"] == "running"
+    first.send_signal(number)
+    _, said = first.communicate()
+    assert first.returncode == 128 + number
+    assert said == f"interrupted after 1/3 rounds; 'fedcli resume run --method {tmp_path}/waits.py' goes on.\n"
+    assert names(tmp_path / "run") == ["checkpoint.pt", "record.json"]
+    assert read_record(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_a_lock_dies_with_its_process_and_what_it_was_writing_goes(tmp_path):
+    waiting = Waiting(tmp_path)
+    killed = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run")
+    waiting.one()
+    killed.kill()
+    killed.communicate()
+    for name in ("checkpoint.pt", "record.json"):
+        (tmp_path / "run" / f".{name}.{killed.pid}.partial").write_text("half a fi")
+    assert ".lock" in names(tmp_path / "run")
+    waiting.free()
+    assert runs.resume(tmp_path / "run", method=tmp_path / "waits.py").record["status"] == "finished"
+    assert names(tmp_path / "run") == ["checkpoint.pt", "record.json"]
+
+
+def test_one_owner_at_a_time(tmp_path):
+    folder = tmp_path / "new" / "run"
+    with owned(folder):
+        with pytest.raises(UserError, match=f"in use \\(got process {os.getpid()}\\)"), owned(folder):
+            pass
+        assert names(folder) == [".lock"]  # whoever is refused removes nothing
+    assert names(folder) == []
+    with pytest.raises(ZeroDivisionError), owned(folder):
+        raise ZeroDivisionError
+    with owned(folder):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made"), owned(tmp_path / "file"):
+        pass
+
+
+def test_a_folder_is_free_with_nothing_in_it_but_what_a_dead_process_left(tmp_path):
+    assert is_free(tmp_path / "none")
+    assert is_free(tmp_path)
+    (tmp_path / ".lock").touch()
+    (tmp_path / f".record.json.{NO_PROCESS}.partial").touch()
+    assert is_free(tmp_path)
+    assert not is_free(tmp_path / ".lock")
+    (tmp_path / f".record.json.{os.getppid()}.partial").touch()
+    assert not is_free(tmp_path)
+
+
+def test_only_the_temporaries_of_dead_processes_are_removed(tmp_path):
+    mine, another, dead = (
+        tmp_path / f".a b.txt.{number}.partial" for number in (os.getpid(), os.getppid(), NO_PROCESS)
+    )
+    others = [tmp_path / name for name in (".hidden", "a.1.partial", ".a.partial", ".a.x.partial")]
+    for file in (mine, another, dead, *others):
+        file.touch()
+    assert [is_leftover(file) for file in (mine, another, dead)] == [True, False, True]
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([another, *others])
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_atomically(tmp_path / "link", lambda path: path.write_text("new"))
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+    write_atomically(Path(os.devnull), lambda path: path.write_text("new"))
+    assert not Path(os.devnull).is_file()
+
+
+TABLE = """
+from pathlib import Path
+from fedcli.registry import Cell, Table
+from fedcli.results import jobs, reproduce
+given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
+cells = tuple(Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))
+table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
+jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=2)
+"""
+
+
+def test_the_processes_of_a_table_die_with_it(tmp_path):
+    waiting = Waiting(tmp_path)
+    parent = start(tmp_path, program=("-c", TABLE))
+    waiting.one()
+    parent.kill()
+    parent.communicate()
+    waiting.none()
+    states = [read_record(path)["status"] for path in (tmp_path / "runs").rglob("record.json")]
+    assert states
+    assert set(states) <= {"interrupted"}
+
+
+@pytest.mark.parametrize("place", ["pipe", "terminal"])
+def test_a_display_that_breaks_does_not_end_the_training(place, tmp_path):
+    ours, theirs = os.pipe() if place == "pipe" else os.openpty()
+    waiting = Waiting(tmp_path)
+    # In a session of its own, as under nohup: a terminal that goes does not send it a signal.
+    program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", stdout=theirs, start_new_session=True)
+    os.close(theirs)
+    waiting.one()
+    os.close(ours)
+    waiting.go()
+    _, said = program.communicate()
+    assert (said, program.returncode) == ("", 0)
+    assert read_record(tmp_path / "run")["status"] == "finished"

@@ -1,0 +1,84 @@
+"""A record is run again: by 'fedcli verify', and by the command that it has."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli.cli import app as cli
+from fedcli.cli import display
+from fedcli.runs.records import read_record
+from fedcli.runs.verify import compare
+from tests.test_consent import NETS
+from tests.test_runs import TINY, essence
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+def test_a_record_is_verified_and_one_that_was_changed_is_not():
+    record = fedcli.run("fedavg", out="a run", **TINY, clients_per_chunk="2").record
+    result = invoke("verify", "a run/record.json", "--out", "again")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "same bits")
+    assert read_record(Path("again"))["engine"]["clients_per_chunk"] == 2
+    record["summary"]["params_sha256"] = "0" * 64
+    Path("a run/record.json").write_text(json.dumps(record))
+    result = invoke("verify", "a run", "--out", "third")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith("another result on the same machine and version: the parameters")
+    Path("a run/record.json").write_text(json.dumps({**record, "status": "interrupted"}))
+    result = invoke("verify", "a run")
+    assert (result.exit_code, "has not finished (it is interrupted)" in result.stderr) == (2, True)
+
+
+def changed(record, *, accuracy=0.0, **parts):
+    """The record with another first accuracy, and other parts."""
+    rounds = [dict(entry) for entry in record["rounds"]]
+    rounds[0]["test_accuracy"] += accuracy
+    return {**record, "rounds": rounds, **parts}
+
+
+def test_what_differs_is_told():
+    record = fedcli.run("fedavg", out="run", **{**TINY, "rounds": 2}).record
+    other = {"versions": {"torch": "0"}, "summary": {**record["summary"], "params_sha256": "0"}}
+    assert compare(record, record) == ("same bits", True)
+    assert compare(record, changed(record, accuracy=0.01, **other)) == (
+        "same within 1.00 points of accuracy (other versions)", True
+    )  # fmt: skip
+    assert compare(record, changed(record, accuracy=0.03, **other)) == (
+        "another curve: by 3.00 points of accuracy in round 1 (other versions)", False
+    )  # fmt: skip
+    text, same = compare(record, changed(record, accuracy=0.01))
+    assert (text.endswith("the curve by 1.00 points of accuracy in round 1"), same) == (True, False)
+    text, same = compare(record, {**record, "partition": {**record["partition"], "fingerprint": "0"}})
+    assert (text.startswith("another partition: fingerprint 0, was"), same) == (True, False)
+    assert not compare(record, {**record, "rounds": record["rounds"][:1]})[1]
+
+
+@pytest.mark.parametrize("place", ["here", "in a place; with 'quotes'"])
+def test_the_command_of_a_record_gives_the_same_record_in_a_fresh_folder(place, tmp_path, monkeypatch):
+    Path(place).mkdir(exist_ok=True)
+    Path(place, "nets.py").write_text(NETS)
+    options = {**TINY, "backbone": f"./{place}/nets.py:tiny", "drop_last": False, "lr": 0.013, "match_weight": 2.5}
+    runs = fedcli.run("fedfm", out="runs-here", seeds=[3, 4], **options)
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.chdir(tmp_path / "fresh")
+    program, *arguments = shlex.split(runs[1].record["command"])
+    assert program == "fedcli"
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    (again,) = Path("runs").iterdir()
+    record = read_record(again)
+    assert essence(record) == essence(runs[1].record)
+    assert record["origin"] == runs[1].record["origin"]
+    assert record["command"] == runs[1].record["command"]
