@@ -337,9 +337,11 @@ def _paces(plan: TablePlan) -> dict[tuple, list[float]]:
     """Seconds an example of the runs there that were made on this machine, by `_pace_key`, also with the method."""
     found: dict[tuple, list[float]] = {}
     machine = environment(plan.runs[0].setup.device)["hardware"]["name"]
+    planned = {run.setup.run.dataset for run in plan.runs}  # a file that only a record names is not run for its size
     for (method, _), pairs in _records(plan.search)[0].items():
         for _, record in pairs:
-            if record["rounds"] and record["hardware"]["name"] == machine and quiet(record):
+            same = record["hardware"]["name"] == machine and record["config"]["dataset"] in planned
+            if record["rounds"] and same and quiet(record):
                 seconds = median(sum(entry["seconds"].values()) for entry in record["rounds"])
                 alike = _pace_key(record["config"])
                 for key in (alike, (method, *alike)):
