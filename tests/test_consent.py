@@ -134,3 +134,15 @@ def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
     (folder / "record.json").write_text(json.dumps(record))
     assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=several)) == [folder]
     assert not Path("evil-ran").exists()
+
+
+def test_no_data_set_of_a_record_is_asked_for_its_size(work):
+    begun("fedavg")
+    Path("evil.py").write_text("open('evil-ran', 'a').close()\ndef some(): return {}\n")
+    record = json.loads(Path("run/record.json").read_text())
+    record["config"] |= {"dataset": f"{work}/evil.py:some", "train_examples": None}
+    Path("run/record.json").write_text(json.dumps({**record, "reduced": True, "load": []}))  # older records say no more
+    assert CliRunner().invoke(cli.app, ["table", "run"]).exit_code == 0
+    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
+    assert reproduce.estimate(reproduce.plan(table, Path())) == (0.0, 0)
+    assert not Path("evil-ran").exists()

@@ -13,7 +13,7 @@ from fedcli.data import files
 from fedcli.registry import find_method
 from fedcli.runs.records import read_record
 from fedcli.runs.run import Listener
-from tests.test_lock import names
+from tests.test_lock import NO_PROCESS, names
 from tests.test_runs import TINY, essence
 
 KILLS = 4  # of each run
@@ -85,3 +85,12 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(method, tmp_
     assert essence(record)["rounds"] == essence(whole.record)["rounds"]
     assert record["summary"] == whole.record["summary"]
     assert names(tmp_path / "killed") == names(tmp_path / "whole")
+
+
+def test_a_kill_after_the_last_record_leaves_nothing_after_the_same_command(tmp_path):
+    options = {**options_of("fedavg"), "out": tmp_path / "run", "continue_": True}
+    fedcli.run("fedavg", **options)
+    for name in (".lock", f".record.json.{NO_PROCESS}.partial"):
+        (tmp_path / "run" / name).touch()
+    fedcli.run("fedavg", **options)
+    assert names(tmp_path / "run") == ["checkpoint.pt", "record.json"]

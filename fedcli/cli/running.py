@@ -99,8 +99,8 @@ def _tune(method: str, given: dict[str, Any]) -> None:
         for trial in trials
     ]
     print_table((*map(flag_of, names), "Validation accuracy, %"), rows)
-    flags = " ".join(f"{flag_of(name)} {value}" for name, value in trials[0].values.items())
-    typer.echo(f"use {flags}, or --tuned {folder} ({folder / TUNED})")
+    flags = shlex.join(text for name, value in trials[0].values.items() for text in (flag_of(name), str(value)))
+    typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / TUNED})")
 
 
 def _run(method: str, given: dict[str, Any]) -> None:

@@ -406,11 +406,12 @@ def _pace_keys(method: str, config: Mapping[str, Any], machine: tuple[str, str])
 def _paces(plan: TablePlan) -> dict[tuple, list[Pace]]:
     """The quiet runs that there are, by `_pace_keys`."""
     found: dict[tuple, list[Pace]] = {}
+    planned = {run.setup.run.dataset for run in plan.runs}  # a file that only a record names is not run for its size
     for pairs in _records([plan.folder, *plan.search, *shipped()])[0].values():
         for _, record in pairs:
             config, hardware = record["config"], record["hardware"]
             method = methods().get(record["method"])
-            if not record["rounds"] or not quiet(record) or method is None:
+            if not record["rounds"] or not quiet(record) or method is None or config["dataset"] not in planned:
                 continue
             machine = hardware["device"], hardware["name"]
             tests = [one["seconds"]["evaluate"] for one in record["rounds"] if one["test_accuracy"] is not None]

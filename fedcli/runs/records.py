@@ -21,7 +21,7 @@ from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
-from fedcli.registry import Method, methods, protocols
+from fedcli.registry import Method, methods, own_paths, protocols
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
 
 SCHEMA = 1
@@ -135,7 +135,9 @@ def reductions_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     """
     if isinstance(record.get("reduced"), list):
         return record["reduced"]
-    config, protocol = record["config"], protocols().get(record["protocol"])
+    # A data set in a file of somebody's is not asked for its size: that would run the file.
+    config = {name: None if own_paths([value]) else value for name, value in record["config"].items()}
+    protocol = protocols().get(record["protocol"])
     found = reductions(config, protocol) if protocol else []
     images = {"what": "train_examples", "protocol": None, "run": config.get("train_examples")}
     known = [one for one in found if one["what"] == "train_examples"] or [images]

@@ -185,7 +185,8 @@ def has_ended(record: dict[str, Any]) -> bool:
 def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
     """Skips a run that has ended, and resumes another."""
     if has_ended(record):
-        (progress or Listener()).skip(record, folder)
+        with owned(folder):  # which clears what a kill after the last record has left
+            (progress or Listener()).skip(record, folder)
         return Run(record, None, folder)
     return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
 
