@@ -47,6 +47,13 @@ class Waiting:
         assert self._poll.poll(1000 * PATIENCE), "no process has come to its second round"
         return int(os.read(self._file, 100).split()[0])
 
+    def two(self) -> None:
+        """Returns when two processes wait."""
+        waiting: list[bytes] = []
+        while len(waiting) < 2:
+            assert self._poll.poll(1000 * PATIENCE), "no two processes have come to their second round"
+            waiting += os.read(self._file, 100).split()
+
     def none(self) -> None:
         """Returns when none is left."""
         while events := self._poll.poll(1000 * PATIENCE):

@@ -12,6 +12,7 @@ from fedcli.figures import plots
 from fedcli.registry import Cell, Table
 from fedcli.results import jobs, reproduce
 from fedcli.runs import run as runs
+from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.records import read_record
 from tests.programs import SMALL, start
 from tests.test_lock import NO_PROCESS, names
@@ -29,7 +30,7 @@ main()
 def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
     program = start(tmp_path, "run", "fedavg", *SMALL, "--out", "a run", program=("-c", LIMITED))
     _, said = program.communicate()
-    place = os.path.realpath(tmp_path / "a run" / "checkpoint.pt")
+    place = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
     assert said == (
         f"error: '{place}' cannot be written (File too large); make room; 'fedcli resume 'a run'' goes on.\n"
     )
@@ -46,7 +47,7 @@ def test_a_run_begins_where_a_kill_came_before_its_first_record(tmp_path):
     (folder / ".lock").write_text(str(NO_PROCESS))
     (folder / f".record.json.{NO_PROCESS}.partial").write_text('{"sche')
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
-    assert names(folder) == ["checkpoint.pt", "record.json"]
+    assert names(folder) == [CHECKPOINT, "record.json"]
 
 
 def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):

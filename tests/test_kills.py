@@ -11,6 +11,7 @@ import fedcli
 from fedcli import smoke
 from fedcli.data import files
 from fedcli.registry import find_method
+from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.records import read_record
 from fedcli.runs.run import Listener
 from tests.test_lock import NO_PROCESS, names
@@ -93,4 +94,4 @@ def test_a_kill_after_the_last_record_leaves_nothing_after_the_same_command(tmp_
     for name in (".lock", f".record.json.{NO_PROCESS}.partial"):
         (tmp_path / "run" / name).touch()
     fedcli.run("fedavg", **options)
-    assert names(tmp_path / "run") == ["checkpoint.pt", "record.json"]
+    assert names(tmp_path / "run") == [CHECKPOINT, "record.json"]

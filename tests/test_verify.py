@@ -1,6 +1,5 @@
 """A record is run again: by 'fedcli verify', and by the command that it has."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.cli import display
-from fedcli.runs.records import read_record
+from fedcli.runs.records import read_record, write_record
 from fedcli.runs.verify import compare
 from tests.test_consent import NETS
 from tests.test_runs import TINY, essence
@@ -32,11 +31,11 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not():
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "same bits")
     assert read_record(Path("again"))["engine"]["clients_per_chunk"] == 2
     record["summary"]["params_sha256"] = "0" * 64
-    Path("a run/record.json").write_text(json.dumps(record))
+    write_record(Path("a run"), record)
     result = invoke("verify", "a run", "--out", "third")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1].startswith("another result on the same machine and version: the parameters")
-    Path("a run/record.json").write_text(json.dumps({**record, "status": "interrupted"}))
+    write_record(Path("a run"), {**record, "status": "interrupted"})
     result = invoke("verify", "a run")
     assert (result.exit_code, "has not finished (it is interrupted)" in result.stderr) == (2, True)
 

@@ -21,8 +21,9 @@ from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
-from fedcli.registry import Method, methods, own_paths, protocols
+from fedcli.registry import Method, methods, own_paths, protocols, replace_paths
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
+from fedcli.runs.consent import THEN
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -65,9 +66,13 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def identity(record: dict[str, Any]) -> str:
-    """SHA-256 over what makes a run the one it is: its method, configuration, data and partition."""
-    about = [record[key] for key in ("method", "config", "dataset_fingerprint")]
-    return _digest([*about, record["partition"]["fingerprint"]])
+    """SHA-256 over what makes a run the one it is: its method, configuration, data and partition.
+
+    A user's file counts by its hash when the run began, so that it may be moved.
+    """
+    first = {path: known.split(THEN)[0] for path, known in record.get("user_files", {}).items()}
+    config = {name: replace_paths(value, first) for name, value in record["config"].items()}
+    return _digest([record["method"], config, record["dataset_fingerprint"], record["partition"]["fingerprint"]])
 
 
 def _digest(value: Any) -> str:
