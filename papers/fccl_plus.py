@@ -793,18 +793,21 @@ _SENT = {"FedMD": ("fedmd", {}), "FCCL": _FCCL, "FCCL+": _PLUS}
 _MODULES = {"FCCM": _FCCL, "FISL": ("fccl", _FISL), "FNTD": _PLUS}
 
 TABLES = (
+    # Table 2, 9 runs: communication signals and cost against inter-domain accuracy.
     _table(
         2,
         "What is sent, and accuracy on other domains",
         grid(_SENT, {"Digits inter AVG": _on("Digits")}, "inter"),
         notes=("The floats sent in a round are in each run's record, `cost`; the paper's are those of a batch.",),
     ),
+    # Table 4, 9 runs: extra communication and memory per module with Digits mean accuracy.
     _table(
         4,
         "What each module costs and gives",
         *(grid(_MODULES, {f"Digits {kind} AVG": _on("Digits")}, kind) for kind in _BOTH),
         notes=(_EQ19_NOTE, "The row FNTD is the full method."),
     ),
+    # Table 8, 84 runs: inter-domain accuracy, four scenarios.
     _table(
         8,
         "Accuracy on other domains",
@@ -812,6 +815,7 @@ TABLES = (
         notes=(_BASE_NOTE, _PRIVATE),
         base="BASE",
     ),
+    # Table 9, 84 runs: intra-domain accuracy, four scenarios.
     _table(
         9,
         "Accuracy on the own domain",
@@ -819,6 +823,7 @@ TABLES = (
         notes=(_BASE_NOTE, _PRIVATE),
         base="BASE",
     ),
+    # Table 10, 30 runs: ablation of FCCM / FISL / FNTD.
     _table(
         10,
         "Ablation: FCCM, FISL and FNTD",
@@ -826,6 +831,7 @@ TABLES = (
         notes=(_BASE_NOTE, _EQ19_NOTE, _PRIVATE),
         base="none (private only)",
     ),
+    # Table 11, 15 runs: FCCM off-diagonal weight lambda.
     _table(
         11,
         "Weight of different classes in FCCM",
@@ -836,6 +842,7 @@ TABLES = (
         ),
         notes=(_EQ19_NOTE, _PRIVATE),
     ),
+    # Fig 7 inset, 9 runs: FCCM overall inter accuracy by public data set.
     _table(
         "Fig7",
         "Public images for FCCM",
@@ -843,6 +850,7 @@ TABLES = (
         reported="Fig 7 inset",
         notes=(_EQ19_NOTE,),
     ),
+    # Table 12, 18 runs: Digits with Tiny-ImageNet as public data.
     _table(
         12,
         "Tiny-ImageNet as public images",
@@ -850,18 +858,21 @@ TABLES = (
         _cells(_without(_COMPARISON, "BASE", "FedDF"), ("Digits",), _BOTH, public_dataset="tiny-imagenet"),
         notes=(_BASE_NOTE,),
     ),
+    # Table 13, 36 runs: public data set and augmentation strength for FISL.
     _table(
         13,
         "Public images and their augmentation for FISL",
         *(_cells(rows, _TWO, _INTER, strong=kind == "strong") for kind, rows in _AUGMENTED.items()),
         notes=(_EQ19_NOTE, _PRIVATE),
     ),
+    # Table 14, 24 runs: weight omega of FISL.
     _table(
         14,
         "Weight of FISL",
         _cells({f"omega={x}": ("fccl", {"similarity_weight": float(x)}) for x in (1, 2, 3, 4)}, _TWO, _INTER),
         notes=(_EQ19_NOTE, _PRIVATE),
     ),
+    # Table 15, 66 runs: homogeneous models (ResNet12 everywhere).
     _table(
         15,
         "Equal networks",
@@ -874,6 +885,7 @@ TABLES = (
         ),
         base="BASE",
     ),
+    # Table 16, 30 runs: FNTD against EWC.
     _table(
         16,
         "EWC in the place of FNTD",
@@ -888,6 +900,7 @@ TABLES = (
         ),
         notes=("How EWC is applied is not said; see reading 15 in papers/fccl_plus.py.", _PRIVATE),
     ),
+    # Table 17, 9 runs: mixing ordinary KD with FNTD.
     _table(
         17,
         "Plain distillation in the first local epochs",
@@ -897,12 +910,14 @@ TABLES = (
             ("Digits",), _BOTH,
         ),
     ),
+    # Table 18, 18 runs: other architecture assignments.
     _table(
         18,
         "Other networks",
         _cells(_architectures(), ("Digits",), _BOTH),
         notes=("SimpleCNN is in no code of the authors; cnn-2x64, two convolutions and two linear layers, stands in.",),
     ),
+    # Table 19, 18 runs: local epochs with and without FNTD.
     _table(
         19,
         "Local epochs with and without FNTD",

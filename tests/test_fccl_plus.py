@@ -1,7 +1,9 @@
 """FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
 
+import inspect
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from fedcli.papers.fccl_plus import (
     similarity,
 )
 from fedcli.registry import find_method, find_protocol
+from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import load
@@ -658,3 +661,10 @@ def test_a_gain_is_over_the_base_of_its_own_scenario():
     assert len(table.gains) == 4 * 4  # rows but the base, by scenario and kind
     gain = next(gain for gain in table.gains if gain.row == "FCCM" and gain.column == "Office31 intra delta_vs_BASE")
     assert (gain.more, gain.less, gain.of) == (("FCCM",), ("none (private only)",), "Office31 intra AVG")
+
+
+def test_the_comments_over_the_tables_count_their_runs(monkeypatch):
+    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
+    told = re.findall(r"    # .*, (\d+) runs: .*\.\n    _table\(\n? *\"?(\w+)\"?,", inspect.getsource(fccl_plus))
+    counts = {f"fccl:{name}": int(count) for count, name in told}
+    assert counts == {table.name: len(plan(table).runs) for table in fccl_plus.TABLES}
