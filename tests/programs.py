@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,26 @@ class Waiting:
         (self.folder / "go").open("w").close()
 
 
+class Program(subprocess.Popen):
+    """A program that is waited for as long as `PATIENCE`, and then killed."""
+
+    def communicate(self, input=None, timeout=PATIENCE):
+        try:
+            return super().communicate(input, timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+
+def as_in_a_terminal():
+    """Lets signals interrupt that whoever runs the tests may ignore, as shells do for what is in the background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder, *arguments, program=("-m", "fedcli"), **options):
     """Starts a program of this Python in a folder; by default `fedcli` with the arguments."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen([sys.executable, *program, *map(str, arguments)], cwd=folder, env=environment, **options)
+    options["preexec_fn"] = as_in_a_terminal
+    return Program([sys.executable, *program, *map(str, arguments)], cwd=folder, env=environment, **options)

@@ -95,7 +95,7 @@ def test_a_record_is_outdated_by_numerics_and_lost_options_and_not_by_words():
 
 def test_a_users_own_file_is_another_by_its_hash():
     method = find_method("fedavg")
-    record = {"method": "fedavg", "method_source": "/home/me/fedavg.py", "method_hash": method.file_hash, "config": {}}
+    record = {"method": "fedavg", "method_source": "elsewhere/fedavg.py", "method_hash": method.file_hash, "config": {}}
     assert not records.outdated(record, method)
     assert records.outdated({**record, "method_hash": "changed"}, method)
     assert not records.outdated({**record, "method_hash": f"changed, then {method.file_hash}"}, method)
