@@ -104,7 +104,8 @@ def test_the_chart_has_a_panel_a_setting_with_the_outputs_of_its_first_seed(runs
 
 def test_a_panel_of_a_client_says_which(runs):
     folder = runs / "fedavg-0"
-    record = {**fedcli.runs.records.read_record(folder), "quality": {"client": 3}}
+    record = fedcli.runs.records.read_record(folder)
+    record["quality"]["client"] = 3
     assert confusion._confusion(Shown("local", record, folder)).title.startswith("local, client\N{NO-BREAK SPACE}3\n")
 
 

@@ -7,6 +7,7 @@ import pytest
 from fedcli import check
 from fedcli.core import Aux, cross_entropy, weighted_mean
 from fedcli.core.federation import Federation
+from fedcli.errors import UserError
 from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
@@ -106,7 +107,7 @@ def test_law_7_catches_what_a_method_keeps_outside_of_its_state():
 
 
 def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
-    with pytest.raises(KeyError, match="ClientState"):
+    with pytest.raises(UserError, match="got ClientState"):
         laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
 
 

@@ -152,7 +152,7 @@ def test_the_best_round_of_a_single_diverged_run_is_ringed():
 
 def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
     assert {"curves", "drift", "domains", "tsne", "clients", "confusion", "correlation"} <= set(figures.charts())
-    assert all(chart.help and chart.needs in ("records", "folders") for chart in figures.charts().values())
+    assert all(chart.help and chart.needs in ("records", "folders", "models") for chart in figures.charts().values())
     file = tmp_path / "mine.py"
     file.write_text(
         "from matplotlib.figure import Figure\n\ndef bars(records):\n    figure = Figure()\n"

@@ -267,7 +267,7 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
     def state(**changes):
         changed = {**record, **{key: value for key, value in changes.items() if key != "config"}}
         changed["config"] = {**record["config"], **changes.get("config", {})}
-        (place / "record.json").write_text(json.dumps(changed))
+        write_record(place, changed)
         return reproduce.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
 
     assert state() == "finished"
@@ -320,8 +320,8 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert not any(rounds.values())
 
     (place,) = reproduce.shipped()
-    broken = [{**record, "status": "interrupted"} for _, record in reproduce._records([place])["fedfa", 2021]]
-    monkeypatch.setattr(reproduce, "_records", lambda folders: {("fedfa", 2021): [(place / "x", broken[0])]})
+    broken = [{**record, "status": "interrupted"} for _, record in reproduce._records([place])[0]["fedfa", 2021]]
+    monkeypatch.setattr(reproduce, "_records", lambda folders: ({("fedfa", 2021): [(place / "x", broken[0])]}, ()))
     assert not any(there("fedfa:2").values())
 
 
@@ -415,7 +415,7 @@ def test_the_estimate_goes_by_rounds_examples_and_method(monkeypatch):
     for entry in record["rounds"]:
         entry["seconds"] = {"data": 0.5, "train": 1.0, "aggregate": 0.25, "evaluate": 0.25}  # 2 seconds a round
     record["load"] = []
-    (place / "record.json").write_text(json.dumps(record))
+    write_record(place, record)
 
     def cost(plan):
         (found,) = reproduce.estimate(plan).values()
@@ -429,18 +429,18 @@ def test_the_estimate_goes_by_rounds_examples_and_method(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
     (unfinished,) = reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]).to_run
-    (unfinished.folder / "record.json").write_text(json.dumps({**unfinished.record, "rounds": record["rounds"][:1]}))
+    write_record(unfinished.folder, {**unfinished.record, "rounds": record["rounds"][:1]})
     assert cost(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"])) == (pytest.approx(2 * 2), 1, set())
     unfinished.folder.joinpath("record.json").unlink()
     wider = reproduce.plan(table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "batch_size": 8}})))
     assert cost(wider) == (pytest.approx(4 * 3 * 2), 4, {"scaled from another batch size"})
     record["hardware"]["name"] = "another machine"
-    (place / "record.json").write_text(json.dumps(record))
+    write_record(place, record)
     assert cost(reproduce.plan(SMALL))[1:] == (3, {"timed on another machine"})
     lines = dict(display.cost(wider))
     assert lines["time"].startswith("about 1 minute for 4 runs (scaled from another batch size, timed on another mach")
     record["load"] = [{"start": 9, "end": 9, "others": 9}]
-    (place / "record.json").write_text(json.dumps(record))
+    write_record(place, record)
     assert cost(reproduce.plan(SMALL))[:2] == (0, 0)
 
 
@@ -450,7 +450,7 @@ def test_testing_personal_models_is_not_scaled_by_the_cohort():
     for entry in record["rounds"]:
         entry["seconds"] = {"data": 0.0, "train": 3.0, "aggregate": 0.0, "evaluate": 6.0}  # 3 models
     record["load"] = []
-    (place / "record.json").write_text(json.dumps(record))
+    write_record(place, record)
     half = table([Cell("FedAvg", "CIFAR-10 NIID-1", "local", {**TINY, "num_clients": 6, "cohort_size": 3})])
     (found,) = reproduce.estimate(reproduce.plan(half, seeds=[0])).values()
     assert found.seconds == pytest.approx(3 * (3.0 / 2 + 6 * 2.0))
@@ -461,7 +461,7 @@ def test_the_cost_is_said_by_column_also_where_it_is_not_known():
     jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
     (place, record), *_ = records().items()
     record["load"] = []
-    (place / "record.json").write_text(json.dumps(record))
+    write_record(place, record)
     said = display.cost(reproduce.plan(table(cells), seeds=[0]))
     assert dict(said)["time"] == "about 1 minute for 1 of 2 runs, not known for the others, one run after the other"
     assert [text for title, text in said if not title] == [
