@@ -19,6 +19,7 @@ from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.results import comparison, jobs, metrics, reproduce
 from fedcli.results.render import render
+from fedcli.runs.records import write_record
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
