@@ -35,7 +35,8 @@ NEEDED = (  # of a record, so that its run can be taken up again
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Writes `record.json` with its digest; a number that is not finite is refused, since JSON has none."""
-    text = json.dumps({**record, "digest": _digest(record)}, indent=1, allow_nan=False)
+    content = {key: value for key, value in record.items() if key != "digest"}
+    text = json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False)
     write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n"))
 
 
