@@ -377,7 +377,8 @@ def test_figure_3_is_planned_for_every_method():
 def test_every_method_runs_under_every_protocol(protocol):
     (dataset,) = protocol.datasets
     for name in ("local", *FAMILY):
-        resolve(find_method(name), {"protocol": protocol.name, "dataset": dataset}, need_data=False)
+        setup = resolve(find_method(name), {"protocol": protocol.name, "dataset": dataset}, need_data=False)
+        assert setup.protocol is protocol
 
 
 @pytest.mark.parametrize("number", range(1, 6))
