@@ -321,8 +321,8 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert not any(rounds.values())
 
     (place,) = reproduce.shipped()
-    broken = [{**record, "status": "interrupted"} for _, record in reproduce._records([place])[0]["fedfa", 2021]]
-    monkeypatch.setattr(reproduce, "_records", lambda folders: ({("fedfa", 2021): [(place / "x", broken[0])]}, ()))
+    broken = [{**record, "status": "interrupted"} for _, record in reproduce.all_runs([place])[0]["fedfa", 2021]]
+    monkeypatch.setattr(reproduce, "all_runs", lambda folders: ({("fedfa", 2021): [(place / "x", broken[0])]}, ()))
     assert not any(there("fedfa:2").values())
 
 

@@ -155,7 +155,7 @@ def _metric_of(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric
     return next(planned.metric for (_, own), planned in cells.items() if own == column)
 
 
-def _scale(column: str) -> tuple[float, str]:
+def printed_unit(column: str) -> tuple[float, str]:
     """In how many floats the paper prints a column, and the letter for it."""
     found = SCALED.search(column)
     unit = found[1] if found else ""
@@ -168,7 +168,7 @@ def _paper_text(entry: dict[str, Any], metric: Metric) -> str:
         never = metric.none if entry.get("printed") == "0" else NOT_REPORTED
         return "not legible" if entry.get("missing_in_source") else never
     if metric.unit == "floats":
-        return f"{value:,.0f}{_scale(entry['column'])[1]}"
+        return f"{value:,.0f}{printed_unit(entry['column'])[1]}"
     spread = f" ± {metric.text(entry['std'])}" if metric.field == "mean" and entry.get("std") is not None else ""
     return metric.text(value) + spread
 
@@ -179,7 +179,7 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
     states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
     records = [run.record for run in planned.runs if run.record is not None]
     values, done = metric.values(records), sum(map(metric.counts, records))
-    (scale, _), target = _scale(cell.column), paper.get(metric.field)
+    (scale, _), target = printed_unit(cell.column), paper.get(metric.field)
     row = {
         "row": cell.row,
         "column": cell.column,
@@ -238,7 +238,7 @@ def _difference(metric: Metric, row: dict[str, Any], scale: float) -> str:
         return ""
     if metric.unit == "floats":
         steps = round(row["ours"] / scale) - round(row["paper"] / scale)
-        return f"{steps:+,}{_scale(row['column'])[1]}" if steps else "none"
+        return f"{steps:+,}{printed_unit(row['column'])[1]}" if steps else "none"
     return f"{row['ours'] - row['paper']:+.{DECIMALS.get(metric.unit, 1)}f}"
 
 

@@ -4,18 +4,52 @@
 own is a plain function in a file, `./file.py:NAME`. Accuracies are fractions in a record and percent in tables.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from statistics import fmean
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from fedcli.errors import UserError, unknown
 from fedcli.registry import from_file, is_from_file
 
 Record = dict[str, Any]
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases.
+
+    Attributes:
+        mean: Of the values.
+        low: Its lower end; None with one value.
+        high: Its upper end; None with one value.
+        n: Number of values.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def leaves_out_zero(self) -> bool:
+        """Whether it lies on one side of zero."""
+        return self.low is not None and not self.low <= 0 <= self.high
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The mean with its 95 % interval by Student's t; None without a value."""
+    if not values:
+        return None
+    mean, count = fmean(values), len(values)
+    if count == 1:
+        return Interval(mean, None, None, 1)
+    from scipy.special import stdtrit  # late: it takes a second
+
+    half = float(stdtrit(count - 1, 0.975)) * stdev(values) / count**0.5
+    return Interval(mean, mean - half, mean + half, count)
 
 
 @dataclass(frozen=True)
@@ -49,6 +83,10 @@ class Metric:
     def text(self, value: float) -> str:
         """A value with the decimals of the unit."""
         return f"{value:,.{DECIMALS.get(self.unit, 0 if value == round(value) else 1)}f}"
+
+    def signed(self, value: float) -> str:
+        """A difference with its sign and the decimals of the unit."""
+        return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
