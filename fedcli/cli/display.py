@@ -312,12 +312,12 @@ def _label(run: PlannedRun) -> str:
     return f"{run.label}, seed {run.setup.run.seed}"
 
 
-STYLES = {"best": "bold", "second": "underline", "": ""}
+STYLES = {"best": "bold", "": ""}
 WIDEST, GAP = 26, 2  # of a column of a table, in characters; between two
 
 
 def drawn(comparison: Comparison, width: int) -> Group:
-    """Lay out a comparison in blocks of as many columns as fit, best of ours bold, second best underlined."""
+    """Lay out a comparison in blocks of as many columns as fit, the best of ours bold where it stands out."""
     parts: list[Any] = [Text(comparison.title, "bold")]
     if comparison.reduced:
         parts.append(Text(f"Reduced: {comparison.reduced}. Not the paper's setting.", "bold yellow"))

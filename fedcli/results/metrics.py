@@ -107,6 +107,54 @@ class Metric:
         return [value for value in found if value is not None]
 
 
+def lead(metric: Metric, first: Iterable[Record], second: Iterable[Record]) -> Interval | None:
+    """By how much runs are ahead of others, paired over the seeds that both have; None where there is no such seed.
+
+    Args:
+        metric: What is compared.
+        first: Runs of one kind.
+        second: Runs of another.
+
+    Returns:
+        The difference, positive where the first are better.
+    """
+    ours, theirs = (
+        {
+            record["seed"]: value
+            for record in runs
+            if metric.counts(record) and (value := metric.value(record)) is not None
+        }
+        for runs in (first, second)
+    )
+    sign = -1 if metric.better == "lower" else 1
+    return interval([sign * (ours[seed] - theirs[seed]) for seed in ours if seed in theirs])
+
+
+def best(metric: Metric, groups: Sequence[Sequence[Record]]) -> int | None:
+    """Which group of runs has the best mean, so that the interval of its lead over the second leaves out zero.
+
+    Args:
+        metric: What is compared.
+        groups: The runs of each; one without a value is out.
+
+    Returns:
+        The place of the group; None where none stands out, or its mean leaves out a run that diverged.
+    """
+    means = {place: fmean(values) for place, runs in enumerate(groups) if (values := metric.values(runs))}
+    if len(means) < 2 or not metric.better:
+        return None
+    first, second = sorted(means, key=means.get, reverse=metric.better == "higher")[:2]
+    ahead = lead(metric, groups[first], groups[second])
+    whole = all(metric.counts(record) or not diverged(record) for record in groups[first])
+    return first if whole and ahead is not None and ahead.leaves_out_zero and ahead.low > 0 else None
+
+
+BOLD = (
+    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "
+    "seeds that both have, leaves out zero."
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """An entry of `METRICS`; the attributes that are not here are those of `Metric`.
