@@ -667,6 +667,12 @@ def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) ->
     ]
 
 
+@cache
+def _steps() -> dict[str, Post]:
+    """The registered steps; a plan of many runs asks for them for each."""
+    return _declarations(Post, *_modules())
+
+
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: the registered ones, those of a method's file, and a user's own.
 
@@ -674,7 +680,7 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         method: Whose file is looked into; None for none.
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
-    found = _declarations(Post, *_modules(), *([method.module] if method else []))
+    found = {**_steps(), **(_declarations(Post, method.module) if method else {})}
     return {**found, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else found
 
 

@@ -524,5 +524,7 @@ def _done(one: Wanted, records: Mapping[str, Sequence[Record]]) -> set[int]:
     return {
         record["seed"]
         for record in records.get(one.method.name, ())
-        if departures(record, one, {}) == {} and _value(record, one.metric)[0]
+        if (record["protocol"], record["dataset"]) == (one.setup.protocol.name, one.setup.run.dataset)
+        and departures(record, one, {}) == {}
+        and _value(record, one.metric)[0]
     }
