@@ -627,7 +627,7 @@ CLAIMS = (
         "fedfm:V", "FedFM", "FedAvg", ("SS",), instead=_SOONER,
     ),
     Claim(
-        "fedfm:memory", "A client of FedFM holds half the floats of one of SCAFFOLD",
+        "fedfm:memory", "A client of FedFM holds fewer floats than one of SCAFFOLD",
         "fedfm:III", "FedFM", "SCAFFOLD", ("CIFAR-10 memory_1e3_floats",), "lower", instead=_SOONER,
     ),
     Claim(

@@ -621,7 +621,7 @@ CLAIMS = (
         "fedsa:1", "FedSA", "FedTGP", ("cross-device Cifar100",),
     ),
     Claim(
-        "fedsa:networks", "With eight kinds of networks, FedSA is far ahead of FedProto",
+        "fedsa:networks", "With eight kinds of networks, FedSA is ahead of FedProto",
         "fedsa:2", "FedSA", "FedProto", ("HtFE8",),
     ),
     Claim(
