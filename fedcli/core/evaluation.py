@@ -71,9 +71,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         named = [(name, value) for part in model[1:] for name, value in part.items()]
         what = prototypes is None, id(index), id(model.network), *((name, id(v), v._version) for name, v in named)
         same, owners, found = before.get(what, (None, [], None))
-        # An id says little: its tensor may be gone, and another one have it.
         if found is None or same is not index or any(o() is not v for o, (_, v) in zip(owners, named, strict=True)):
-            owners = [weakref.ref(value) for _, value in named]
+            owners = [weakref.ref(value) for _, value in named]  # one that is gone leaves its id to another
             features, logits, labels = fed.predict(model.params, model.buffers, index, model.network)
             found = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
