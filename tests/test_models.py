@@ -246,6 +246,7 @@ def test_a_model_of_the_users_own_files_needs_them_named(made, tmp_path):
 
 
 def test_a_finished_record_is_read_back(made):
-    run = fedcli.load(made["global"].path)
-    assert run.record == read_record(made["global"].path)
+    for path in (made["global"].path, made["global"].path / "record.json"):
+        run = fedcli.load(path)
+        assert (run.record, run.path) == (read_record(path), made["global"].path)
     assert run.record["model"]["input"] == [1, 8, 8]

@@ -179,14 +179,14 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     """A run from its folder: its record, and its models by `Run.model`.
 
     Args:
-        path: The folder.
+        path: The folder, or `record.json` in it.
         method: The user's files that the run needs, see `resume`.
 
     Raises:
         UserError: If there is no run.
     """
-    files = [method] if isinstance(method, str | Path) else method
-    return Run(read_record(Path(path)), None, Path(path), tuple(files))
+    files, record = [method] if isinstance(method, str | Path) else method, read_record(Path(path))
+    return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
 
 
 def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
