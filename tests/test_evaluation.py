@@ -254,7 +254,7 @@ def test_only_changed_models_are_run_again(how, method, monkeypatch):
     assert len(trained) == 2
 
 
-@pytest.mark.parametrize("change", ["in place", "names", "clients", "network"])
+@pytest.mark.parametrize("change", ["in place", "replaced", "clients", "network"])
 def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
     setup, fed, state = with_evaluation("clients", data=laws.toy_dataset(num_train=34))
     first = evaluation.evaluate(fed, setup.method, state)
@@ -262,7 +262,7 @@ def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
     params, buffers = state.clients[1]
     if change == "in place":
         params["head.bias"].add_(torch.tensor([100.0, *[0.0] * (len(params["head.bias"]) - 1)]))
-    elif change == "names":
+    elif change == "replaced":
         params = {**params, "head.bias": params["head.bias"].flip(0)}
         state.clients[1] = type(state.clients[1])(params, buffers)
     elif change == "clients":
@@ -274,7 +274,7 @@ def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
         other.networks[0] = fed.networks[0]
     assert evaluation.evaluate(fed, setup.method, state) == evaluation.evaluate(other, setup.method, a_copy(state))
     assert len(runs) == {"clients": 2, "network": 4}.get(change, 1)
-    assert change == "names" or evaluation.evaluate(other, setup.method, state) != first
+    assert change == "replaced" or evaluation.evaluate(other, setup.method, state) != first
 
 
 def replace_network(network):
