@@ -17,7 +17,7 @@ from fedcli.data import datasets
 from fedcli.runs import checkpoints, models
 from fedcli.runs import run as runs
 from fedcli.runs.export import export
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.records import read_record, summarise, write_record
 from tests.files import refused
 from tests.test_lock import names
 from tests.test_runs import Stop, StopAfter
@@ -27,7 +27,7 @@ TINY = {
     "device": "cpu", "checkpoint_every": 1, "rounds": 2,
 }  # fmt: skip
 RUNS = {
-    "global": ("fedfm", {"protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1}),
+    "global": ("fedfm", {"protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2}),
     "personal": ("local", {"protocol": "fedfm:digits", "validation": 0}),
     "norms": ("fedavg", {"protocol": "fedfm:digits", "validation": 0}),  # with the user's network below
     "prototypes": ("fedproto", {"protocol": "fedsa:digits"}),
@@ -122,7 +122,9 @@ def test_the_selected_model_of_a_later_round_is_written_anew_by_who_resumes(made
     method, options = RUNS["global"]
     folder = tmp_path / "run"
     with pytest.raises(Stop):
-        fedcli.run(method, out=folder, progress=StopAfter(1), **{**TINY, **options})
+        fedcli.run(method, out=folder, progress=StopAfter(3), **{**TINY, **options})
+    chosen = [summarise(made["global"].record["rounds"][:stop], "best-validation")["selected_round"] for stop in (3, 5)]
+    assert chosen == [1, 3]
     _, about = checkpoints.load(made["global"].path / models.SELECTED, {"Models": models.Models})
     other = models.Models(({"x": torch.zeros(1)}, {}), {}, None)  # of a machine with other rounding
     checkpoints.save(folder / models.SELECTED, other, about)
