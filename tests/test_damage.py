@@ -66,7 +66,8 @@ def spoil(folder, other, draw):
     elif how == "cut":
         del content[draw.randrange(len(content)) :]
     else:
-        content = (other / file.relative_to(folder)).read_bytes()
+        same = other / file.relative_to(folder)
+        content = (same if same.exists() else next((other / "states").iterdir())).read_bytes()
     file.write_bytes(content)
     return f"{how} {file.name}"
 

@@ -130,8 +130,7 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
 
 
 def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    own = ((model, fed.testing[client]) for client, model in models(fed, method, state))
-    hits = [score(model, part) for model, part in own if len(part)]
+    hits = [score(model, fed.testing[k]) for k, model in models(fed, method, state) if len(fed.testing[k])]
     pooled = torch.cat([each.headline for each in hits])
     found = {"test_accuracy": _fraction(pooled), "clients": spread([_fraction(each.headline) for each in hits])}
     if hits[0].classifier is not None:

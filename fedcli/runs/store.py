@@ -5,6 +5,7 @@ when the memory is wanted for another or a checkpoint is to name it, and never a
 clients as a `Kept`, a mapping from ids to states, and asks for those of the round's clients.
 """
 
+import ctypes
 import os
 import weakref
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from fedcli.errors import UserError
 from fedcli.runs.checkpoints import STATES, Damaged, load, save, verify
 from fedcli.runs.finite import refuse_non_finite
 
+MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # gives free memory back to the system, under glibc
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
@@ -58,6 +60,7 @@ class Store:
         self._identity: str | None = None  # of the run; None as long as nothing may be written
         self._states: OrderedDict[str, Tree] = OrderedDict()  # in memory, by name of the version, the last used last
         self._bytes = 0  # of them
+        self._latest = 0  # bytes that were kept last
         self._versions: weakref.WeakValueDictionary[str, Version] = weakref.WeakValueDictionary()
         self._unnamed: set[str] = set()  # written, and not for a checkpoint
         self._dead: list[str] = []  # of these, those that nobody holds any more
@@ -87,6 +90,7 @@ class Store:
             versions, new = {}, {**states, **new}
         for client, state in new.items():
             versions[client] = self._take(client, state, round)
+        self._latest = sum(versions[client].nbytes for client in new)
         return Kept(self, dict(sorted(versions.items())))
 
     def reopen(self, folder: Path, rows: Iterable[tuple[int, str, int, str]]) -> "Kept":
@@ -121,6 +125,13 @@ class Store:
             if version.digest is None:
                 self._write(version, self._states[version.name])
             self._unnamed.discard(version.name)
+        self._make_room(self._latest)  # the next round makes as many again before it keeps them
+        self.settle()
+
+    def settle(self) -> None:
+        """Gives free memory back to the system: it lies in pieces between the states that are held."""
+        if MALLOC_TRIM is not None and self._latest:
+            MALLOC_TRIM(0)
 
     def verify(self, versions: Iterable[Version]) -> None:
         """Reads the files of versions through.
