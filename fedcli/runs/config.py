@@ -96,8 +96,8 @@ class RunConfig:
     )
     state_memory: str | None = option(
         None,
-        "Keep what clients remember in memory up to this size, as 256M or 4G, and the rest in files of the run's "
-        "folder; a quarter of the machine's memory where not given",
+        "Keep what clients remember in memory up to this size, as 256M or 4G, what the round's clients have in hand "
+        "counted, and the rest in files of the run's folder; a quarter of the machine's memory where not given",
     )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     drift_every: int = option(

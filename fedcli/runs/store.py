@@ -60,7 +60,7 @@ class Store:
         self._identity: str | None = None  # of the run; None as long as nothing may be written
         self._states: OrderedDict[str, Tree] = OrderedDict()  # in memory, by name of the version, the last used last
         self._bytes = 0  # of them
-        self._latest = 0  # bytes that were kept last
+        self._in_hand = 0  # bytes that a method has of the states that it kept last, beside their copies here
         self._versions: weakref.WeakValueDictionary[str, Version] = weakref.WeakValueDictionary()
         self._unnamed: set[str] = set()  # written, and not for a checkpoint
         self._dead: list[str] = []  # of these, those that nobody holds any more
@@ -88,9 +88,9 @@ class Store:
             versions = dict(states.versions)
         else:  # a method's own at the start
             versions, new = {}, {**states, **new}
+        self._in_hand = sum(leaf.nbytes for leaf in leaves(new))
         for client, state in new.items():
             versions[client] = self._take(client, state, round)
-        self._latest = sum(versions[client].nbytes for client in new)
         return Kept(self, dict(sorted(versions.items())))
 
     def reopen(self, folder: Path, rows: Iterable[tuple[int, str, int, str]]) -> "Kept":
@@ -115,7 +115,7 @@ class Store:
                 f"what client {version.client} keeps in '{file}' cannot be read ({error}); 'fedcli resume' goes on "
                 "from the checkpoint before, if that is whole."
             ) from error
-        if self._bytes + version.nbytes <= self._limit:  # room is not made: of all clients in turn none would be left
+        if self._fits(version.nbytes):  # room is not made: of all clients in turn none would be left
             self._hold(version, state)
         return state
 
@@ -125,12 +125,11 @@ class Store:
             if version.digest is None:
                 self._write(version, self._states[version.name])
             self._unnamed.discard(version.name)
-        self._make_room(self._latest)  # the next round makes as many again before it keeps them
         self.settle()
 
     def settle(self) -> None:
         """Gives free memory back to the system: it lies in pieces between the states that are held."""
-        if MALLOC_TRIM is not None and self._latest:
+        if MALLOC_TRIM is not None and self._in_hand:
             MALLOC_TRIM(0)
 
     def verify(self, versions: Iterable[Version]) -> None:
@@ -159,11 +158,11 @@ class Store:
             name, again = f"{client:06}-{round}-{again + 1}", again + 1
         version = self._track(Version(client, name, nbytes, None))
         self._make_room(nbytes)
-        if self._bytes + nbytes > self._limit and self._identity is not None:
-            self._write(version, state)
-        else:
+        if self._fits(nbytes) or self._identity is None:
             place = self._find_place(nbytes)
             self._hold(version, tree_map(lambda leaf: leaf.to(place, copy=True).contiguous(), state))
+        else:
+            self._write(version, state)
         return version
 
     def _find_place(self, nbytes: int) -> torch.device:
@@ -195,9 +194,12 @@ class Store:
         if self._states.pop(name, None) is not None:
             self._bytes -= nbytes
 
+    def _fits(self, nbytes: int) -> bool:
+        return self._bytes + self._in_hand + nbytes <= self._limit
+
     def _make_room(self, nbytes: int) -> None:
         """Writes and forgets states, the one used last at last, until so many bytes may be held, if that can be."""
-        while self._states and self._bytes + nbytes > self._limit:
+        while self._states and not self._fits(nbytes):
             version = self._versions[next(iter(self._states))]
             if version.digest is None:
                 if self._identity is None:
