@@ -161,7 +161,6 @@ def _on_validation(fed: Federation, method: Method, state: Any, score: Score, cl
         hits = score(Model(fed.network, *method.model(state)), together).headline
         parts = hits.split([len(fed.validation[client]) for client in owners])
     else:
-        own = models(fed, method, state)
-        parts = [score(model, fed.validation[client]).headline for client, model in own if len(fed.validation[client])]
+        parts = [score(model, fed.validation[k]).headline for k, model in models(fed, method, state) if k in owners]
     clients = clients or spread([_fraction(part) for part in parts])
     return {"validation_accuracy": _fraction(torch.cat(list(parts))), "clients": clients}

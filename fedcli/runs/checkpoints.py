@@ -306,7 +306,8 @@ def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, typ
     if kind in ("tuple", "list"):
         return tuple(parts) if kind == "tuple" else parts
     if kind not in types:
-        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {', '.join(types)} are allowed).")
+        allowed = ", ".join(name for name in types if name != "kept")
+        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {allowed} are allowed).")
     return types[kind](*parts)
 
 
