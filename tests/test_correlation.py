@@ -158,7 +158,8 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
     assert [file.name for file in files] == ["one.png", "one.pdf"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
     (((local, plus), title),) = figures
-    assert title == "digit-domains, domains"
+    assert title.startswith("fccl:digit-domains, digit-domains, domains; reduced: ")
+    assert title.endswith("; seed 0")
     assert (local.title.split(" ")[0], plus.title.split(" ")[0]) == ("local", "fccl-plus")
     _, lender = restore(read_record(runs / "c"), find_method("fccl-plus"))  # the first shown with public images
     for row, folder in ((local, runs / "a"), (plus, runs / "c")):

@@ -120,6 +120,14 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {key: rows[0][key] for key, values in named.items() if len(values) == 1 and rows[0].get(key)}
 
 
+def headline(records: Iterable[dict]) -> str:
+    """What all records agree in, and what makes any of them smaller than their protocol: the title of a figure."""
+    records = list(records)
+    smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
+    reduced = [f"reduced: {' or '.join(sorted(smaller))}"] if smaller else []
+    return "; ".join([", ".join(map(str, agreed(records).values())), *reduced])
+
+
 def settings_text(settings: dict[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
     words = {True: "on", False: "off", None: "none"}
