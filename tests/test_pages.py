@@ -12,7 +12,7 @@ from fedcli import Cell, Table
 from fedcli.cli import app as cli
 from fedcli.errors import UserError
 from fedcli.registry import not_planned
-from fedcli.results import comparison, pages, tables
+from fedcli.results import comparison, pages
 from fedcli.results.pages import Standing
 from fedcli.runs.records import read_record, write_record
 
@@ -70,7 +70,7 @@ def results(tmp_path_factory):
     write_record(study / "d", {**record, "status": "interrupted"})
     for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()
-    (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, as 1.5 shows. More.\n")
+    (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, {{ config.rounds a }} rounds. More.\n")
     (folder / "README.md").write_text(f"# Results\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
     return folder
 
@@ -206,8 +206,8 @@ def test_tuned_options_are_listed_where_their_runs_stand(results, tmp_path):
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
     told = f"- Tuned by validation accuracy (seed 1000): FedAvg --lr {record['config']['lr']} on digits.\n"
     assert told in pages.paper_page(paper, [pages.standing(TABLE, folder, studies)], [], "")
-    assert told in tables.page(folder / "tiny")
-    assert "Tuned by" not in tables.page(results / "records" / "tiny")
+    assert told in pages.study_page(folder / "tiny")
+    assert "Tuned by" not in pages.study_page(results / "records" / "tiny")
 
 
 def test_the_command_writes_the_pages_and_keeps_the_rest_of_the_readme(results, tmp_path, monkeypatch):
