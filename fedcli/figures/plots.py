@@ -61,7 +61,7 @@ CURVES, PANEL = (4.8, 3.0), (3.2, 2.6)  # inches, width and height of a panel th
 DIRECT = 44  # characters of the longest label that still stands at the end of its line, else there is a legend
 WRAP = 22  # characters in a line of such a label
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
-LINE_HEIGHT = 0.125  # inches that such a line takes
+LINE_HEIGHT = 0.15  # inches that such a line takes
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
@@ -393,6 +393,7 @@ def _draw_curves(
 def _name_lines(axes: Axes, curves: list[Curve], looks: dict, names: dict[str, str], height: float) -> None:
     """Writes the names of the lines and the paper's numbers to the right of axes that are so many inches high."""
     low, high = axes.get_ylim()
+    last = max(curve.places.max(initial=0) for curve in curves)  # no leader goes through the curves from before it
     entries = []
     for curve in curves:
         colour = looks[curve.setting.label]["color"]
@@ -408,7 +409,7 @@ def _name_lines(axes: Axes, curves: list[Curve], looks: dict, names: dict[str, s
         axes.annotate(
             text, (place, value), (1.05, level), textcoords=axes.get_yaxis_transform(), color=colour, va="center",
             gid="name", annotation_clip=False,
-            arrowprops={**LEADER, "color": colour},
+            arrowprops={**LEADER, "color": colour} if place >= last else None,
         )  # fmt: skip
     axes.set_ylim(low, high)
 
