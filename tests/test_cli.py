@@ -172,6 +172,7 @@ def test_a_step_after_the_last_round_ends_the_run():
 def test_drift_is_drawn_over_rounds_and_over_clients():
     done("run", "fedavg", *TINY, "--out", "demo", "--drift-every", "1")
     assert done("plot", "demo", "--kind", "drift") == "drift.png and drift.pdf\n"
+    done("quality", "demo", "--clients")
     assert done("plot", "demo", "--kind", "clients", "--out", "c.png") == "c.png and c.pdf\n"
 
 
