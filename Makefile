@@ -36,13 +36,7 @@ lint: install ## Check style and format
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke
 
-STUDIES := $(notdir $(wildcard results/records/*))
-
 tables: install ## Write the pages and figures in results/ anew from the records
-	for study in $(STUDIES); do \
-	  $(BIN)/fedcli table --page results/records/$$study --out results/$$study.md && \
-	  $(BIN)/fedcli plot results/records/$$study --out results/figures/$$study-curves.png || exit 1; \
-	done
 	$(BIN)/fedcli pages results
 
 clean: ## Remove the environment and what the demo wrote

@@ -31,7 +31,7 @@ def quality(
     NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
     They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
     With --client, of that client's own model; where the images are of several domains, of each domain apart too.
-    With --clients, of the features of one more round's clients together, as 'fedcli plot --kind clients' draws them.
+    With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
     """
     from fedcli.figures.features import add_clients_quality
     from fedcli.figures.quality import add_quality, find_runs
