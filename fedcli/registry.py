@@ -61,6 +61,17 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def flag_of(name: str) -> str:
+    """An option's name as it is typed on the command line."""
+    return "--" + name.strip("-_").replace("_", "-")
+
+
+def spelt(text: str, known: Iterable[str]) -> str:
+    """The known name that a text is, whatever the case of its letters; the text itself where it is none."""
+    known = list(known)
+    return text if text in known else {name.lower(): name for name in known}.get(text.lower(), text)
+
+
 def describe_range(metadata: Mapping[str, Any]) -> str:
     """The values an option allows, as text; empty where all are."""
     if metadata["choices"]:
@@ -95,7 +106,7 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     Raises:
         UserError: Naming the option, the value and what is allowed.
     """
-    flag, metadata = "--" + field.name.replace("_", "-"), field.metadata
+    flag, metadata = flag_of(field.name), field.metadata
     kinds = {*get_args(field.type)} or {field.type}
     if type(value) not in kinds | ({int} if float in kinds else set()):
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
@@ -639,6 +650,7 @@ def find_post(name: str, method: Method | None = None) -> Post:
         UserError: If there is none.
     """
     known = posts(method, name)
+    name = spelt(name, known)
     if name not in known:
         raise unknown("step after the last round", name, known, "'fedcli list' shows all.")
     return known[name]
@@ -673,7 +685,7 @@ def find_table(name: str) -> Table:
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, or the one in the file of that path.
+    """The method of that name, whatever the case of its letters, or the one in the file of that path.
 
     Args:
         name: Its name, or `./file.py:NAME`, where NAME is its own or that of its variable; without it, `METHOD`.
@@ -684,6 +696,7 @@ def find_method(name: str) -> Method:
     if is_from_file(name):
         return _from_file(name, Method)
     known = methods()
+    name = spelt(name, known)
     if name not in known:
         raise unknown("method", name, known, "'fedcli list' shows all.")
     return known[name]
@@ -698,6 +711,7 @@ def find_protocol(name: str, method: Method) -> Protocol:
     if is_from_file(name):
         return _from_file(name, Protocol)
     known = _declarations(Protocol, *_modules(), method.module)
+    name = spelt(name, known)
     if name not in known:
         raise unknown("protocol", name, known, "'fedcli list' shows all.")
     return known[name]

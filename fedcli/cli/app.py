@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Lasting, show_traceback, stop, stop_if_full
+from fedcli.cli.printing import Command, Lasting, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import as_interruptions, exit_code
 
@@ -61,12 +61,12 @@ def root(
 app.add_typer(running.run_app, name="run")
 app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
-app.command("list")(methods.list_)
+app.command("list", cls=Command)(methods.list_)
 for _command in (
     methods.show, running.resume, running.verify, figures.quality, tables.table, tables.pages, machine.smoke,
     machine.check, machine.bench,
 ):  # fmt: skip
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)
 
 

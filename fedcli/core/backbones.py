@@ -13,6 +13,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from itertools import count
@@ -110,7 +111,8 @@ def find(name: str) -> Recipe:
     if is_from_file(name):
         return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES, f"there are {', '.join(BACKBONES)}, and ./file.py:NAME.")
+        near = get_close_matches(name, BACKBONES, n=5, cutoff=0)
+        raise unknown("backbone", name, BACKBONES, f"nearest are {', '.join(near)}; 'fedcli list' shows all.")
     return BACKBONES[name]
 
 
