@@ -1,5 +1,7 @@
 """What a method file and a paper file declare, and how they are found: by name, or in a file of the user's own."""
 
+import ast
+import builtins
 import dataclasses
 import hashlib
 import importlib
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType, NoneType
@@ -405,8 +408,39 @@ def short_name(text: str) -> str:
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file, its first 16 hexadecimal digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
+    files = [str(path), *sorted(files_beside(path).values())]
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
+
+
+def files_beside(path: str | Path) -> dict[str, str]:
+    """The files beside a user's file that it imports, and those that these import, by the names of their modules.
+
+    A name that leads elsewhere too, to the standard library or a package that is installed, leads there.
+    """
+    found: dict[str, str] = {}
+    todo = [Path(path).resolve()]
+    while todo:
+        file = todo.pop()
+        try:
+            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        except (SyntaxError, ValueError):  # its import will say so
+            continue
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+        for name in names:
+            beside = file.parent / f"{name}.py"
+            if name not in found and beside != Path(path).resolve() and beside.is_file() and _leads_to(name, beside):
+                found[name] = str(beside)
+                todo.append(beside)
+    return found
+
+
+def _leads_to(name: str, file: Path) -> bool:
+    """Whether no other file than this one is the module of that name."""
+    known = getattr(sys.modules.get(name), "__spec__", None) or PathFinder.find_spec(name)
+    origin = getattr(known, "origin", None)
+    return name not in sys.stdlib_module_names and (origin is None or Path(origin).resolve() == file)
 
 
 def own_paths(values: Iterable[Any]) -> list[str]:
@@ -519,6 +553,8 @@ def _import_file(path: str, kind: str) -> ModuleType:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module
         try:
+            if beside := files_beside(path):
+                vars(module)["__builtins__"] = {**vars(builtins), "__import__": _importing(beside)}
             with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
                 _claim(module)
@@ -526,6 +562,17 @@ def _import_file(path: str, kind: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def _importing(beside: Mapping[str, str]) -> Callable[..., ModuleType]:
+    """What `import` calls in a user's file, which finds the files beside it; they stay out of `sys.modules`."""
+
+    def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
+        if name in beside:
+            return _import_file(beside[name], "Python")
+        return builtins.__import__(name, *arguments, **keywords)
+
+    return import_
 
 
 def _claim(module: ModuleType) -> None:

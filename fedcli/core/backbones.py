@@ -13,7 +13,6 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from itertools import count
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError, nearest, unknown
 from fedcli.registry import FromFile, blame, from_file, is_from_file
 
 _SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
@@ -111,8 +110,8 @@ def find(name: str) -> Recipe:
     if is_from_file(name):
         return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
-        near = get_close_matches(name, BACKBONES, n=5, cutoff=0)
-        raise unknown("backbone", name, BACKBONES, f"nearest are {', '.join(near)}; 'fedcli list' shows all.")
+        remedy = f"nearest are {nearest(name, BACKBONES)}; 'fedcli list' shows all."
+        raise unknown("backbone", name, BACKBONES, remedy)
     return BACKBONES[name]
 
 

@@ -61,6 +61,7 @@ from fedcli.runs.records import (
     write_record,
 )
 from fedcli.runs.signals import as_interruptions
+from fedcli.runs.strict import Strict
 
 SMALL_NETWORK = 100_000  # parameters
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
@@ -426,7 +427,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     """
     dataset, parts, public = load_data(setup)
     on_samples = progress.samples if progress else lambda count: None
-    kind = drift.Recording if setup.run.drift_every else Federation
+    kind = drift.Recording if setup.run.drift_every else Strict
     return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
 
 
