@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcli import registry
-from fedcli.cli.printing import Command, console, print_table, try_write
+from fedcli.cli.printing import Command, completion, console, print_table, try_write
 from fedcli.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
@@ -71,7 +71,10 @@ def import_(
 
 @app.command("show", cls=Command)
 def data_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set that is present.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A data set that is present.", autocompletion=completion("dataset")),
+    ],
     partition: Annotated[str | None, typer.Option(help="A partition to draw, as for 'fedcli run'.")] = None,
     num_clients: Annotated[int, typer.Option(help="Clients of the partition.")] = 10,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcli import registry
-from fedcli.cli.printing import console, print_table
+from fedcli.cli.printing import completion, console, print_table
 from fedcli.registry import flag_of
 
 
@@ -36,7 +36,14 @@ def list_() -> None:
 
 
 def show(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="Name of a method, or path of a method file.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="Name of a method, or path of a method file.",
+            autocompletion=completion("method"),
+        ),
+    ],
 ) -> None:
     """Show a method's card, its options and its protocols; also of a method file, or of a step for --post."""
     from fedcli.cli import describe

@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from traceback import format_exception
 from typing import Any, NoReturn, TextIO, TypeVar
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from fedcli import registry
 from fedcli.errors import UserError
 from fedcli.registry import flag_of
 
@@ -79,6 +80,30 @@ class Command(TyperCommand):
                     flag = parameter.opts[0]
                     raise UserError(f"{flag} is given twice; give it once.")
         return super().parse_args(ctx, args)
+
+
+def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
+    """Make what a shell is told that completes the value of an option or argument; None where there is nothing to tell.
+
+    Args:
+        name: "method", or an option's name.
+        choices: The values that the option allows, if it names them.
+    """
+
+    def known() -> Iterable[str]:
+        from fedcli.core.backbones import BACKBONES
+        from fedcli.data import datasets
+
+        return {
+            "method": registry.methods, "protocol": registry.protocols, "post": registry.posts,
+            "backbone": lambda: BACKBONES, "dataset": datasets.names, "public_dataset": datasets.names,
+        }[name]()  # fmt: skip
+
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in choices or known() if one.startswith(incomplete.lower())]
+
+    several = ("method", "protocol", "post", "backbone", "dataset", "public_dataset")
+    return complete if choices or name in several else None
 
 
 def stop(message: str, code: int) -> NoReturn:

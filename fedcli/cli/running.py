@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from fedcli import registry
-from fedcli.cli.printing import Command, console, consoles, parse_seeds, print_table, stop, stop_if_full
+from fedcli.cli.printing import Command, completion, console, consoles, parse_seeds, print_table, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.registry import flag_of
 
@@ -134,7 +134,9 @@ def _parameter(name: str, kind: Any, help_: str, panel: str, field: Field | None
         kinds = {*get_args(kind)} or {kind}
         metavar = next((word for one, word in ((float, "FLOAT"), (int, "INTEGER")) if one in kinds), "TEXT")
         several = {"parser": parse, "metavar": metavar}
-    option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False, **several)
+    told = completion(name, field.metadata["choices"] if field is not None else ())
+    look = {"help": help_, "rich_help_panel": escape(panel), "show_default": False, "autocompletion": told}
+    option = typer.Option(flag, **look, **several)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
