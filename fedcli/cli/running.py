@@ -124,8 +124,8 @@ def _parameter(name: str, kind: Any, help_: str, panel: str, field: Field | None
     from fedcli.runs.experiment import parse_values, takes_several
 
     flag = f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if kind is bool else flag_of(name)
-    several = {}
-    if field is not None and takes_several(field):
+    several = {"parser": _number_or_auto, "metavar": "INTEGER|auto"} if name == "checkpoint_every" else {}
+    if not several and field is not None and takes_several(field):
 
         def parse(text: str) -> Any:
             values = parse_values(field, text)
@@ -140,6 +140,13 @@ def _parameter(name: str, kind: Any, help_: str, panel: str, field: Field | None
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def _number_or_auto(text: str) -> int | None:
+    """Read a number; `auto` is the same as leaving the option out."""
+    if text != "auto" and not text.lstrip("-").isdecimal():
+        raise UserError(f"--checkpoint-every must be auto or a whole number from 1 (got '{text}'); choose one of them.")
+    return None if text == "auto" else int(text)
 
 
 def _tune(method: str, given: dict[str, Any]) -> None:
