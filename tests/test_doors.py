@@ -649,8 +649,7 @@ def test_a_newcomer_with_data_network_and_split_of_their_own_runs_a_grid_kills_i
     given = {**SMALL, "backbone": "./nets.py:tiny", "partition": "./split.py:by_halves", "rounds": 2}
     alone = fedcli.run("fedavg", out="alone", dataset="shapes", lr=0.1, seed=2, **given).record
     assert records[-1]["summary"]["params_sha256"] == alone["summary"]["params_sha256"]
-    table = fedcli_("table grid").stdout
+    table = Path("grid/table.md").read_text()
     assert table in done.stdout
     assert all(f"| lr {lr} | 0, 1, 2 |" in table for lr in (0.01, 0.1))
-    assert fedcli_("plot grid --out grid.png").stdout == "grid.png and grid.pdf\n"
     assert {path.name for path in Path("grid").glob("[ct]*")} == {"curves.pdf", "curves.png", "table.md"}

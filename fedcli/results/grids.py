@@ -13,6 +13,8 @@ from fedcli.runs.config import resolve
 from fedcli.runs.experiment import Grid, combinations, place
 from fedcli.runs.run import begun, check, check_seeds, free_folder, new_folder, read_tuned
 
+AUTO = ("checkpoint_every", "auto")  # the word for what is done where nothing is given
+
 
 @dataclass(frozen=True)
 class GridPlan:
@@ -55,7 +57,7 @@ def plan(
         UserError: If one of them cannot start.
     """
     chosen = find_method(method)
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None and (name, value) != AUTO}
     options = {**(read_tuned(tuned, chosen)[0] if tuned is not None else {}), **given}
     grid: Grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     if seeds is not None and "seed" in given:
