@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperCommand
 
-from fedcli.cli.printing import print_table, try_write
+from fedcli.cli.printing import Command, print_table, try_write
 from fedcli.errors import UserError
 from fedcli.registry import short_name
 
@@ -51,7 +50,7 @@ def quality(
         typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
 
 
-class PlotCommand(TyperCommand):
+class PlotCommand(Command):
     """`plot`, whose help lists the kinds of figures that there are."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
