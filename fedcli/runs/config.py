@@ -46,7 +46,7 @@ class RunConfig:
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
-        "writers; or ./file.py:NAME",
+        "writers; file:split.json of lists made elsewhere; or ./file.py:NAME",
     )
     partition_seed: int | None = option(None, "Seed of the partition; the run's seed where not given", low=0)
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)

@@ -439,8 +439,13 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
-    skews = dataset.domain_train, dataset.writer_train
+    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    if getattr(parts, "num_test", None) and not config.local_test:
+        raise UserError(
+            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
+            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+        )
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
