@@ -16,6 +16,7 @@ from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop
 from fedcli.errors import UserError
 
 Result = TypeVar("Result")
+LOG = "Where each round's numbers go as well: tensorboard, wandb, ./file.py:NAME, or several, divided by commas."
 
 
 class MethodGroup(TyperGroup):
@@ -110,23 +111,25 @@ def _run(method: str, given: dict[str, Any]) -> None:
     from fedcli.runs import run as runs
 
     seeds = None if given["seeds"] is None else parse_seeds(given["seeds"])
-    done = watch(lambda display: runs.run(method, **{**given, "seeds": seeds, "progress": display}))
+    log = given.pop("log")
+    done = watch(lambda display: runs.run(method, **{**given, "seeds": seeds, "progress": display}), log)
     if seeds is not None:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
         typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
 
 
-def watch(start: Callable[[Any], Result]) -> Result:
-    """Start a run with a display; when it fails or is interrupted, say where it stands."""
+def watch(start: Callable[[Any], Result], log: str | None = None) -> Result:
+    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD
     from fedcli.runs.signals import exit_code
+    from fedcli.runs.trackers import with_loggers
 
     display = Display(console())
     try:
-        return start(display)
+        return start(with_loggers(display, log))
     except NonFiniteLoss as error:
         stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
     except OSError as error:
@@ -159,6 +162,7 @@ def resume(
     changed_method: Annotated[
         bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
+    log: Annotated[str | None, typer.Option(help=LOG)] = None,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
@@ -167,7 +171,7 @@ def resume(
     options = {"method": method or (), "changed_method": changed_method}
     for folder in folders:
         try:
-            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display))
+            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display), log)
         except UserError as error:
             if len(folders) == 1:
                 raise
@@ -213,6 +217,7 @@ class _Run(MethodGroup):
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
             ("continue_", bool, "Go on in OUT: skip runs that have ended, resume one that has begun.", "Output"),
+            ("log", str, LOG, "Output"),
         ),
     }
 

@@ -57,7 +57,10 @@ _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in 
 
 
 class Listener:
-    """What a run reports while it goes on; this one keeps silent."""
+    """What a run reports while it goes on; this one keeps silent.
+
+    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
+    """
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """The run in `folder` is about to train its first round."""
