@@ -44,6 +44,7 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	  $(BIN)/fedcli plot results/records/$$study --out results/figures/$$study-curves.png || exit 1; \
 	done
 	$(BIN)/fedcli pages results
+	$(BIN)/fedcli report results/records --title "fedcli: the committed runs" --out results/report.html
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from fedcli.cli.printing import print_table, try_write
+from fedcli.cli.printing import print_or_write, print_table, try_write
 from fedcli.errors import UserError
 from fedcli.registry import short_name
 
@@ -90,3 +90,29 @@ def plot(
     with Console(stderr=True).status(escape(kind)):
         files = try_write(out, lambda: plots.write(out, chart.draw, *given))
     typer.echo(" and ".join(map(str, files)))
+
+
+def report(
+    runs: Annotated[list[Path], RUNS],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only runs of this method; several times for several.", show_default=False)
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Only runs on this data set; several times.", show_default=False)
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",
+) -> None:
+    """Write a page to look at: one HTML file that needs no network.
+
+    Tables to sort, curves with methods to switch on and off, costs, partitions and commands, by protocol and data set.
+    """
+    from fedcli.figures.report import report as made
+    from fedcli.results import boards, tables
+
+    records = boards.select(tables.find_records(runs, label or ()), method or (), dataset or ())
+    print_or_write(made(records, title), out)
