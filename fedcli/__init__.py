@@ -1,7 +1,8 @@
 """fedcli: federated-learning papers, reproduced.
 
 `fedcli.run("fedavg", dataset="digits")` is `fedcli run fedavg --dataset digits` from Python; a method file imports
-`Method`, `Protocol`, `DataSetting` and `option` from here.
+`Method`, `Protocol`, `DataSetting` and `option` from here. `fedcli.load(RUN).model()` is a trained
+model.
 """
 
 from fedcli.errors import UserError
@@ -18,6 +19,7 @@ __all__ = [
     "Table",
     "UserError",
     "grid",
+    "load",
     "option",
     "run",
 ]
@@ -57,3 +59,10 @@ def run(
 
     several = {"seeds": seeds, "tuned": tuned, "continue_": continue_}
     return run_(method, out, log, exist_ok, progress, **several, **options)
+
+
+def load(path, method=()):
+    """Opens a run; see `fedcli.runs.run.load`, which this is."""
+    from fedcli.runs.run import load as load_
+
+    return load_(path, method)
