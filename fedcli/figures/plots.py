@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -96,17 +97,26 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
     Args:
-        out: Where to write, with or without suffix.
+        out: Where to write, with or without suffix: `.pdf` and `.svg` alone, else PNG and PDF.
         draw: A function of this package or of a user that returns the figure.
         *given: What it is given.
 
     Returns:
-        The two files, PNG and PDF.
+        The files.
+
+    Raises:
+        UserError: If the suffix is of another kind of image.
     """
-    stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
-    undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
-    files = [stem.with_name(stem.name + suffix) for suffix in undated]
-    with matplotlib.rc_context(STYLE):
+    undated = {
+        ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+        ".svg": {"Date": None, "Creator": None},
+    }  # fmt: skip
+    if out.suffix not in undated and out.suffix[1:] in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
+    stem = out.with_suffix("") if out.suffix in undated else out  # "dirichlet:0.5" has no suffix
+    suffixes = (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
+    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli"}):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
