@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from fedcli.cli.app import app
 from fedcli.errors import UserError
+from fedcli.figures import plots
 from fedcli.results import boards, tables
 from fedcli.results.render import render
 from tests.test_tables import SELECTED, cells, record, write
@@ -127,3 +128,20 @@ def test_a_figure_is_of_the_runs_that_are_chosen_in_the_form_that_is_asked_for(t
     assert "written as .png, .pdf or .svg" in plot("--out", str(tmp_path / "y.jpg")).output
     assert "unknown method among the runs 'on'" in plot("--method", "on").output
     assert "--kind tsne draws the folders" in plot("--kind", "tsne", "--method", "one").output
+
+
+def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_colour():
+    runs = [*MIXED, record("one", lr=0.4), record("one", seed=1)]
+    figure = plots.learning_curves(runs)
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert [*panels] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in panels.values()]
+    assert names == [["one [1]", "one [2]"], ["one [3]", "two [1]"], ["two"]]
+    first, second, third = ([line.get_color() for line in axes.lines] for axes in panels.values())
+    assert first == [second[0]] * 2
+    assert second[1] == third[0] != second[0]
+    assert panels["paper:skew, digits"].lines[0].get_ydata() == pytest.approx([40, 50, 40, 30])
+    assert len(panels["paper:skew, digits"].collections) == 1  # the band of two seeds
+    assert figure.get_supxlabel() == "[1] lr 0.1\n[2] lr 0.4\n[3] lr 0.2"
+    alone = plots.learning_curves(MIXED[:1])
+    assert len(alone.axes) == 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import fmean, mode
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -24,7 +25,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
-from fedcli.results.tables import SeedGroup, agreed, group
+from fedcli.results.boards import boards
+from fedcli.results.tables import SeedGroup, agreed, group, settings_text
 from fedcli.runs.records import quiet
 
 STYLE = {
@@ -51,6 +53,7 @@ LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 CURVES = (4.8, 3.0)  # inches, width and height of the figure of curves without its legend
+BOARDS_ACROSS, BOARD = 3, (2.6, 2.3)  # panels of mixed runs in a row; inches, width and height without its legend
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 LONG_LABEL = 32  # characters, beyond which two columns of labels are wider than the figure
@@ -163,6 +166,8 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     a run that diverged is a thin line that ends in a cross. The legend tells what was left out. A ring marks the best
     round of a single run, where the rule takes it.
 
+    Runs of several protocols or data sets have a panel for each, without rings, in which a method keeps its colour.
+
     Args:
         records: The runs.
         x: One of `AXES`.
@@ -178,6 +183,8 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     if records and not known:
         why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
         raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
+    if len(boards(known)) > 1:
+        return _board_panels(known, label, along)
     groups = group(known)
     curves = _curves(groups, _accuracy, along)
     if not curves:
@@ -191,6 +198,49 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     left_out = len(records) - len(known)
     axes.set_title(_title(groups) + (f"; without {x}, left out: {left_out}" if left_out else ""))
     _legend(figure, axes, curves)
+    return figure
+
+
+def _board_panels(records: list[dict], x_label: str, along: Callable[[dict], list[float]]) -> Figure:
+    """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below."""
+    panels = {name: _curves(group(own), _accuracy, along) for name, own in boards(records).items()}
+    panels = {name: curves for name, curves in panels.items() if curves}
+    if not panels:
+        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+    methods = dict.fromkeys(curve.setting.method for curves in panels.values() for curve in curves)
+    colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
+    rows, longest = ceil(len(panels) / BOARDS_ACROSS), max(map(len, panels.values()))
+    across = min(len(panels), BOARDS_ACROSS)
+    figure = Figure(figsize=(BOARD[0] * across, rows * (BOARD[1] + 0.12 * ceil(longest / 2))), layout="constrained")
+    numbers: dict[str, str] = {}
+    for place, (name, curves) in enumerate(panels.items(), 1):
+        axes, seen = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0)
+        for curve in curves:
+            method, settings = curve.setting.method, settings_text(curve.setting.settings)
+            number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
+            colour = colours[method]  # which other methods may have; its lines differ in a panel
+            look = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
+            look["marker"] = "o" if len(curve.places) == 1 else None  # a line of one point is none
+            seen[colour] += 1
+            mean = curve.values.mean(0)
+            if curve.has_band:
+                spread = curve.values.std(0, ddof=1)
+                axes.fill_between(
+                    curve.places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0
+                )
+            lines = curve.diverged if curve.all_diverged else [(curve.places, mean)]
+            for line, (places, values) in enumerate(lines):
+                axes.plot(places, values, label="" if line else method + number, **look)
+        axes.set_title(name, fontsize=7)
+        axes.set(xlabel=x_label, ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.grid(axis="y")
+        axes.legend(fontsize=6, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
+    width = int(19 * figure.get_figwidth())  # characters in a line of this size
+    listed = "\n".join(fill(f"{number.strip()} {text}", width) for text, number in numbers.items())
+    if listed:
+        figure.set_figheight(figure.get_figheight() + 0.11 * (listed.count("\n") + 1))
+        figure.supxlabel(listed, fontsize=6, x=0.01, ha="left")
     return figure
 
 
