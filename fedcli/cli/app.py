@@ -21,7 +21,7 @@ class _Root(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return [
             "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "report", "export", "table",
-            "pages", "smoke", "check", "bench",
+            "claims", "pages", "smoke", "check", "bench",
         ]  # fmt: skip
 
     def invoke(self, ctx: typer.Context) -> Any:
@@ -64,7 +64,7 @@ app.add_typer(data.app, name="data")
 app.command("list")(methods.list_)
 for _command in (
     methods.show, running.resume, running.verify, figures.quality, figures.report, figures.export, tables.table,
-    tables.pages, machine.smoke, machine.check, machine.bench,
+    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench,
 ):  # fmt: skip
     app.command()(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)
