@@ -57,7 +57,7 @@ def test_methods_and_data_sets_are_selected_in_any_case():
 def test_columns_are_chosen_by_parts_of_their_titles():
     (sheet,) = boards.sheets([record(), record(lr=0.2)], columns=["last", "METHOD"])
     assert sheet.columns == ["Last round, %", "Method"]
-    assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "**one**"}
+    assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
     with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
         boards.sheets([record(), record(lr=0.2)], columns=["speed"])
 
