@@ -195,7 +195,7 @@ def test_title_and_axes_say_what_is_shared_and_measured():
     assert axes.get_title() == "one, digits, dirichlet:0.5"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
     figure = plots.learning_curves([curve(dataset="a"), curve("two", dataset="b")])
-    assert figure.axes[0].get_title() == "dirichlet:0.5"
+    assert [axes.get_title() for axes in figure.axes] == ["paper:skew, a", "paper:skew, b"]
     assert drawn(figure)[2][:2] == ["one, a (n = 1)", "two, b (n = 1)"]
 
 

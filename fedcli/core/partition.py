@@ -384,17 +384,19 @@ class Partition:
     name: str
     parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
 
-    def __call__(self, labels: Labels, num_clients: int, seed: int, *groups: Labels | None) -> Parts:
-        """Shares labels `[N]` out among K clients; `groups` are domain, writer and place, `[N]`, or None without any.
+    def __call__(
+        self, labels: Labels, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
+    ) -> Parts:
+        """Shares labels `[N]` out among K clients; domain, writer and place are `[N]`, where the data have them.
 
         Raises:
             UserError: The data do not allow this partition.
         """
         if is_from_file(self.name):
-            known = next((group for group in groups[:2] if group is not None), None)
+            known = writer if domain is None else domain
             return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, known)
         function, _, needs = PARTITIONS[self.name]
-        known = dict(zip(("domain", "writer", "place"), groups, strict=False)).get(needs)
+        known = {"domain": domain, "writer": writer, "place": place}.get(needs)
         if needs and known is None:
             raise UserError(
                 f"partition '{self}' needs a data set with {needs}s (got one without); choose such a data set, import "
