@@ -18,7 +18,9 @@ from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
 # What two runs of one identity may differ in; a result depends on none of these but the first.
-NOT_IN_IDENTITY = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
+NOT_IN_IDENTITY = (
+    "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
+)  # fmt: skip
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
 # Columns that stand there only where a run has the number, and its metric.
