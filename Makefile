@@ -38,6 +38,7 @@ smoke: install ## Run every method for two rounds on built-in data
 
 tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/fedcli pages results
+	$(BIN)/fedcli report results/records --title "fedcli: the committed runs" --out results/report.html
 
 docs: install ## Write the reference of the code into docs/api, from its docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -424,6 +424,8 @@ def is_from_file(text: str) -> bool:
 
 def absolute(text: str) -> str:
     """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
+    if text.startswith("file:"):
+        return f"file:{Path(text.removeprefix('file:')).resolve()}"
     parts = text.split(",")
     return ",".join(":".join(filter(None, _place(part))) if is_from_file(part) else part for part in parts)
 

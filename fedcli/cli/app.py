@@ -22,8 +22,8 @@ class _Root(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return [
-            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "export", "table", "claims",
-            "pages", "smoke", "check", "bench",
+            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "report", "export", "table",
+            "claims", "pages", "smoke", "check", "bench",
         ]  # fmt: skip
 
     def invoke(self, ctx: typer.Context) -> Any:
@@ -76,8 +76,8 @@ app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list", cls=Command)(methods.list_)
 for _command in (
-    methods.show, running.resume, running.verify, figures.quality, figures.export, tables.table, tables.claims,
-    tables.pages, machine.smoke, machine.check, machine.bench,
+    methods.show, running.resume, running.verify, figures.quality, figures.report, figures.export, tables.table,
+    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench,
 ):  # fmt: skip
     app.command(cls=Command)(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)

@@ -25,6 +25,7 @@ FILES = "Options from files"
 LOG_FILE = "File to which the lines of the run are added, without the bar."
 QUIET = "Print nothing but errors."
 SHOWN = (("log_file", str, LOG_FILE, "Output"), ("quiet", bool, QUIET, "Output"))
+LOG = "Where each round's numbers go as well: tensorboard, wandb, ./file.py:NAME, or several, divided by commas."
 
 
 class MethodGroup(TyperGroup):
@@ -182,11 +183,16 @@ def _run(method: str, given: dict[str, Any]) -> None:
     seeds = parse_seeds(seeds) if isinstance(seeds, str) else seeds
     if type(jobs) is not int or jobs < 1:
         raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
+    log = given.pop("log", None)
     if jobs > 1 or any(isinstance(value, tuple) for value in given.values()):
+        if log is not None:
+            raise UserError(
+                f"--log is of one run, or several seeds one after the other (got {log} with a grid); leave it out."
+            )
         _grid(method, given, seeds, jobs, shown)
         return
     options = {**given, "seeds": seeds, "sources": sources}
-    done = watch(lambda display: runs.run(method, **options, progress=display), **shown)
+    done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
     if seeds is not None:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
@@ -227,12 +233,15 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, jobs: int, shown: dict
         raise typer.Exit(1)
 
 
-def watch(start: Callable[[Any], Result], quiet: bool | None = None, log_file: str | None = None) -> Result:
-    """Start a run with a display; when it fails or is interrupted, say where it stands."""
+def watch(
+    start: Callable[[Any], Result], quiet: bool | None = None, log_file: str | None = None, log: str | None = None
+) -> Result:
+    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD
     from fedcli.runs.signals import exit_code
+    from fedcli.runs.trackers import with_loggers
 
     display = Display(*consoles(quiet, log_file))
 
@@ -241,7 +250,7 @@ def watch(start: Callable[[Any], Result], quiet: bool | None = None, log_file: s
         stop(message, code)
 
     try:
-        return start(display)
+        return start(with_loggers(display, log))
     except UserError as error:
         display.log(f"error: {error}")
         raise
@@ -279,6 +288,7 @@ def resume(
     ] = False,
     log_file: Annotated[str | None, typer.Option(help=LOG_FILE)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help=QUIET)] = False,
+    log: Annotated[str | None, typer.Option(help=LOG)] = None,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
@@ -287,7 +297,7 @@ def resume(
     options = {"method": method or (), "changed_method": changed_method}
     for folder in folders:
         try:
-            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display), quiet, log_file)
+            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display), quiet, log_file, log)
         except UserError as error:
             if len(folders) == 1:
                 raise
@@ -338,6 +348,7 @@ class _Run(MethodGroup):
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", FILES),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
             ("continue_", bool, "Go on in OUT: skip runs that have ended, resume those that have begun.", "Output"),
+            ("log", str, LOG, "Output"),
             *SHOWN,
         ),
     }

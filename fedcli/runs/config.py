@@ -49,7 +49,7 @@ class RunConfig:
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
-        "writers; or ./file.py:NAME",
+        "writers; file:split.json of lists made elsewhere; or ./file.py:NAME",
     )
     partition_seed: int | None = option(None, "Seed of the partition; the run's seed where not given", low=0)
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
@@ -138,8 +138,8 @@ PANELS = {
 
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
-EXPERIMENT = ("seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "quiet")
-_NOT_FIELDS = {"method", "grid", "progress", "help", *EXPERIMENT}
+EXPERIMENT = ("seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet")
+_NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}
 
 # What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
 WORDS = {

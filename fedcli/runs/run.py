@@ -72,7 +72,10 @@ _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's 
 
 
 class Listener:
-    """What a run reports while it goes on; this one keeps silent."""
+    """What a run reports while it goes on; this one keeps silent.
+
+    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
+    """
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """The run in `folder` is about to train its first round."""
@@ -497,8 +500,13 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
-    skews = dataset.domain_train, dataset.writer_train
+    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    if getattr(parts, "num_test", None) and not config.local_test:
+        raise UserError(
+            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
+            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+        )
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
