@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedcli.errors import printable
 from fedcli.figures import plots
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.jobs import Watch
@@ -175,7 +176,7 @@ class Display(Listener):
 
     def _print(self, pairs: list[tuple[str, str]]) -> None:
         for title, text in pairs:
-            line = Text.assemble((f"{title:<12}", "bold"), text)
+            line = Text.assemble((f"{title:<12}", "bold"), printable(text))
             self.console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -230,7 +231,7 @@ def say(console: Console, pairs: list[tuple[str, str]]) -> None:
     grid.add_column(width=11, style="bold")
     grid.add_column(overflow="fold")
     for title, text in pairs:
-        grid.add_row(title, Text(text))
+        grid.add_row(title, Text(printable(text)))
     console.print(grid)
 
 
@@ -296,7 +297,7 @@ class TableDisplay(Watch):
 
     def _line(self, run: PlannedRun, text: str, style: str = "") -> None:
         number = f"[{self.ended}/{self.total}] "
-        self.console.print(Text(f"{number}{_label(run)}: {text}", style), soft_wrap=True, highlight=False)
+        self.console.print(Text(f"{number}{_label(run)}: {printable(text)}", style), soft_wrap=True, highlight=False)
 
     def _place(self) -> str:
         done, total = sum(self._done.values()), sum(self._work.values())

@@ -53,6 +53,8 @@ class _Parameter:
     words: tuple[str, ...] = ()  # where the parameter is one of some words; else it is a number from low to high
 
     def parse(self, text: str) -> Any:
+        if len(text) > 40 or not text.isascii() or "_" in text or "e" in text.lower()[:-5]:  # 1e-9999 is no share
+            raise self._error(text[:40])
         try:
             value = self.read(text)
         except (ValueError, ZeroDivisionError):  # the latter for a share of 4/0
@@ -233,6 +235,8 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     """
     labels = _prepared(labels, num_clients)
     _CLASSES.check(classes_per_client)
+    if classes_per_client > (present := len(np.unique(labels))):
+        raise _too_many("classes", classes_per_client, present, present)
     num_shards = num_clients * classes_per_client
     if num_shards > len(labels):
         raise UserError(

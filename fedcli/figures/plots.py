@@ -23,6 +23,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
+from fedcli.registry import FromFile
 from fedcli.results.tables import SeedGroup, agreed, group
 from fedcli.runs.records import quiet
 
@@ -106,7 +107,8 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
     undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     files = [stem.with_name(stem.name + suffix) for suffix in undated]
-    with matplotlib.rc_context(STYLE):
+    look = {**STYLE, "text.parse_math": isinstance(draw, FromFile)}  # a name of ours may have a dollar sign
+    with matplotlib.rc_context(look):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
