@@ -443,9 +443,8 @@ def _machines(records: list[dict]) -> list[str]:
     def words(part: Any) -> str:
         if not isinstance(part, dict):
             return markdown(str(part))
-        return markdown(
-            ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
-        )
+        known = (f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
+        return markdown(", ".join(known))
 
     places = [
         " · ".join(words(record[part]) for part in ("hardware", "versions") if record.get(part)) for record in records

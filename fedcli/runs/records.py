@@ -40,7 +40,8 @@ FORM = {
         {
             "round": int, "test_accuracy": MAYBE, "validation_accuracy": MAYBE, "seconds?": {"": NUMBER},
             "domains?": ({"": NUMBER}, type(None)), "intra?": {"": NUMBER}, "inter?": {"": NUMBER},
-            "drift?": {"": MAYBE}, "terms?": {"": NUMBER}, "floats_up?": NUMBER, "floats_down?": NUMBER, "classifier_accuracy?": MAYBE,
+            "drift?": {"": MAYBE}, "terms?": {"": NUMBER}, "floats_up?": NUMBER, "floats_down?": NUMBER,
+            "classifier_accuracy?": MAYBE,
         }
     ],
     "summary": {

@@ -226,6 +226,8 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     """
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
     try:
+        if not file.is_file():  # as a pipe, which would never end
+            raise FileNotFoundError(f"no file '{file}'")
         about = json.loads(file.read_text())
         name, options, seed = about["method"], dict(about["options"]), about["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
