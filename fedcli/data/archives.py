@@ -137,12 +137,7 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             if x.ndim != 2 or x.shape[1] != 784 or not 0 <= x.min() <= x.max() <= 1:
                 raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1")
             yield writer, np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ) as error:  # also of a file that is no JSON, or none of LEAF's
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # of what is no JSON, or none of LEAF's
         raise UserError(
             f"'{file}' is not one of LEAF's files ({one_line(error)}); it must have users and user_data; give others."
         ) from error

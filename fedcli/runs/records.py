@@ -34,7 +34,7 @@ MAYBE = (int, float, type(None))
 FORM = {
     "schema": int, "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str,
     "dataset": str, "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE,
-    "config": {"": (str, int, float, type(None)), "rounds?": int, "cohort_size?": int}, "origin": {"": str},
+    "config": {"": (str, int, float, type(None)), "rounds": int, "num_clients": int, "cohort_size": int}, "origin": {"": str},
     "partition": {"flag?": str, "fingerprint": str, "sizes?": [int], "class_counts?": [[int]]},
     "rounds": [
         {
