@@ -592,7 +592,10 @@ def test_data_show_draws_a_partition():
         (("digits", "--out", "a.png"), "--out a.png is for the chart of a partition (got no --partition)"),
         (("digits", "--partition", "x"), "unknown partition 'x'"),
         (("digits", "--partition", "iid", "--num-clients", 0), "--num-clients must be >= 1 (got 0)"),
-        (("digits", "--partition", "iid", "--partition-seed", -1), "--partition-seed must be >= 0 and <= 4294967295 (got -1)"),
+        (
+            ("digits", "--partition", "iid", "--partition-seed", -1),
+            "--partition-seed must be >= 0 and <= 4294967295 (got -1)",
+        ),
     ],
 )
 def test_data_show_refuses(arguments, message):

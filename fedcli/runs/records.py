@@ -34,8 +34,8 @@ MAYBE = (int, float, type(None))
 FORM = {
     "schema": int, "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str,
     "dataset": str, "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE,
-    "config": {"": (str, int, float, type(None)), "rounds": int, "num_clients": int, "cohort_size": int}, "origin": {"": str},
-    "partition": {"flag?": str, "fingerprint": str, "sizes?": [int], "class_counts?": [[int]]},
+    "config": {"": (str, int, float, type(None)), "rounds": int, "num_clients": int, "cohort_size": int},
+    "origin": {"": str}, "partition": {"flag?": str, "fingerprint": str, "sizes?": [int], "class_counts?": [[int]]},
     "rounds": [
         {
             "round": int, "test_accuracy": MAYBE, "validation_accuracy": MAYBE, "seconds?": {"": NUMBER},
