@@ -109,7 +109,8 @@ def _act(action: Callable[[], object], folder: Path | None, out: int, err: int) 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), *(open(n, "w", closefd=False) for n in (1, 2))
+        streams = [os.fdopen(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w"), (2, "w"))]
+        sys.stdin, sys.stdout, sys.stderr = streams
         if folder is not None:
             os.chdir(folder)
         action()
