@@ -326,10 +326,10 @@ def collaborate(
     """
     models = [Client(own.params, own.buffers, optimizer={}) for own in previous]
     losses, found = [make_collaborative_loss(group.network, config) for group in groups], []
-    steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # reading 10
+    steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 10
     for epoch in range(config.public_epochs if config.correlation_weight or config.similarity_weight else 0):
         for batch in fed.public_batches(cohort.round, epoch):
-            if len(batch.x) == 1:  # reading 6
+            if len(batch.x) == 1:  # Reading 6
                 continue
             exchanged = exchange(models, batch, groups, cohort, fed, config)  # lines 2 to 6
             if config.public_optimizer == "batch":
@@ -340,7 +340,7 @@ def collaborate(
             ]  # lines 7 to 11
             models = [model for model, _ in stepped]
             found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    if config.average_parameters:  # reading 13
+    if config.average_parameters:  # Reading 13
         models = [averaged(models[0], cohort, fed)]
     terms = tree_map(lambda *values: torch.stack(values).mean(0), *found) if found else {}
     return [model._replace(optimizer={}) for model in models], terms
@@ -427,12 +427,12 @@ def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
 
 def update_locally(model: Client, teacher: Teacher, group, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
     """Algorithm 1, line 12: all local epochs of the clients of one network; returns their models and terms."""
-    if config.regularizer == "ewc":  # reading 15
+    if config.regularizer == "ewc":  # Reading 15
         unseen = next(iter(fed.public_batches(group.round, epoch=config.public_epochs))).x
         penalised = ewc.make_local_loss(group.network, config.ewc_weight)
         return fed.train(model, group, penalised, ewc.anchors(model, group, fed, unseen), 0)
     epochs, terms = fed.config.local_epochs, {}
-    plain = round(config.plain_share * epochs)  # reading 16
+    plain = round(config.plain_share * epochs)  # Reading 16
     for term, part in (("kd", range(plain)), (config.regularizer, range(plain, epochs))):
         model, found = fed.train(model, group, make_local_loss(group.network, config, term), teacher, 0, part)
         terms |= {name: terms.get(name, 0.0) + len(part) / epochs * value for name, value in found.items()}
@@ -462,7 +462,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     previous = [fed.recall(states, group, first) for group, first in zip(groups, initial, strict=True)]  # theta^{e-1}
     models, terms = collaborate(previous, groups, cohort, fed, config)  # lines 2 to 11
     for model, before, group in zip(models, previous, groups, strict=True):
-        known = before if config.teacher == "previous" else model  # reading 9: theta^{e-1}, or theta^e for Fig. 9
+        known = before if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
         teacher = Teacher(known.params, known.buffers)
         model, group_terms = update_locally(model, teacher, group, fed, config)  # line 12
         states = fed.remember(states, group, ClientState(model.params, model.buffers))

@@ -418,8 +418,9 @@ def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_min
     assert written(1, 9, every=4, rounds=10) == [3, 7, 9]
 
 
-def test_a_run_keeps_its_own_pace_unless_a_number_is_given(tmp_path, monkeypatch):
-    given = {key: value for key, value in TINY.items() if key != "checkpoint_every"}
+@pytest.mark.parametrize("every", [None, "auto"])
+def test_a_run_keeps_its_own_pace_unless_a_number_is_given(every, tmp_path, monkeypatch):
+    given = {**TINY, "checkpoint_every": every}
     monkeypatch.setattr(checkpoints, "SHARE", 1e-9)
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(3), **given)

@@ -7,6 +7,7 @@
 A method that classifies by the nearest prototype has that as its headline and the classifier's accuracy beside it.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
-from fedcli.core.trees import tree_map
 from fedcli.registry import Method
 
 NOTHING = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
@@ -54,7 +54,7 @@ def nearness(features: Tensor, prototypes: Tensor, has_class: Tensor) -> Tensor:
 
 
 def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
-    """Measures the models in a method's state; accuracies are fractions.
+    """Measures the models in a method's state; accuracies are fractions. An unchanged model is not run again.
 
     Returns:
         `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples
@@ -65,9 +65,19 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     """
     prototypes = method.prototypes(state) if method.prototypes else None
 
+    before, fed.outputs = fed.outputs, {}
+
     def score(model: Model, index: np.ndarray | None) -> Hits:
-        features, logits, labels = fed.predict(model.params, model.buffers, index, model.network)
-        by_classifier = top_k(logits, labels, fed.top_k)
+        named = [(name, value) for part in model[1:] for name, value in part.items()]
+        what = prototypes is None, id(index), id(model.network), *((name, id(v), v._version) for name, v in named)
+        same, owners, found = before.get(what, (None, [], None))
+        if found is None or same is not index or any(o() is not v for o, (_, v) in zip(owners, named, strict=True)):
+            owners = [weakref.ref(value) for _, value in named]  # one that is gone leaves its id to another
+            features, logits, labels = fed.predict(model.params, model.buffers, index, model.network)
+            found = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
+        if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
+            fed.outputs[what] = index, owners, found
+        features, by_classifier, labels = found
         if prototypes is None:
             return Hits(by_classifier, None)
         near = nearness(features, *(tensor.cpu() for tensor in prototypes))
@@ -87,8 +97,8 @@ def models(fed: Federation, method: Method, state: Any) -> Iterator[tuple[int, M
     own = method.personal(state)
     for client in range(fed.num_clients):
         network = fed.networks[fed.architecture[client]]
-        model = own[client] if client in own else fed.initial_model(network)
-        yield client, Model(network, *tree_map(lambda leaf: leaf.to(fed.device), tuple(model)))
+        first = dict(network.module.named_parameters()), dict(network.module.named_buffers())
+        yield client, Model(network, *own.get(client, first))
 
 
 def spread(accuracies: list[float]) -> dict[str, float]:

@@ -110,6 +110,7 @@ class Federation:
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self._state_device: torch.device | None = None
+        self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
@@ -431,6 +432,7 @@ class Federation:
         network, test = network or self.network, test or index is None
         images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
         index = np.arange(len(labels)) if index is None else index
+        params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
 
         @torch.no_grad()
         def of_portion(portion: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,9 +61,13 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
     """
     tensors: dict[str, Tensor] = {}
     structure = _named(tree, "", tensors)
+    write_tensors(path, tensors, {"tree": json.dumps(structure), "about": json.dumps(dict(about))})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes tensors by name to a file, and texts that say more."""
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # every one at a multiple
-    metadata = {"sha256": "0" * 64, "tree": json.dumps(structure), "about": json.dumps(dict(about))}
-    header, offset = {"__metadata__": metadata}, 0
+    header, offset = {"__metadata__": {"sha256": "0" * 64, **metadata}}, 0
     for name, tensor in tensors.items():
         span = [offset, offset := offset + tensor.nbytes]
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}

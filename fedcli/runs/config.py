@@ -106,8 +106,8 @@ class RunConfig:
     )
     checkpoint_every: int | None = option(
         None,
-        "Write a checkpoint after every so many rounds, and after the last; where not given, so often that it takes 5 "
-        "% of the time at most, and at least every ten minutes",
+        "Write a checkpoint after every so many rounds, and after the last; auto, the default, so often that it takes "
+        "5 % of the time at most, and at least every ten minutes",
         low=1,
     )
 

@@ -45,6 +45,7 @@ from fedcli.runs.config import (
 )
 from fedcli.runs.consent import THEN, own_files, with_own_files
 from fedcli.runs.finite import refuse_non_finite
+from fedcli.runs.models import Classifier, Selected, all_params, find_model
 from fedcli.runs.owner import is_free, owned
 from fedcli.runs.records import (
     RECORD,
@@ -94,6 +95,24 @@ class Run:
     record: dict[str, Any]
     state: Any  # the method's server state after the last round; None for a run that had ended before
     path: Path
+    files: Sequence[str | Path] = ()  # the user's, for its method or for parts
+
+    def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
+        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
+
+        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
+        of `--post`.
+
+        Args:
+            client: Whose model, for methods with personal models; the initial one if it has never taken part.
+            round: "selected", which the headline is from, or "last".
+            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
+                the prototypes in place of the classifier's logits, as the headline is measured.
+
+        Raises:
+            UserError: If the run has not finished, or has no such model.
+        """
+        return find_model(self.path, self.record, client, round, prototypes, self.files)
 
 
 def run(
@@ -128,6 +147,8 @@ def run(
     chosen = find_method(method)
     source = absolute(method)
     given = {name: value for name, value in given.items() if value is not None}
+    if given.get("checkpoint_every") == "auto":
+        del given["checkpoint_every"]
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
     origin = {}
@@ -177,6 +198,20 @@ def _run_each(
     ]
 
 
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
+    """A run from its folder: its record, and its models by `Run.model`.
+
+    Args:
+        path: The folder, or `record.json` in it.
+        method: The user's files that the run needs, see `resume`.
+
+    Raises:
+        UserError: If there is no run.
+    """
+    files, record = [method] if isinstance(method, str | Path) else method, read_record(Path(path))
+    return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
+
+
 def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
     """The record of a run that has begun in a folder; None for a folder without one.
 
@@ -210,7 +245,7 @@ def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, p
     if has_ended(record):
         with owned(folder):  # which clears what a kill after the last record has left
             (progress or Listener()).skip(record, folder)
-        return Run(record, None, folder)
+        return Run(record, None, folder, tuple(own_files(record)))
     return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
 
 
@@ -598,6 +633,7 @@ def _new_record(
             "parameters": fed.sizes.parameters,
             "buffers": buffers,
             "networks": networks,
+            "input": [dataset.channels, dataset.image_size, dataset.image_size],
         },
         "engine": {
             "clients_per_chunk": fed.engine.clients_per_chunk,
@@ -639,14 +675,6 @@ def _public(fed: Federation) -> dict[str, Any] | None:
     }
 
 
-def all_params(method: Method, state: Any) -> dict[str, Tensor]:
-    """The parameters of the global model, or of all clients' own models with their ids before the names."""
-    if method.personal is None:
-        return method.model(state)[0]
-    own = sorted(method.personal(state).items())
-    return {f"{client:09}.{name}": value for client, (params, _) in own for name, value in params.items()}
-
-
 def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
     for what, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
@@ -672,7 +700,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
-    pace = Pace(config.checkpoint_every, config.rounds)
+    pace, selected = Pace(config.checkpoint_every, config.rounds), Selected(folder, setup, fed, record, state)
     try:
         for number in range(len(rounds), config.rounds):
             with setup.method.blamed(*_NO_MISTAKES):
@@ -684,8 +712,9 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
+            selected.see(record, state)
             if pace.due(number):
-                pace.timed(write_checkpoint, folder, record, state)
+                pace.timed(_checkpoint, folder, record, state, selected)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
@@ -704,7 +733,14 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             write_record(folder, record)
         finally:
             progress.finish(record)
-    return Run(record, state, folder)
+    return Run(record, state, folder, tuple(own_files(record)))
+
+
+def _checkpoint(folder: Path, record: dict[str, Any], state: Any, selected: Selected) -> None:
+    """Writes what the run goes on from, and keeps the models of its best round."""
+    selected.write(record)
+    write_checkpoint(folder, record, state)
+    selected.clear(record)
 
 
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:

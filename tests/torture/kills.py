@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,7 @@ def chain(method: str, folder: Path, kills: int, seed: int = 0) -> tuple[int, st
         if end.code == 0:  # it has come to its end, and begins anew
             if fault := _difference(folder, whole):
                 return hits, fault
-            for file in (folder / "killed").iterdir():
-                file.unlink()
-            (folder / "killed").rmdir()
+            shutil.rmtree(folder / "killed")
         elif end.code != -signal.SIGKILL:
             return hits, end.err.strip().splitlines()[-1]
     end = again(-1)
