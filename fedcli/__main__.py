@@ -24,7 +24,7 @@ def main() -> None:
     except (Exception, KeyboardInterrupt):
         if not interrupted:
             raise
-        print("interrupted.", file=sys.stderr)  # whatever a module has made of it
+        sys.stderr.write("interrupted.\n")  # whatever a module has made of it
         sys.exit(INTERRUPTED)
 
 
