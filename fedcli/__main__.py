@@ -21,6 +21,10 @@ def main() -> None:
         from fedcli.cli.app import main as run
 
         run()
+    except SystemExit as end:
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):  # Typer's, without a word
+            sys.stderr.write("interrupted.\n")
+        raise
     except (Exception, KeyboardInterrupt):
         if not interrupted:
             raise
