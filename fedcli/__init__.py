@@ -5,10 +5,11 @@
 """
 
 from fedcli.errors import UserError
-from fedcli.registry import Cell, DataSetting, Gain, Method, Post, Protocol, PublicSetting, Table, grid, option
+from fedcli.registry import Cell, Claim, DataSetting, Gain, Method, Post, Protocol, PublicSetting, Table, grid, option
 
 __all__ = [
     "Cell",
+    "Claim",
     "DataSetting",
     "Gain",
     "Method",

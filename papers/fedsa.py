@@ -82,7 +82,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import DataSetting, Method, Protocol, Table, grid, option
+from fedcli import Claim, DataSetting, Method, Protocol, Table, grid, option
 from fedcli.core import (
     Aux,
     Client,
@@ -606,3 +606,26 @@ NOT_PLANNED = {
     "Figure 2": "a sketch of the method, without numbers",
     "Appendix": "the paper refers to more results there; it is not part of the version that is available",
 }
+
+CLAIMS = (
+    Claim(
+        "fedsa:cross-device", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of FedProto",
+        "fedsa:1", "FedSA", "FedProto", ("cross-device Cifar10",),
+    ),
+    Claim(
+        "fedsa:cross-silo", "With 20 clients on CIFAR-10, FedSA is ahead of the best other, FedProto",
+        "fedsa:1", "FedSA", "FedProto", ("cross-silo Cifar10",),
+    ),
+    Claim(
+        "fedsa:cifar100", "With 100 clients on CIFAR-100, FedSA is ahead of the best other, FedTGP",
+        "fedsa:1", "FedSA", "FedTGP", ("cross-device Cifar100",),
+    ),
+    Claim(
+        "fedsa:networks", "With eight kinds of networks, FedSA is ahead of FedProto",
+        "fedsa:2", "FedSA", "FedProto", ("HtFE8",),
+    ),
+    Claim(
+        "fedsa:margin", "The contrastive margin makes FedSA better",
+        "fedsa:4", "EMA+R+ER+MCL+CC", "EMA+R+ER+CC", ("Cifar100 HtFE8 accuracy",),
+    ),
+)  # fmt: skip

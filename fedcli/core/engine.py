@@ -123,6 +123,7 @@ class Engine:
             return attempt(chunk)
 
         done = self.side_by_side(attempt, cut(slice(0, num_clients)))
+        attempt = None  # it names itself, and would hold the round's tensors until garbage is collected
         return [result for part in done for result in part]
 
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
+from fedcli.core.trees import stored
 from fedcli.registry import Method
 
 NOTHING = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
@@ -94,11 +95,16 @@ def models(fed: Federation, method: Method, state: Any) -> Iterator[tuple[int, M
         shared = Model(fed.network, *method.model(state))
         yield from ((client, shared) for client in range(fed.num_clients))
         return
-    own = method.personal(state)
     for client in range(fed.num_clients):
         network = fed.networks[fed.architecture[client]]
         first = dict(network.module.named_parameters()), dict(network.module.named_buffers())
-        yield client, Model(network, *own.get(client, first))
+        yield client, Model(network, *(own_model(method, state, client) or first))
+
+
+def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
+    """Returns a client's own model, None before it has taken part; of what a store keeps only its part is read."""
+    one = {name: {client: part[client]} if client in part else {} for name, part in stored(state).items()}
+    return method.personal(state._replace(**one) if one else state).get(client)
 
 
 def spread(accuracies: list[float]) -> dict[str, float]:
@@ -135,8 +141,7 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
 
 
 def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    tested = [(model, fed.testing[client]) for client, model in models(fed, method, state) if len(fed.testing[client])]
-    hits = [score(model, part) for model, part in tested]
+    hits = [score(model, fed.testing[k]) for k, model in models(fed, method, state) if len(fed.testing[k])]
     pooled = torch.cat([each.headline for each in hits])
     found = {"test_accuracy": _fraction(pooled), "clients": spread([_fraction(each.headline) for each in hits])}
     if hits[0].classifier is not None:
@@ -167,7 +172,6 @@ def _on_validation(fed: Federation, method: Method, state: Any, score: Score, cl
         hits = score(Model(fed.network, *method.model(state)), together).headline
         parts = hits.split([len(fed.validation[client]) for client in owners])
     else:
-        own = models(fed, method, state)
-        parts = [score(model, fed.validation[client]).headline for client, model in own if client in owners]
+        parts = [score(model, fed.validation[k]).headline for k, model in models(fed, method, state) if k in owners]
     clients = clients or spread([_fraction(part) for part in parts])
     return {"validation_accuracy": _fraction(torch.cat(list(parts))), "clients": clients}

@@ -1,6 +1,6 @@
 """The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcli.core import backbones
 from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
-from fedcli.core.evaluation import nearness
+from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.federation import Federation
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
@@ -21,6 +21,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, Damaged
 from fedcli.runs.config import Setup
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import identity, params_hash, summarise
+from fedcli.runs.store import Store
 
 SELECTED = "selected.safetensors"
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -43,12 +44,14 @@ def models_of(method: Method, state: Any) -> Models:
     return Models(None, {client: tuple(model) for client, model in method.personal(state).items()}, prototypes)
 
 
-def all_params(method: Method, state: Any) -> dict[str, Tensor]:
-    """The parameters of the global model, or of all clients' own models with their ids before the names."""
+def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of the global model, or of all clients' own models with their ids before the names, in order."""
     if method.personal is None:
-        return method.model(state)[0]
-    own = sorted(method.personal(state).items())
-    return {f"{client:09}.{name}": value for client, (params, _) in own for name, value in params.items()}
+        yield from sorted(method.model(state)[0].items())
+        return
+    for client in range(num_clients):
+        params, _ = own_model(method, state, client) or ({}, {})
+        yield from ((f"{client:09}.{name}", params[name]) for name in sorted(params))
 
 
 class Selected:
@@ -237,9 +240,10 @@ def _models(folder: Path, record: dict[str, Any], method: Method, round: str) ->
             models, number = _read(file, record)
             right, found = number == summary["selected_round"], f"those of round {number + 1}"
         else:
-            types = {kind.__name__: kind for kind in method.state_types}
-            state, _ = checkpoints.load(file, types)
-            models, found = models_of(method, state), params_hash(all_params(method, state))
+            types, count = {kind.__name__: kind for kind in method.state_types}, record["config"]["num_clients"]
+            store = Store(None, count, torch.device("cpu"), method.state_types)
+            state, _ = checkpoints.load(file, {**types, "kept": lambda *rows: store.reopen(folder, rows)})
+            models, found = models_of(method, state), params_hash(all_params(method, state, count))
             right = found == summary["params_sha256"]
     except FileNotFoundError:
         right, found = False, "no file"

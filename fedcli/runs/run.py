@@ -32,10 +32,11 @@ from fedcli.registry import (
     user_files,
 )
 from fedcli.runs import drift
-from fedcli.runs.checkpoints import CHECKPOINT, Pace, read_checkpoint, write_checkpoint
+from fedcli.runs.checkpoints import CHECKPOINT, Pace, clear, clear_finished, read_checkpoint, write_checkpoint
 from fedcli.runs.config import (
     Setup,
     flags_of,
+    parse_size,
     recorded_fields,
     recorded_options,
     recorded_value,
@@ -52,6 +53,7 @@ from fedcli.runs.records import (
     SCHEMA,
     Load,
     environment,
+    identity,
     numerics,
     numerics_of,
     outdated,
@@ -61,9 +63,10 @@ from fedcli.runs.records import (
     write_record,
 )
 from fedcli.runs.signals import as_interruptions
+from fedcli.runs.store import Store, Unkept, trimmed
 
 SMALL_NETWORK = 100_000  # parameters
-_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
+_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
 
 
 class Listener:
@@ -244,6 +247,8 @@ def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, p
     """Skips a run that has ended, and resumes another."""
     if has_ended(record):
         with owned(folder):  # which clears what a kill after the last record has left
+            if record["status"] == "finished":
+                clear_finished(folder)
             (progress or Listener()).skip(record, folder)
         return Run(record, None, folder, tuple(own_files(record)))
     return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
@@ -296,6 +301,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         with owned(folder):
             _free_folder(folder)  # another process may have begun in it meanwhile
             write_record(folder, record)
+            fed.store.open(folder, identity(record))
             return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
@@ -376,6 +382,8 @@ def _resume(
         if note is not None:
             fed.engine.notes.append(note)
             (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
+        clear(folder)
+        fed.store.open(folder, identity(record))
         return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
@@ -439,7 +447,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
         state = read_checkpoint(folder, record, setup, fed, newest_only=True).state
-        found = params_hash(all_params(method, state))
+        found = params_hash(all_params(method, state, fed.num_clients))
     if found != wanted:
         raise UserError(
             f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
@@ -476,7 +484,9 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     dataset, parts, public = load_data(setup)
     on_samples = progress.samples if progress else lambda count: None
     kind = drift.Recording if setup.run.drift_every else Federation
-    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
+    memory = setup.run.state_memory and parse_size(setup.run.state_memory)
+    store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
+    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
 
 
 def check(setup: Setup) -> None:
@@ -530,6 +540,7 @@ def federation(
     public: datasets.Dataset | None = None,
     on_samples: Callable[[int], None] = lambda count: None,
     kind: type[Federation] = Federation,
+    store: Store | None = None,
 ) -> Federation:
     """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
 
@@ -540,6 +551,7 @@ def federation(
         public: The public images, where the method uses some.
         on_samples: Told how many samples a local step has processed.
         kind: Class of what is made.
+        store: Keeps what clients remember; all of it stays in memory where None.
     """
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
@@ -554,6 +566,7 @@ def federation(
     return kind(
         setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
         evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
+        store=store,
     )  # fmt: skip
 
 
@@ -713,12 +726,14 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
             selected.see(record, state)
+            if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
+                state = trimmed(state, fed.cohort(config.rounds).client_ids)
             if pace.due(number):
                 pace.timed(_checkpoint, folder, record, state, selected)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
-        record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state))
+        record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
         if setup.post is not None:
             record["post"] = _after_the_last_round(setup, fed, state)
         record["status"] = "finished"
@@ -731,6 +746,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     finally:
         try:
             write_record(folder, record)
+            if record["status"] == "finished":
+                clear_finished(folder)
         finally:
             progress.finish(record)
     return Run(record, state, folder, tuple(own_files(record)))

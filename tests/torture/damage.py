@@ -51,6 +51,8 @@ def spoil(folder: Path, other: Path, draw: random.Random) -> str:
     file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     content = bytearray(file.read_bytes())
     own = other / file.relative_to(folder)
+    if file.parent.name == "states" and not own.is_file():
+        own = next((other / "states").iterdir())
     how = draw.choice(("flip", "cut", "exchange" if own.is_file() else "cut"))  # not all keep a selected model
     if how == "flip":
         place = draw.randrange(len(content))

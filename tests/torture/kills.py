@@ -11,6 +11,7 @@ import fedcli
 from fedcli import smoke
 from fedcli.data import files
 from fedcli.registry import find_method
+from fedcli.runs.checkpoints import STATES
 from fedcli.runs.records import read_record
 from fedcli.runs.run import Listener
 from tests.test_lock import names
@@ -57,7 +58,7 @@ def options_of(method: str) -> dict[str, Any]:
     chosen = find_method(method)
     protocol, dataset = smoke.built_in(chosen)
     public = {"public_examples": 12, "public_batch_size": 5} if chosen.uses_public_data else {}
-    return {**TINY, "protocol": protocol, "dataset": dataset, "checkpoint_every": 1, **public}
+    return {**TINY, "protocol": protocol, "dataset": dataset, "checkpoint_every": 1, "state_memory": "300K", **public}
 
 
 def chain(method: str, folder: Path, kills: int, seed: int = 0) -> tuple[int, str]:
@@ -91,4 +92,9 @@ def _difference(folder: Path, whole: dict[str, Any]) -> str:
     record = read_record(folder / "killed")
     if essence(record)["rounds"] != essence(whole)["rounds"] or record["summary"] != whole["summary"]:
         return "other numbers"
-    return "" if names(folder / "killed") == names(folder / "whole") else "other files"
+    kept = [[names(folder / name), _states(folder / name)] for name in ("killed", "whole")]
+    return "" if kept[0] == kept[1] else "other files"
+
+
+def _states(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / STATES).glob("*"))
