@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint smoke tables docs clean
+.PHONY: help install demo test torture lint smoke tables docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -28,6 +28,9 @@ demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table
 
 test: install ## Run the tests on two cores
 	$(BIN)/pytest -n $(WORKERS) -q
+
+torture: install ## Kill, damage and fuzz for an hour; the table goes into results/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write
 
 lint: install ## Check style and format
 	$(BIN)/ruff check .

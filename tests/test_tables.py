@@ -42,7 +42,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:.5", "partition_seed": seed,
         "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
-        "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
+        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
     }  # fmt: skip
     summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
     if done:

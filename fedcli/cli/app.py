@@ -3,8 +3,10 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import re
 import sys
 from importlib.metadata import version
+from itertools import pairwise
 from platform import python_version
 from typing import Annotated, Any
 
@@ -12,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Command, Lasting, show_traceback, stop, stop_if_full
+from fedcli.cli.printing import Command, Lasting, is_lack_of_memory, short, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import as_interruptions, exit_code
 
@@ -26,6 +28,13 @@ class _Root(TyperGroup):
             "claims", "pages", "smoke", "check", "bench",
         ]  # fmt: skip
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Refuse an empty text in any place: as a path it would be the folder one is in, as a name everything."""
+        for before, text in pairwise(["fedcli", *args]):
+            if not text or re.fullmatch(r"--[a-z-]+=", text):
+                stop(f"error: an empty text is no value (got it after '{short(text or before)}'); give one.", 2)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: typer.Context) -> Any:
         try:
             with as_interruptions():
@@ -36,7 +45,17 @@ class _Root(TyperGroup):
         except OSError as error:
             show_traceback(ctx, error)
             stop_if_full(error, "the same command")
-            raise
+            if error.filename is None:
+                raise
+            stop(f"error: '{short(error.filename)}' cannot be used ({error.strerror}); choose another path.", 2)
+        except (MemoryError, RuntimeError) as error:
+            if not is_lack_of_memory(error):
+                raise
+            show_traceback(ctx, error)
+            stop(
+                f"error: the memory does not suffice ({short(str(error))}); a smaller --batch-size, --cohort-size, "
+                "--local-epochs or network needs less.", 1,
+            )  # fmt: skip
         except KeyboardInterrupt as error:
             stop("interrupted.", exit_code(error))
 
@@ -86,5 +105,6 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 def main() -> None:
     """Run the program `fedcli`."""
     for name in ("stdout", "stderr"):
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # a file's name may be no text
         setattr(sys, name, Lasting(getattr(sys, name)))
     app(prog_name="fedcli")

@@ -168,12 +168,13 @@ def _paper_table(
         display.say(screen, display.cost(plan))
         screen.print()
     if plan.to_run and not dry_run:
-        with display.TableDisplay(screen, plan) as watch:
-            try:
+        watch = display.TableDisplay(screen, plan)
+        try:
+            with watch:
                 errors = execute(plan, watch, jobs)
-            except KeyboardInterrupt as error:
-                place = f"{watch.ended} of {watch.total} runs"
-                stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
+        except KeyboardInterrupt as error:  # its bars, which go, would take the line with them
+            place = f"{watch.ended} of {watch.total} runs"
+            stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:

@@ -55,6 +55,9 @@ class FlagParameter:
 
     def parse(self, text: str) -> Any:
         """Reads the parameter from a flag."""
+        odd = len(text) > 40 or not text.isascii() or "_" in text or "e" in text.lower()[:-5]  # 1e-9999 is no share
+        if odd and self.low is not None:
+            raise self._error(text[:40])
         try:
             value = self.read(text)
         except (ValueError, ZeroDivisionError):  # the latter for a share of 4/0
@@ -236,6 +239,8 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     """
     labels = _prepared(labels, num_clients)
     _CLASSES.check(classes_per_client)
+    if classes_per_client > (present := len(np.unique(labels))):
+        raise _too_many("classes", classes_per_client, present, present)
     num_shards = num_clients * classes_per_client
     if num_shards > len(labels):
         raise UserError(

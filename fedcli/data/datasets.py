@@ -167,8 +167,10 @@ def import_path(name: str, path: Path, convert: bool = False) -> Path:
         raise UserError(f"the name '{name}' {what}; an imported set is called by a-z, 0-9 and -; choose another name.")
     if name in RECIPES and not KNOWN[name].files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
-    if not path.exists():
-        raise UserError(f"there is nothing at '{path}'; give an .npz file, an image folder or the official archive.")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(
+            f"there is no file or folder at '{path}'; give an .npz file, an image folder or the official archive."
+        )
     return _keep(name, _read(name, path, convert))
 
 

@@ -22,6 +22,9 @@ Arrays = dict[str, np.ndarray]
 _OR_CONVERT = "or use 'fedcli data import ... --convert'"
 PARTS = ("train", "test")
 KINDS = ("x", "y", "domain", "writer", "place")  # of arrays with an entry for each example
+LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
+PIXELS = 1 << 25  # of an image in a file
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -40,6 +43,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o666))
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -94,6 +99,30 @@ def remove_leftovers(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+class Room:
+    """Counts the bytes that a set takes while it is read, and refuses it beyond `LIMIT`.
+
+    Args:
+        path: Where it comes from, for the refusal.
+    """
+
+    def __init__(self, path: Path):
+        self._path, self._left = path, LIMIT
+
+    def take(self, count: int) -> None:
+        """Takes so many bytes.
+
+        Raises:
+            UserError: If there is no room for them.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise UserError(
+                f"'{self._path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes more); a set may have so "
+                "much in all; leave images out, or make them smaller."
+            )
+
+
 def read_npz(path: Path, convert: bool = False) -> Arrays:
     """The arrays of an `.npz` file.
 
@@ -108,8 +137,14 @@ def read_npz(path: Path, convert: bool = False) -> Arrays:
     if not zipfile.is_zipfile(path):
         raise UserError(f"'{path}' is not a whole .npz file; it must be what numpy.savez writes; write it again.")
     try:
+        with zipfile.ZipFile(path) as file:
+            room = Room(path)
+            for member in file.infolist():
+                room.take(member.file_size)  # no more than that is unpacked
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
+    except UserError:
+        raise
     except Exception as error:  # zipfile, zlib and numpy have about ten kinds of them for a damaged file
         raise UserError(f"'{path}' cannot be read ({one_line(error)}); it is damaged; get it again.") from error
     return checked(converted(arrays, path) if convert else arrays, path)
@@ -141,7 +176,7 @@ def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
 
 def one_line(error: Exception) -> str:
     """The first line of an error's text, since a refusal has one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def checked(arrays: Arrays, path: Path) -> Arrays:
@@ -288,6 +323,11 @@ def _indices(arrays: Arrays, kind: str, names_key: str, lengths: dict[str, int],
             f"anew, {_OR_CONVERT}, or give class_names if class 0 has no image."
         )
     result[names_key] = (np.arange(highest + 1) if names is None else np.atleast_1d(names)).astype(str)
+    if odd := [name for name in result[names_key].tolist() if not NAME.fullmatch(name)]:
+        raise UserError(
+            f"{names_key} in '{path}' has a name that cannot be shown (got {odd[0][:40]!a}); a name has 1 to 100 "
+            "characters on one line; rename it."
+        )
     if len(np.unique(result[names_key])) < len(result[names_key]):
         raise UserError(f"{names_key} in '{path}' has a name twice; every class and domain needs its own; rename one.")
     return result
@@ -337,10 +377,11 @@ def read_folder(path: Path, size: int | None = None, convert: bool = False) -> A
     classes = _folders(path / domains[0] / "train")
     result: Arrays = {"class_names": np.array(classes, dtype=str)}
     files: list[Path] = []
+    room = Room(path)
     for part in PARTS:
         own, result[f"domain_{part}"], result[f"y_{part}"] = _listing([path / d / part for d in domains], classes)
         files += own
-    images = stacked([decoded(file, str(file), size) for file in files], files)
+    images = stacked([decoded(file, str(file), size, room) for file in files], files)
     result["x_train"], result["x_test"] = np.split(images, [len(result["y_train"])])
     if single:
         del result["domain_train"], result["domain_test"]
@@ -358,7 +399,8 @@ def _divided(path: Path, domains: list[str], size: int | None, convert: bool) ->
     folders = [_inner(path / domain) for domain in domains]
     classes = _folders(folders[0])
     files, domain, labels = _listing(folders, classes)
-    images = stacked([decoded(file, str(file), size) for file in files], files)
+    room = Room(path)
+    images = stacked([decoded(file, str(file), size, room) for file in files], files)
     order, groups = canonical_order(images, labels, domain), labels * len(domains) + domain
     test = np.zeros(len(files), bool)
     for group in np.unique(groups):
@@ -432,21 +474,28 @@ def stacked(images: Sequence[np.ndarray], names: Sequence[object]) -> np.ndarray
     return result
 
 
-def decoded(file: Path | IO[bytes], name: str, size: int | None = None) -> np.ndarray:
-    """One image `[H, W, 1 or 3]` of a file; bilinear at `size` x `size` where that is given.
+def decoded(file: Path | IO[bytes], name: str, size: int | None = None, room: Room | None = None) -> np.ndarray:
+    """One image `[H, W, 1 or 3]` of a file; bilinear at `size` x `size` where that is given; `room` counts it.
 
     Raises:
-        UserError: The file, which the refusal calls `name`, is not an image of 8 bits a channel.
+        UserError: The file, which the refusal calls `name`, is not an image of 8 bits a channel, or too large.
     """
     try:
+        if isinstance(file, Path) and not file.is_file():
+            raise ValueError("no file")  # as a pipe, which would never end
         with Image.open(file) as image:
+            if image.width * image.height > PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels")
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"mode {image.mode}")  # more than 8 bits a pixel
             whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             pixels = np.array(whole.resize((size, size), Image.Resampling.BILINEAR) if size else whole)
     except Exception as error:  # Pillow's formats have about ten kinds of them for a damaged file
         raise UserError(
-            f"'{name}' is not a usable image ({one_line(error)}); class folders hold only images of 8 bits a channel; "
+            f"'{name}' is not a usable image ({one_line(error)}); class folders hold only images of 8 bits a channel "
+            f"and at most {PIXELS >> 20} million pixels; "
             "replace or remove it."
         ) from error
+    if room is not None:
+        room.take(pixels.nbytes)
     return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -28,6 +28,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
+from fedcli.registry import FromFile
 from fedcli.results.boards import boards
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.tables import SeedGroup, group, headline, settings_text
@@ -129,7 +130,8 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     stem = out.with_suffix("") if out.suffix in undated else out  # "dirichlet:0.5" has no suffix
     suffixes = (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
     files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli"}):
+    parse = isinstance(draw, FromFile)  # a name of ours may have a dollar sign
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli", "text.parse_math": parse}):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:

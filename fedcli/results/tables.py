@@ -13,7 +13,7 @@ from typing import Any
 from fedcli.errors import UserError
 from fedcli.registry import methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Sheet, github
+from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
@@ -172,7 +172,7 @@ def tuned(records: Iterable[dict]) -> Iterator[str]:
                 value = settings_text({name: record["config"][name]}).removeprefix(name.replace("_", " ") + " ")
                 option = f"{_title(record)} --{name.replace('_', '-')} {value} on {record['dataset']}"
                 rules.setdefault(f"{rule.capitalize()} ({seed})", {})[option] = None
-    yield from (f"{rule}: {'; '.join(sorted(options))}." for rule, options in rules.items())
+    yield from (markdown(f"{rule}: {'; '.join(sorted(options))}.") for rule, options in rules.items())
 
 
 def _title(record: dict) -> str:
@@ -202,7 +202,7 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         [(row[column], "best" if strong and column in (columns[0], selected) else "") for column in columns]
         for row, strong in zip(rows, ahead, strict=True)
     ]
-    same = ", ".join(f"{key} {value}" for key, value in agreed(records).items())
+    same = ", ".join(f"{key} {markdown(value)}" for key, value in agreed(records).items())
     return Sheet(
         columns, [lines], columns.index(selected), [_flat(record, own) for record in records],
         setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(ahead))),
@@ -384,7 +384,7 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
     if any(record["status"] != "finished" and not diverged(record) for record in records):
         yield "Unfinished runs enter no mean."
     if repeated:
-        yield f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}."
+        yield f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}."
     if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
         yield f"Reduced against the protocol: {'; or '.join(smaller)}."
     yield from tuned(records)
@@ -422,16 +422,16 @@ def every_run(groups: list[SeedGroup]) -> list[str]:
             chosen, total = _summary(record, "selected_round"), _total_seconds(record)
             rows.append(
                 {
-                    "Method": member.method,
-                    "Settings": settings_text(member.settings),
+                    "Method": markdown(member.method),
+                    "Settings": markdown(settings_text(member.settings)),
                     "Seed": str(record["seed"]),
                     "Status": _progress(record),
                     "Selected, %": MISSING if selected is None else f"{100 * selected:.2f}",
                     "Selected round": MISSING if chosen is None else str(chosen + 1),
                     "Last round, %": MISSING if last is None else f"{100 * last:.2f}",
                     "Seconds": MISSING if total is None else f"{total:,.0f}",
-                    "Partition": f"`{record.get('partition', {}).get('fingerprint', MISSING)[:12]}`",
-                    "Parameters": f"`{(_summary(record, 'params_sha256') or MISSING)[:12]}`",
+                    "Partition": f"`{markdown(record.get('partition', {}).get('fingerprint', MISSING)[:12])}`",
+                    "Parameters": f"`{markdown((_summary(record, 'params_sha256') or MISSING)[:12])}`",
                 }
             )
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
@@ -443,8 +443,9 @@ def machines(records: list[dict]) -> list[str]:
 
     def words(part: Any) -> str:
         if not isinstance(part, dict):
-            return str(part)
-        return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
+            return markdown(str(part))
+        known = (f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
+        return markdown(", ".join(known))
 
     places = [
         " · ".join(words(record[part]) for part in ("hardware", "versions") if record.get(part)) for record in records

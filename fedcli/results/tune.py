@@ -18,7 +18,7 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
 from fedcli.registry import Method
 from fedcli.runs import run as runs
-from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import Grid, combinations, parse_values, place
 from fedcli.runs.records import RECORD, read_record
 
@@ -160,6 +160,7 @@ def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[
         setup = resolve(method, {**given, **values})
         if not setup.run.validation:
             setup = resolve(method, {**given, "validation": VALIDATION, **values})
+        refuse_without_effect(setup, {**given, **values})
         found.append((values, setup))
     return found
 

@@ -5,7 +5,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from fedcli.runs.config import (
     recorded_options,
     recorded_value,
     reductions,
+    refuse_without_effect,
     resolve,
 )
 from fedcli.runs.consent import THEN, own_files, with_own_files
@@ -169,6 +170,7 @@ def run(
 
     def resolved(values: Mapping[str, Any]) -> Setup:
         setup = resolve(chosen, values)
+        refuse_without_effect(setup, {name: value for name, value in values.items() if name not in origin})
         return dataclasses.replace(setup, origin={**setup.origin, **origin})
 
     if seeds is not None and "seed" in given:
@@ -178,20 +180,33 @@ def run(
     each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
     setups = [resolved(values) for values in each]
     parent = Path(out or new_folder(setups[0]))
-    folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
+    try:
+        done = _run_each(setups, parent, seeds is not None, continue_, source, progress)
+    finally:
+        if out is None:
+            for folder in (parent, parent.parent):  # where no run has begun, they are empty
+                with suppress(OSError):
+                    folder.rmdir()
+    return done[0] if seeds is None else done
+
+
+def _run_each(
+    setups: list[Setup], parent: Path, apart: bool, continue_: bool, source: str, progress: Listener | None
+) -> list[Run]:
+    """Runs one after the other, in a folder, or `apart` in folders below it; all are checked before the first."""
+    folders = [parent / f"seed-{setup.run.seed}" if apart else parent for setup in setups]
     records = [begun(setup, folder) if continue_ else None for setup, folder in zip(setups, folders, strict=True)]
     for folder, record in zip(folders, records, strict=True):
         if record is None:
             free_folder(folder)
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
-    done = [
+    return [
         _begin(setup, folder, source, progress)
         if record is None
         else _continue(record, folder, setup, source, progress)
         for setup, folder, record in zip(setups, folders, records, strict=True)
     ]
-    return done[0] if seeds is None else done
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
@@ -259,6 +274,8 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     """
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
     try:
+        if not file.is_file():  # as a pipe, which would never end
+            raise FileNotFoundError(f"no file '{file}'")
         about = json.loads(file.read_text())
         name, options, seed = about["method"], dict(about["options"]), about["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -284,6 +301,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
+    _refuse_empty_parts(setup, fed.testing, fed.validation)
     with machine_settings(fed):
         chosen = autotune.autotune(fed)
         record = _new_record(setup, dataset, parts, fed, source, chosen)
@@ -485,7 +503,22 @@ def check(setup: Setup) -> None:
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
     """
-    divide(load_data(setup)[1], setup.run)
+    _, testing, _, validation = divide(load_data(setup)[1], setup.run)
+    _refuse_empty_parts(setup, testing, validation)
+
+
+def _refuse_empty_parts(setup: Setup, testing: list, validation: list) -> None:
+    """Refuses a run with nothing to test on, or to choose its best round by; both are each client's positions."""
+    config = setup.run
+    for needed, parts, what, flag in (
+        (config.local_test > 0, testing, "a test part", f"--local-test {config.local_test:g}"),
+        (setup.selection == "best-validation", validation, "a validation part", f"--validation {config.validation:g}"),
+    ):
+        if needed and not any(map(len, parts)):
+            raise UserError(
+                f"no client has {what} (got {flag} of clients with too few examples); give a larger share, more data "
+                "or fewer clients."
+            )
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
@@ -559,10 +592,19 @@ def free_folder(out: str | Path) -> Path:
 
 
 def new_folder(setup: Setup) -> Path:
-    """A folder that does not exist, named after the time, the method and the data set."""
+    """Makes a folder named after the time, the method and the data set; two processes never get the same."""
     name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
-    tries = [name, *(Path(f"{name}-{count}") for count in range(2, 1000))]
-    return next(folder for folder in tries if not folder.exists())
+    for folder in (name, *(Path(f"{name}-{count}") for count in range(2, 1000))):
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
+            ) from error
+    raise UserError(f"there are too many runs of this second (got 1000 like '{name}'); name a folder with --out.")
 
 
 def _new_record(
