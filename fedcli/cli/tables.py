@@ -1,6 +1,7 @@
 """The commands that make tables: `table`, `claims` and `pages`."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,6 +99,7 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
     from fedcli.results import boards, tables
+    from fedcli.results.pages import study_page
     from fedcli.results.render import render
 
     of_runs = {"--metric": metric, "--method": method, "--dataset": dataset, "--label": label, "--columns": columns,
@@ -126,7 +128,7 @@ def table(
     if columns and format is Format.csv:
         raise UserError("--columns is for tables that are read (got --format csv, which has them all); leave it out.")
     if page is not None:
-        text = tables.page(page)
+        text = study_page(page)
     else:
         records = boards.select(tables.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
@@ -227,8 +229,20 @@ def pages(
         Path, typer.Argument(metavar="DIR", help="Folder with records/, one subfolder a study, and README.md.")
     ],
 ) -> None:
-    """Write a page a paper into DIR/papers, and claims, coverage and studies into DIR/README.md, from the records."""
-    from fedcli.results.pages import pages as made
+    """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
-    for name, text in made(folder).items():
+    A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
+    """
+    from fedcli.figures import find_chart, plots
+    from fedcli.results import pages as made
+    from fedcli.results import tables
+
+    for name, text in made.pages(folder).items():
         print_or_write(text, folder / name)
+        for path, (study, kind) in made.figures(text).items():
+            chart, runs = find_chart(kind), [folder / "records" / study]
+            given = tables.find_records(runs) if chart.needs == "records" else runs
+            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given))
+    for file in folder.glob("speed/*.csv"):
+        out = file.with_name(f"{file.stem}-scaling.png")
+        try_write(out, partial(plots.write, out, plots.scaling_figure, plots.scaling_rows(file)))
