@@ -29,6 +29,7 @@ SMALLER = {
 }
 LEFT_OUT = {
     "fedcli bench": "takes minutes; tests/test_bench.py has small ones",
+    "--from pfllib": "needs a folder that PFLlib wrote; tests/test_splits.py makes one",
     "fedcli data download": "needs a network; tests/test_archives.py has a site of its own",
     "--kind correlation": "is for runs with public images; tests/test_correlation.py",
 }
