@@ -212,7 +212,7 @@ def test_only_refuses_rows_and_columns_that_share_no_cell():
 
 
 def test_a_wrong_setting_names_its_cell():
-    with pytest.raises(UserError, match="fedfm:III, row 'A', column 'x': unknown option of fedavg 'wieght'"):
+    with pytest.raises(UserError, match="fedfm:III, row 'A', column 'x': unknown option of 'fedavg' '--wieght'"):
         reproduce.plan(table([Cell("A", "x", "fedavg", {**TINY, "wieght": 1})]))
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.results import tables
+from fedcli.results import pages, tables
 from fedcli.results.render import MISSING, render
 
 PLANNED = 4
@@ -284,7 +284,9 @@ def test_seconds_that_other_work_disturbed_are_not_shown():
 
 
 def test_a_seed_that_ran_twice_is_pointed_out():
-    assert "more than once, and each run counts, in: one." in markdown([record(), record(checkpoint_every=2)])
+    other = record(checkpoint_every=2)
+    other["summary"]["params_sha256"] = "f" * 64
+    assert "more than once, and each run counts, in: one." in markdown([record(), other])
     assert "more than once" not in markdown([record(), record(seed=1), record("two")])
 
 
@@ -395,9 +397,9 @@ def test_the_page_of_a_study(tmp_path):
     for number, run in enumerate(runs):
         write(study / "runs" / str(number), run)
     with pytest.raises(UserError, match=r"intro\.md"):
-        tables.page(study)
+        pages.study_page(study)
     (study / "intro.md").write_text("# Skew\n\nA question.\n")
-    page = tables.page(study)
+    page = pages.study_page(study)
     assert page.startswith("# Skew\n\nA question.\n\n## Results\n\nAll rows: ")
     assert markdown(runs).strip() in page
     assert "](figures/skew-curves.png)" in page

@@ -1,4 +1,4 @@
-"""Running what a plan of a paper's table lacks: one run after the other, or several at once."""
+"""Running what a plan of a paper's table, or of a grid, lacks: one run after the other, or several at once."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedcli.registry import own_paths
+from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
 from fedcli.runs.config import flags_of
@@ -40,11 +41,11 @@ class Watch:
         """The run has finished, or has failed with `error`; there may be no record then."""
 
 
-def execute(plan: TablePlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
+def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
-        plan: The table.
+        plan: The table, or the grid.
         watch: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
 
@@ -52,7 +53,7 @@ def execute(plan: TablePlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
         The errors of the runs that failed, by their folders.
 
     Raises:
-        UserError: Another process runs what is in the table's folder.
+        UserError: Another process runs what is in the plan's folder.
     """
     with owned(plan.folder):
         return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)

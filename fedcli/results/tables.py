@@ -1,4 +1,4 @@
-"""Tables from run records, and the page of a study.
+"""Tables from run records.
 
 A record is read from `record.json` and never changed. Accuracies are fractions there and percent here.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from fedcli.errors import UserError, printable
+from fedcli.errors import UserError
 from fedcli.registry import methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Sheet, github, markdown, render
+from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
@@ -66,48 +66,67 @@ class SeedGroup:
         return " / ".join(sorted(rules))
 
 
-def find_records(paths: Iterable[Path]) -> list[dict]:
+def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[dict]:
     """The records under `paths`, in the order given and sorted by path within each; none is read twice.
 
     Args:
         paths: Run folders, record files, or folders that hold run folders at any depth.
+        labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
 
     Raises:
         UserError: If one of the paths holds no record or holds one that cannot be read.
     """
-    files: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    paths, files, named = list(map(Path, paths)), {}, {}
+    if labels and len(labels) != len(paths):
+        raise UserError(
+            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
+        )
+    for path, label in zip(paths, labels or [None] * len(paths), strict=True):
         found = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not found:
             raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
         for file in found:
             files.setdefault(file.resolve(), file)
-    return [read_record(file) for file in files.values()]
+            named.setdefault(file.resolve(), {} if label is None else {"label": label})
+    return [read_record(file) | named[place] for place, file in files.items()]
 
 
 def group(records: Iterable[dict]) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
     A partition seed that follows the run's seed does not divide a group, nor does the machine (device, chunk
-    size, checkpoint interval). Other numerics do, of a user's own method another version of its file.
+    size, checkpoint interval). Other numerics do, of a user's own method another version of its file, and a label.
+    Of finished runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
     """
     members: dict[str, list[dict]] = {}
     for record in records:
-        members.setdefault(_text((record["method"], _settings(record))), []).append(record)
+        members.setdefault(_text((record["method"], record.get("label"), _settings(record))), []).append(record)
     if not members:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
     firsts = [runs[0] for runs in members.values()]
     one_method = len({record["method"] for record in firsts}) == 1
     groups = []
     for first, runs, settings in zip(firsts, members.values(), _differences(firsts), strict=True):
-        method = first["method"] + (" (reduced)" if _is_part(first) else "")
+        method = first.get("label", first["method"]) + (" (reduced)" if _is_part(first) else "")
         told_apart = settings_text(settings)
-        label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
-        groups.append(SeedGroup(label, method, settings, sorted(runs, key=lambda record: record["seed"])))
+        if "label" in first and sum(other.get("label") == first["label"] for other in firsts) == 1:
+            told_apart = ""
+        alone = one_method and told_apart and "label" not in first
+        label = told_apart if alone else ", ".join(filter(None, (method, told_apart)))
+        groups.append(SeedGroup(label, method, settings, sorted(_distinct(runs), key=lambda record: record["seed"])))
     return groups
+
+
+def _distinct(records: list[dict]) -> list[dict]:
+    """The runs of one setting, of which those with the same seed and last parameters are one run and its copies."""
+    kept: dict[Any, dict] = {}
+    for place, record in enumerate(records):
+        same = record["seed"], _summary(record, "params_sha256")
+        kept.setdefault(same if record["status"] == "finished" and same[1] else place, record)
+    return list(kept.values())
 
 
 def _is_part(record: dict) -> bool:
@@ -120,6 +139,14 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     rows = [_settings(record) for record in records]
     named = {key: {_text(row.get(key)) for row in rows} for key in ("protocol", "dataset", "partition")}
     return {key: rows[0][key] for key, values in named.items() if len(values) == 1 and rows[0].get(key)}
+
+
+def headline(records: Iterable[dict]) -> str:
+    """What all records agree in, and what makes any of them smaller than their protocol: the title of a figure."""
+    records = list(records)
+    smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
+    reduced = [f"reduced: {' or '.join(sorted(smaller))}"] if smaller else []
+    return "; ".join([", ".join(map(str, agreed(records).values())), *reduced])
 
 
 def settings_text(settings: dict[str, Any]) -> str:
@@ -181,34 +208,6 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(ahead))),
         details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
-
-
-def page(study: Path) -> str:
-    """The page of a study: its introduction, and all that follows from its records.
-
-    Args:
-        study: Folder with `intro.md` and run folders. The page links to `figures/<study>-curves.png` beside it.
-
-    Raises:
-        UserError: If the introduction or the records are missing.
-    """
-    intro = study / "intro.md"
-    if not intro.is_file():
-        raise UserError(
-            f"the study has no introduction (got {study}); write its question and protocol to {intro.name}."
-        )
-    records = find_records([study])
-    sections = [
-        intro.read_text(encoding="utf-8").strip(),
-        "## Results\n\n" + render(sheet(records)).strip(),
-        f"![Test accuracy over rounds](figures/{study.resolve().name}-curves.png)",
-        "## Every run\n\n" + "\n".join(_every_run(group(records))),
-        "## Machines and versions\n\n" + "\n".join(_machines(records)),
-    ]
-    typed = [printable(record["command"]) for record in records if record.get("command", "").startswith("fedcli ")]
-    if commands := dict.fromkeys(typed):
-        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in commands), "```"]))
-    return "\n\n".join(sections) + "\n"
 
 
 def _text(value: Any) -> str:
@@ -414,7 +413,7 @@ def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
     return row | {f"config.{key}": value for key, value in record["config"].items()}
 
 
-def _every_run(groups: list[SeedGroup]) -> list[str]:
+def every_run(groups: list[SeedGroup]) -> list[str]:
     """A table with one row a run."""
     rows = []
     for member in groups:
@@ -439,7 +438,7 @@ def _every_run(groups: list[SeedGroup]) -> list[str]:
     return github(columns, [[row[column] for column in columns] for row in rows])
 
 
-def _machines(records: list[dict]) -> list[str]:
+def machines(records: list[dict]) -> list[str]:
     """One line for each machine and set of versions, with the number of runs it did."""
 
     def words(part: Any) -> str:

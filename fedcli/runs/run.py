@@ -26,6 +26,7 @@ from fedcli.registry import (
     PublicSetting,
     absolute,
     find_method,
+    is_from_file,
     own_paths,
     replace_paths,
     short_name,
@@ -36,6 +37,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, Pace, clear, clear_finished, rea
 from fedcli.runs.config import (
     Setup,
     flags_of,
+    given_options,
     parse_size,
     recorded_fields,
     recorded_options,
@@ -64,13 +66,17 @@ from fedcli.runs.records import (
 )
 from fedcli.runs.signals import as_interruptions
 from fedcli.runs.store import Store, Unkept, trimmed
+from fedcli.runs.strict import Strict
 
 SMALL_NETWORK = 100_000  # parameters
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
 
 
 class Listener:
-    """What a run reports while it goes on; this one keeps silent."""
+    """What a run reports while it goes on; this one keeps silent.
+
+    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
+    """
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """The run in `folder` is about to train its first round."""
@@ -125,6 +131,7 @@ def run(
     seeds: Iterable[int] | None = None,
     tuned: str | Path | None = None,
     continue_: bool | None = None,
+    sources: Mapping[str, str] | None = None,
     progress: Listener | None = None,
     **given: Any,
 ) -> Run | list[Run]:
@@ -137,6 +144,7 @@ def run(
         tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
         continue_: Go on with what is in `out` already, by the same call: skip a run that has ended, resume one that has
             begun, start the rest. The `state` of a skipped run is None.
+        sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
 
@@ -148,16 +156,16 @@ def run(
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
     """
     chosen = find_method(method)
-    source = absolute(method)
+    source = absolute(method) if is_from_file(method) else chosen.name
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("checkpoint_every") == "auto":
         del given["checkpoint_every"]
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
-    origin = {}
+    origin = {name: source for name, source in (sources or {}).items() if name in given}
     if tuned is not None:
         options, source_of = read_tuned(tuned, chosen)
-        origin = {name: source_of for name in options if name not in given}
+        origin |= {name: source_of for name in options if name not in given}
         given = {**options, **given}
 
     def resolved(values: Mapping[str, Any]) -> Setup:
@@ -171,7 +179,7 @@ def run(
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
     each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
     setups = [resolved(values) for values in each]
-    parent = Path(out or _new_folder(setups[0]))
+    parent = Path(out or new_folder(setups[0]))
     try:
         done = _run_each(setups, parent, seeds is not None, continue_, source, progress)
     finally:
@@ -187,17 +195,17 @@ def _run_each(
 ) -> list[Run]:
     """Runs one after the other, in a folder, or `apart` in folders below it; all are checked before the first."""
     folders = [parent / f"seed-{setup.run.seed}" if apart else parent for setup in setups]
-    begun = [_begun(setup, folder) if continue_ else None for setup, folder in zip(setups, folders, strict=True)]
-    for folder, record in zip(folders, begun, strict=True):
+    records = [begun(setup, folder) if continue_ else None for setup, folder in zip(setups, folders, strict=True)]
+    for folder, record in zip(folders, records, strict=True):
         if record is None:
-            _free_folder(folder)
+            free_folder(folder)
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
     return [
         _begin(setup, folder, source, progress)
         if record is None
         else _continue(record, folder, setup, source, progress)
-        for setup, folder, record in zip(setups, folders, begun, strict=True)
+        for setup, folder, record in zip(setups, folders, records, strict=True)
     ]
 
 
@@ -215,7 +223,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
 
 
-def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
+def begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
     """The record of a run that has begun in a folder; None for a folder without one.
 
     Raises:
@@ -299,7 +307,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         record = _new_record(setup, dataset, parts, fed, source, chosen)
         state = _init(setup, fed)
         with owned(folder):
-            _free_folder(folder)  # another process may have begun in it meanwhile
+            free_folder(folder)  # another process may have begun in it meanwhile
             write_record(folder, record)
             fed.store.open(folder, identity(record))
             return _go_on(setup, fed, record, state, folder, progress or Listener())
@@ -483,7 +491,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     """
     dataset, parts, public = load_data(setup)
     on_samples = progress.samples if progress else lambda count: None
-    kind = drift.Recording if setup.run.drift_every else Federation
+    kind = drift.Recording if setup.run.drift_every else Strict
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
     return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
@@ -525,8 +533,13 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
-    skews = dataset.domain_train, dataset.writer_train
+    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    if getattr(parts, "num_test", None) and not config.local_test:
+        raise UserError(
+            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
+            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+        )
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
@@ -570,7 +583,7 @@ def federation(
     )  # fmt: skip
 
 
-def _free_folder(out: str | Path) -> Path:
+def free_folder(out: str | Path) -> Path:
     """The folder of a run that begins, which must be free."""
     folder = Path(out)
     if not is_free(folder):
@@ -578,7 +591,7 @@ def _free_folder(out: str | Path) -> Path:
     return folder
 
 
-def _new_folder(setup: Setup) -> Path:
+def new_folder(setup: Setup) -> Path:
     """Makes a folder named after the time, the method and the data set; two processes never get the same."""
     name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
     for folder in (name, *(Path(f"{name}-{count}") for count in range(2, 1000))):
@@ -669,10 +682,7 @@ def _new_record(
 
 def _command(setup: Setup, source: str) -> str:
     """What to type to make a run like this in a folder of its own, wherever its options came from."""
-    others = ("default", "protocol ", "seed", "num_clients")
-    values = setup.values()
-    given = {name: values[name] for name in values if not setup.origin.get(name, "default").startswith(others)}
-    return shlex.join(["fedcli", "run", source, *flags_of(given)])
+    return shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))])
 
 
 def _public(fed: Federation) -> dict[str, Any] | None:
