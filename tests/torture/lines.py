@@ -95,8 +95,8 @@ def looks(draw: st.DrawFn) -> list[str]:
     """Any other command, with places and up to two options; a paper's table is only planned."""
     command = draw(st.sampled_from(sorted(LOOKS)))
     line = [*command.split(), *draw(st.lists(st.sampled_from(PLACES) | mad, max_size=2))]
-    if command == "check" and "fedavg" in line:
-        line += ["--law", "5"]
+    if command == "check":
+        line[1:1] = ["fedavg", "--law", "5"]
     if command == "table" and any(":" in text for text in line):
         line.append("--dry-run")
     for flag in draw(st.lists(st.sampled_from(LOOKS[command] or ("--help",)), max_size=2, unique=True)):
