@@ -55,8 +55,9 @@ class FlagParameter:
 
     def parse(self, text: str) -> Any:
         """Reads the parameter from a flag."""
-        if self.low is not None and (len(text) > 40 or not text.isascii() or "_" in text or "e" in text.lower()[:-5]):
-            raise self._error(text[:40])  # as of 1e-999999, a fraction that takes for ever
+        odd = len(text) > 40 or not text.isascii() or "_" in text or "e" in text.lower()[:-5]  # 1e-9999 is no share
+        if odd and self.low is not None:
+            raise self._error(text[:40])
         try:
             value = self.read(text)
         except (ValueError, ZeroDivisionError):  # the latter for a share of 4/0

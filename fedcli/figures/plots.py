@@ -130,8 +130,8 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     stem = out.with_suffix("") if out.suffix in undated else out  # "dirichlet:0.5" has no suffix
     suffixes = (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
     files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
-    mathematics = isinstance(draw, FromFile)  # a name of ours may have a dollar sign
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli", "text.parse_math": mathematics}):
+    parse = isinstance(draw, FromFile)  # a name of ours may have a dollar sign
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli", "text.parse_math": parse}):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:

@@ -170,7 +170,7 @@ def run(
 
     def resolved(values: Mapping[str, Any]) -> Setup:
         setup = resolve(chosen, values)
-        refuse_without_effect(setup, values)
+        refuse_without_effect(setup, {name: value for name, value in values.items() if name not in origin})
         return dataclasses.replace(setup, origin={**setup.origin, **origin})
 
     if seeds is not None and "seed" in given:
