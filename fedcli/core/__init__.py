@@ -7,25 +7,9 @@ from fedcli.core.federation import Cohort, Federation
 from fedcli.core.trees import select, stack, tree_map
 
 __all__ = [
-    "Aux",
-    "Batch",
-    "Client",
-    "Cohort",
-    "Federation",
-    "LocalLoss",
-    "Network",
-    "Params",
-    "Step",
-    "class_means",
-    "class_sums",
-    "cross_entropy",
-    "generator",
-    "masked_mean",
-    "select",
-    "stack",
-    "tree_map",
-    "weighted_mean",
-]
+    "Aux", "Batch", "Client", "Cohort", "Federation", "LocalLoss", "Network", "Params", "Step", "class_means",
+    "class_sums", "cross_entropy", "generator", "masked_mean", "select", "stack", "tree_map", "weighted_mean",
+]  # fmt: skip
 
 # Raised whenever a golden (tests/goldens.json) changes because of the core; it goes into every record, and a record
 # with another number is outdated. Where a method's file changes its own numbers alone, its `Method.numerics` is raised.
