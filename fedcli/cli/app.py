@@ -3,6 +3,7 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -71,7 +72,10 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 
 
 def main() -> None:
-    """Run the program `fedcli`."""
+    """Run the program `fedcli`; of several workers of a run the first alone is heard."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
+        for name in ("stdout", "stderr"):
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open for as long as the program runs)
     for name in ("stdout", "stderr"):
         setattr(sys, name, Lasting(getattr(sys, name)))
     app(prog_name="fedcli")

@@ -1,11 +1,14 @@
 """The commands that run methods: `run`, `resume` and `tune`."""
 
 import inspect
+import os
 import shlex
-from collections.abc import Callable
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -108,10 +111,16 @@ def _run(method: str, given: dict[str, Any]) -> None:
     from fedcli.figures import plots
     from fedcli.results import tables
     from fedcli.runs import run as runs
+    from fedcli.runs.workers import joined
 
-    seeds = None if given["seeds"] is None else parse_seeds(given["seeds"])
-    done = watch(lambda display: runs.run(method, **{**given, "seeds": seeds, "progress": display}))
-    if seeds is not None:
+    seeds = given["seeds"] = None if given["seeds"] is None else parse_seeds(given["seeds"])
+    more = {"continue_": given.pop("continue_")}
+    if _to_launch(workers := given.pop("workers")):
+        folder = runs.plan(method, **given)[1][0]  # also refuses what can be refused now
+        _launch(workers, () if given["out"] else ("--out", folder if seeds is None else folder.parent))
+    with joined() as group:
+        done = watch(lambda display: runs.run(method, **given, **more, progress=display))
+    if seeds is not None and group.number == 0:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
         typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
@@ -123,10 +132,12 @@ def watch(start: Callable[[Any], Result]) -> Result:
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD
     from fedcli.runs.signals import exit_code
+    from fedcli.runs.workers import joined
 
     display = Display(console())
     try:
-        return start(display)
+        with joined() as group:
+            return start(display if group.number == 0 else None)
     except NonFiniteLoss as error:
         stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
     except OSError as error:
@@ -140,6 +151,43 @@ def watch(start: Callable[[Any], Result]) -> Result:
         stop(
             f"interrupted after {place}; '{_resume_command(display.folder, display.record)}' goes on.", exit_code(error)
         )
+
+
+def _to_launch(workers: int | None) -> bool:
+    """Say whether workers have to be started; those of the launcher run the command as it was given."""
+    from fedcli.runs.workers import launched
+
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers must be a whole number from 1 (got {workers}); 1 is one process.")
+    if launched() and workers not in (None, count := int(os.environ["WORLD_SIZE"])):
+        raise UserError(f"--workers {workers} is not what the launcher has started (got {count}); leave it out.")
+    return workers not in (None, 1) and not launched()
+
+
+def _launch(workers: int, more: Sequence[Any] = ()) -> NoReturn:
+    """Run this command in several processes, and end as the first of them does."""
+    from fedcli.runs.workers import launch
+
+    raise typer.Exit(launch(_as_worker, [*sys.argv[1:], *map(str, more)], count=workers))
+
+
+def _as_worker(arguments: list[str]) -> int:
+    """Run the program as one of several workers; returns its exit code, unless it is to be started again."""
+    from fedcli.cli.app import main
+    from fedcli.runs.workers import LOST
+
+    os.setsid()  # Ctrl-C comes from the launcher, once
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        if end.code == LOST:
+            raise
+        return end.code or 0
+    except Exception:
+        traceback.print_exc()  # raised further, it would start all again
+        return 1
+    return 0
 
 
 def _resume_command(folder: Path, record: dict[str, Any]) -> str:
@@ -159,24 +207,30 @@ def resume(
     changed_method: Annotated[
         bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
+    workers: Annotated[int | None, typer.Option(help="Divide each round among so many processes.")] = None,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
+    from fedcli.runs.workers import joined
 
-    folders, failed = runs.find_unfinished(run), False
-    options = {"method": method or (), "changed_method": changed_method}
-    for folder in folders:
-        try:
-            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display))
-        except UserError as error:
-            if len(folders) == 1:
-                raise
-            typer.echo(f"error: {error}", err=True)
-            failed = True
-        except typer.Exit as end:
-            if end.exit_code != 1:  # an interruption, which is one of all runs
-                raise
-            failed = True
+    if _to_launch(workers):
+        _launch(workers)
+    failed, options = False, {"method": method or (), "changed_method": changed_method}
+    with joined() as group:
+        folders = runs.find_unfinished(run)
+        alone = len(folders) == 1 or group.count > 1  # of several workers one may have failed alone
+        for folder in folders:
+            try:
+                watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display))
+            except UserError as error:
+                if alone:
+                    raise
+                typer.echo(f"error: {error}", err=True)
+                failed = True
+            except typer.Exit as end:
+                if end.exit_code != 1 or alone:  # an interruption, which is one of all runs
+                    raise
+                failed = True
     if failed:
         raise typer.Exit(1)
 
@@ -209,6 +263,9 @@ class _Run(MethodGroup):
     action = staticmethod(_run)
     more: ClassVar = {
         "seed": (("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),),
+        "clients_per_chunk": (
+            ("workers", int, "Divide each round among so many processes of this machine; the same bits.", "Machine"),
+        ),
         "last": (
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),

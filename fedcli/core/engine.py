@@ -6,7 +6,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 
 import gc
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +43,16 @@ class Stopped(Exception):
     """Ends the work of a thread after another one has failed."""
 
 
+class Workers:
+    """The processes that divide a run's work; this one does all of it."""
+
+    count = here = 1  # all of them, and those of this machine, which share its cores
+
+    def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+        """Returns what `work` gives for all items, in their order, each done by one of the processes."""
+        return list(work(items))
+
+
 @dataclass
 class Engine:
     """Runs the local steps of a cohort."""
@@ -56,6 +66,7 @@ class Engine:
     graphs: CudaGraphs | None = None  # None without CUDA, and after one could not be made or was wrong
     notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
+    workers: Workers = field(default_factory=Workers)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -122,19 +133,22 @@ class Engine:
             self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return attempt(chunk)
 
-        done = self.side_by_side(attempt, cut(slice(0, num_clients)))
-        return [result for part in done for result in part]
+        done = self.side_by_side(lambda chunk: (attempt(chunk), self.clients_per_chunk), cut(slice(0, num_clients)))
+        self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
+        return [result for part, _ in done for result in part]
 
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Calls `run` for each item, on the CPU for as many at once as there are threads; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
-        want the cores too, and the results do not depend on the number of threads.
+        want the cores too, and the results depend neither on the number of threads nor on that of workers.
         """
+        alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
+        return self.workers.share(partial(map if alone else self._in_threads, run), items)
+
+    def _in_threads(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
-        if self.images.device.type != "cpu" or min(threads, len(items)) < 2:
-            return [run(item) for item in items]
-        pool = ThreadPoolExecutor(min(threads, len(items)), initializer=lambda: torch.set_num_threads(1))
+        pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), initializer=lambda: torch.set_num_threads(1))
         try:
             return list(pool.map(run, items))
         except BaseException:

@@ -8,7 +8,6 @@ A method that classifies by the nearest prototype has that as its headline and t
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ class Hits(NamedTuple):
     classifier: Tensor | None  # by the classifier where that is another rule
 
 
-Score = Callable[[Model, np.ndarray | None], Hits]  # of a model on training positions or all test images
+Score = Callable[[dict[int, Any]], list[Hits]]  # of clients' models: each on training positions, or all tests
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -65,27 +64,31 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     """
     prototypes = method.prototypes(state) if method.prototypes else None
 
-    def score(model: Model, index: np.ndarray | None) -> Hits:
-        features, logits, labels = fed.predict(model.params, model.buffers, index, model.network)
-        by_classifier = top_k(logits, labels, fed.top_k)
-        if prototypes is None:
-            return Hits(by_classifier, None)
-        near = nearness(features, *(tensor.cpu() for tensor in prototypes))
-        return Hits(top_k(near, labels, fed.top_k), by_classifier)
+    def score(tests: dict[int, np.ndarray | None]) -> list[Hits]:
+        def of_some(clients: Iterable[int]) -> Iterator[Hits]:
+            for client, (network, *model) in models(fed, method, state, clients):
+                features, logits, labels = fed.predict(*model, tests[client], network)
+                hits = Hits(top_k(logits, labels, fed.top_k), None)
+                if prototypes is not None:
+                    near = nearness(features, *(tensor.cpu() for tensor in prototypes))
+                    hits = Hits(top_k(near, labels, fed.top_k), hits.headline)
+                yield hits
+
+        return fed.engine.workers.share(of_some, list(tests))
 
     measured = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
     result = {**NOTHING, **measured(fed, method, state, score)}
     return {**result, **_on_validation(fed, method, state, score, result["clients"])}
 
 
-def models(fed: Federation, method: Method, state: Any) -> Iterator[tuple[int, Model]]:
-    """Yields every client's id and model: its own, its initial one before it has taken part, or the global one."""
+def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
+    """Yields clients' ids and models: its own, its initial one before it has taken part, or the global one."""
     if method.personal is None:
         shared = Model(fed.network, *method.model(state))
-        yield from ((client, shared) for client in range(fed.num_clients))
+        yield from ((client, shared) for client in clients)
         return
     own = method.personal(state)
-    for client in range(fed.num_clients):
+    for client in clients:
         network = fed.networks[fed.architecture[client]]
         model = own[client] if client in own else fed.initial_model(network)
         yield client, Model(network, *tree_map(lambda leaf: leaf.to(fed.device), tuple(model)))
@@ -112,8 +115,7 @@ def _by_domain(fed: Federation, hits: list[Hits]) -> list[dict[str, float]]:
 
 
 def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    count = 1 if method.personal is None else None
-    hits = [score(model, None) for _, model in islice(models(fed, method, state), count)]
+    hits = score(dict.fromkeys(range(1 if method.personal is None else fed.num_clients)))
     own = [_fraction(each.headline) for each in hits]
     found = {"test_accuracy": _mean(own), "clients": None if method.personal is None else spread(own)}
     if fed.test_domains is not None:
@@ -125,8 +127,7 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
 
 
 def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    tested = [(model, fed.testing[client]) for client, model in models(fed, method, state) if len(fed.testing[client])]
-    hits = [score(model, part) for model, part in tested]
+    hits = score({client: part for client, part in enumerate(fed.testing) if len(part)})
     pooled = torch.cat([each.headline for each in hits])
     found = {"test_accuracy": _fraction(pooled), "clients": spread([_fraction(each.headline) for each in hits])}
     if hits[0].classifier is not None:
@@ -135,7 +136,7 @@ def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> 
 
 
 def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    rows = _by_domain(fed, [score(model, None) for _, model in models(fed, method, state)])  # [N][domain]
+    rows = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))  # [N][domain]
     intra, inter = {}, {}
     for d, name in enumerate(fed.domain_names):
         own = [row for client, row in enumerate(rows) if fed.domain_of[client] == d]
@@ -154,10 +155,9 @@ def _on_validation(fed: Federation, method: Method, state: Any, score: Score, cl
         return {"validation_accuracy": None, "clients": clients}
     if method.personal is None:
         together = np.concatenate([fed.validation[client] for client in owners])
-        hits = score(Model(fed.network, *method.model(state)), together).headline
+        hits = score({owners[0]: together})[0].headline  # any client's model is the global one
         parts = hits.split([len(fed.validation[client]) for client in owners])
     else:
-        own = models(fed, method, state)
-        parts = [score(model, fed.validation[client]).headline for client, model in own if client in owners]
+        parts = [each.headline for each in score({client: fed.validation[client] for client in owners})]
     clients = clients or spread([_fraction(part) for part in parts])
     return {"validation_accuracy": _fraction(torch.cat(list(parts))), "clients": clients}

@@ -5,8 +5,9 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fedcli.runs.records import (
     SCHEMA,
     Load,
     environment,
+    identity,
     numerics,
     numerics_of,
     outdated,
@@ -51,6 +53,7 @@ from fedcli.runs.records import (
     write_record,
 )
 from fedcli.runs.signals import as_interruptions
+from fedcli.runs.workers import current, launched
 
 SMALL_NETWORK = 100_000  # parameters
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
@@ -116,8 +119,45 @@ def run(
         UserError: If a run cannot start; nothing is written then.
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
     """
-    chosen = find_method(method)
+    if continue_ and out is None:
+        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, **given)
+
+    def find_begun() -> list[dict[str, Any] | None]:
+        going_on = continue_ or current().restarted
+        begun = [_begun(setup, folder) if going_on else None for setup, folder in zip(setups, folders, strict=True)]
+        for folder, record in zip(folders, begun, strict=True):
+            if record is None:
+                _free_folder(folder)
+        return begun
+
+    begun = current().first(find_begun)
+    for setup in setups[1:]:
+        check(setup)  # refused now rather than after the first run; the first is checked as it begins
     source = absolute(method)
+    done = [
+        _begin(setup, folder, source, progress)
+        if record is None
+        else _continue(record, folder, setup, source, progress)
+        for setup, folder, record in zip(setups, folders, begun, strict=True)
+    ]
+    return done[0] if seeds is None else done
+
+
+def plan(
+    method: str,
+    *,
+    out: str | Path | None = None,
+    seeds: Iterable[int] | None = None,
+    tuned: str | Path | None = None,
+    **given: Any,
+) -> tuple[list[Setup], list[Path]]:
+    """The runs that `run` makes of what it is given, and their folders.
+
+    Raises:
+        UserError: If one of them cannot start, as far as that shows without its data and its folder.
+    """
+    chosen = find_method(method)
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
@@ -133,25 +173,13 @@ def run(
 
     if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
-    if continue_ and out is None:
-        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    if out is None and launched():
+        raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
     setups = [resolved(values) for values in each]
     parent = Path(out or _new_name(setups[0]))
     folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
-    begun = [_begun(setup, folder) if continue_ else None for setup, folder in zip(setups, folders, strict=True)]
-    for folder, record in zip(folders, begun, strict=True):
-        if record is None:
-            _free_folder(folder)
-    for setup in setups[1:]:
-        check(setup)  # refused now rather than after the first run; the first is checked as it begins
-    done = [
-        _begin(setup, folder, source, progress)
-        if record is None
-        else _continue(record, folder, setup, source, progress)
-        for setup, folder, record in zip(setups, folders, begun, strict=True)
-    ]
-    return done[0] if seeds is None else done
+    return setups, folders
 
 
 def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
@@ -185,7 +213,7 @@ def has_ended(record: dict[str, Any]) -> bool:
 def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
     """Skips a run that has ended, and resumes another."""
     if has_ended(record):
-        with owned(folder):  # which clears what a kill after the last record has left
+        with _owned_by_first(folder):  # which clears what a kill after the last record has left
             (progress or Listener()).skip(record, folder)
         return Run(record, None, folder)
     return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
@@ -229,13 +257,37 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
     with machine_settings(fed):
-        chosen = autotune.autotune(fed)
+        engine, chosen = fed.engine, autotune.autotune(fed)
+        engine.way, engine.clients_per_chunk, chosen = current().first(
+            lambda: (engine.way, engine.clients_per_chunk, chosen)
+        )
         record = _new_record(setup, dataset, parts, fed, source, chosen)
+        current().refuse_differences(_same_everywhere(setup, record), setup.device)
         state = _init(setup, fed)
-        with owned(folder):
-            _free_folder(folder)  # another process may have begun in it meanwhile
-            write_record(folder, record)
+        with _owned_by_first(folder):
+            if current().number == 0:
+                _free_folder(folder)  # another process may have begun in it meanwhile
+                write_record(folder, record)
             return _go_on(setup, fed, record, state, folder, progress or Listener())
+
+
+@contextmanager
+def _owned_by_first(folder: Path) -> Iterator[None]:
+    """Owns a folder where this is the first worker, which writes what there is to write."""
+    with owned(folder) if current().number == 0 else nullcontext():
+        yield
+
+
+def _same_everywhere(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for all workers of a run, by what is said of it."""
+    return {
+        "the fingerprint of the data": record["dataset_fingerprint"],
+        "the fingerprint of the partition": record["partition"]["fingerprint"],
+        "the configuration": identity(record),
+        "the method's file": setup.method.file_hash,
+        "the version of fedcli": version("fedcli"),
+        "the version of PyTorch": torch.__version__,
+    }
 
 
 def find_unfinished(path: Path) -> list[Path]:
@@ -286,8 +338,11 @@ def resume(
     """
     folder, named = Path(path), [method] if isinstance(method, str | Path) else method
     read_record(folder)  # refuses what is no run, and makes no folder
-    with owned(folder):
-        return _resume(folder, read_record(folder), named, changed_method, progress)
+    with _owned_by_first(folder):
+        record = current().first(lambda: read_record(folder))
+        if current().restarted and has_ended(record):
+            return Run(record, None, folder)
+        return _resume(folder, record, named, changed_method, progress)
 
 
 def _resume(
@@ -312,7 +367,8 @@ def _resume(
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
-        if note is not None:
+        current().refuse_differences(_same_everywhere(setup, record), setup.device)
+        if note is not None and current().number == 0:
             fed.engine.notes.append(note)
             (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
         return _go_on(setup, fed, record, state, folder, progress or Listener())
@@ -336,7 +392,11 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
     dataset, parts, fed = prepare(setup, progress)
     _refuse_other_data(record, dataset, parts)
     about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-    fed.engine.clients_per_chunk, fed.engine.way = about["clients_per_chunk"], about["way"]
+    most = fed.config.cohort_size
+    if fed.config.clients_per_chunk == "auto":
+        most = -(-most // current().count)  # so that none is idle
+    fed.engine.clients_per_chunk, fed.engine.way = min(about["clients_per_chunk"], most), about["way"]
+    about["workers"] = current().count
     return setup, fed
 
 
@@ -413,7 +473,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
         The data set, each client's examples, and the federation.
     """
     dataset, parts, public = load_data(setup)
-    on_samples = progress.samples if progress else lambda count: None
+    on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
     kind = drift.Recording if setup.run.drift_every else Federation
     return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
 
@@ -475,10 +535,12 @@ def federation(
     if public is not None:
         about = setup.protocol.public.get(setup.run.public_dataset)
         shared = {"public_images": public.x_train, "public_transform": transform(public, about)}
-    return kind(
+    fed = kind(
         setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
         evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
     )  # fmt: skip
+    fed.engine.workers = current()
+    return fed
 
 
 def _free_folder(out: str | Path) -> Path:
@@ -553,6 +615,7 @@ def _new_record(
             "clients_per_chunk": fed.engine.clients_per_chunk,
             "way": fed.engine.way,
             "chosen": chosen,
+            "workers": current().count,
             "device": str(fed.device),
             "precision": config.precision,
             "notes": [],
@@ -616,7 +679,7 @@ def _init(setup: Setup, fed: Federation) -> Any:
 @as_interruptions()
 def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
-    config, rounds = setup.run, record["rounds"]
+    config, rounds, writes = setup.run, record["rounds"], current().number == 0
     record["status"] = "running"
     start, before, load = time.perf_counter(), record["seconds_total"], Load()
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
@@ -634,7 +697,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
-            if pace.due(number):
+            if writes and pace.due(number):
                 pace.timed(write_checkpoint, folder, record, state)
                 write_record(folder, record)
             progress.round(entry)
@@ -651,7 +714,8 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
         raise
     finally:
         try:
-            write_record(folder, record)
+            if writes:
+                write_record(folder, record)
         finally:
             progress.finish(record)
     return Run(record, state, folder)
