@@ -834,7 +834,7 @@ def test_a_terminal_gets_blocks_that_fit_with_every_number(width):
 def test_the_bars_follow_the_runs():
     screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     plan = reproduce.plan(SMALL, seeds=[0])
-    with display.TableDisplay(screen, plan) as watch:
+    with display.TableDisplay(screen, plan.to_run) as watch:
         first, second = plan.runs
         watch.begin(first)
         watch.advance(first, 1.5)

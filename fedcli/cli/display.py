@@ -4,7 +4,7 @@ The same for a paper's table: what it costs, the progress of its runs, and the t
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -237,17 +237,17 @@ def say(console: Console, pairs: list[tuple[str, str]]) -> None:
 
 
 class TableDisplay(Watch):
-    """Show the runs of a table: a bar for all of them and one for each that goes on; lines only where no terminal is.
+    """Show the runs of a table or grid: a bar for all and one for each that goes on; lines only where no terminal is.
 
     Attributes:
         ended: Number of runs that have ended.
         total: Number of runs to do.
     """
 
-    def __init__(self, console: Console, plan: TablePlan):
-        self.console, self.ended, self.total = console, 0, len(plan.to_run)
-        self._left = {run.folder: run.setup.run.rounds - run.rounds_done for run in plan.to_run}
-        self._work = {run.folder: run.round_work * self._left[run.folder] for run in plan.to_run}
+    def __init__(self, console: Console, runs: Sequence[PlannedRun]):
+        self.console, self.ended, self.total = console, 0, len(runs)
+        self._left = {run.folder: run.setup.run.rounds - run.rounds_done for run in runs}
+        self._work = {run.folder: run.round_work * self._left[run.folder] for run in runs}
         self._done: dict[Path, float] = {}  # work, by folder
         self._begun: dict[Path, float] = {}
         columns = (

@@ -15,10 +15,16 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fedcli import registry
-from fedcli.cli.printing import console, flag_of, parse_seeds, print_table, stop, stop_if_full
+from fedcli.cli.printing import console, find_cluster, flag_of, parse_seeds, print_table, stop, stop_if_full
 from fedcli.errors import UserError
 
 Result = TypeVar("Result")
+ON_OPTIONS = (
+    ("on", str, "ray or ray:ADDRESS: every run a task of Ray; OUT lies on storage that its nodes share.", "Machine"),
+    ("cpus_per_run", float, "With --on ray: cores for a run. \\[default: 1]", "Machine"),
+    ("gpus_per_run", float, "With --on ray: GPUs for a run; 0.25 packs four on one. \\[default: 0]", "Machine"),
+)
+ON = [name for name, *_ in ON_OPTIONS]
 
 
 class MethodGroup(TyperGroup):
@@ -94,8 +100,9 @@ def _tune(method: str, given: dict[str, Any]) -> None:
     """Run a grid, and print its trials and the options to use."""
     from fedcli.results.tune import TUNED, tune
 
-    texts = given.pop("grid") or ()
-    trials, folder = watch(lambda display: tune(method, texts, progress=display, **given))
+    texts, cluster = given.pop("grid") or (), find_cluster(*(given.pop(name) for name in ON))
+    spread = None if cluster is None else lambda todo: _on_cluster(todo, cluster, "the same command")
+    trials, folder = watch(lambda display: tune(method, texts, progress=display, spread=spread, **given))
     names = list(trials[0].values)
     rows = [
         (*trial.values.values(), "diverged" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}")
@@ -115,7 +122,11 @@ def _run(method: str, given: dict[str, Any]) -> None:
 
     seeds = given["seeds"] = None if given["seeds"] is None else parse_seeds(given["seeds"])
     more = {"continue_": given.pop("continue_")}
-    if _to_launch(workers := given.pop("workers")):
+    workers = given.pop("workers")
+    cluster = find_cluster(*(given.pop(name) for name in ON), workers is not None)
+    if cluster is not None:
+        return _run_on_cluster(method, given, **more, cluster=cluster)
+    if _to_launch(workers):
         folder = runs.plan(method, **given)[1][0]  # also refuses what can be refused now
         _launch(workers, () if given["out"] else ("--out", folder if seeds is None else folder.parent))
     with joined() as group:
@@ -124,6 +135,46 @@ def _run(method: str, given: dict[str, Any]) -> None:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
         typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
+
+
+def _run_on_cluster(method: str, given: dict[str, Any], continue_: bool | None, cluster: Any) -> None:
+    """Run a method, with every seed, as tasks of a cluster; draw one curve over the seeds."""
+    from fedcli.figures import plots
+    from fedcli.results import tables
+    from fedcli.results.reproduce import PlannedRun
+    from fedcli.runs import run as runs
+
+    setups, folders = runs.plan(method, **given)
+    begun = runs.find_begun(setups, folders, bool(continue_))
+    others = {name: value for name, value in given.items() if name not in ("out", "seeds") and value is not None}
+    if "tuned" in others:
+        others["tuned"] = str(Path(others["tuned"]).resolve())
+    todo = [
+        PlannedRun(setup.method.name, method, {**others, "seed": setup.run.seed}, setup, {}, folder, record)
+        for setup, folder, record in zip(setups, folders, begun, strict=True)
+        if record is None or not runs.has_ended(record)
+    ]
+    errors = _on_cluster(todo, cluster, f"'fedcli resume {folders[0].parent if given['seeds'] else folders[0]}'")
+    if given["seeds"] is not None and not errors:
+        parent = folders[0].parent
+        files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
+        typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
+    if errors:
+        raise typer.Exit(1)
+
+
+def _on_cluster(todo: Sequence[Any], cluster: Any, command: str) -> dict[Path, str]:
+    """Run on a cluster what is to do, and show it; after an interruption tell the command that goes on."""
+    from fedcli.cli.display import TableDisplay
+    from fedcli.results.jobs import on_cluster
+    from fedcli.runs.signals import exit_code
+
+    with TableDisplay(console(), todo) as display:
+        try:
+            return on_cluster(todo, display, cluster)
+        except KeyboardInterrupt as error:
+            place = f"{display.ended} of {display.total} runs"
+            stop(f"interrupted after {place}; {command} goes on.", exit_code(error))
 
 
 def watch(start: Callable[[Any], Result]) -> Result:
@@ -270,6 +321,7 @@ class _Run(MethodGroup):
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
             ("continue_", bool, "Go on in OUT: skip runs that have ended, resume one that has begun.", "Output"),
+            *ON_OPTIONS,
         ),
     }
 
@@ -286,6 +338,7 @@ class _Tune(MethodGroup):
                 "\\[default: what the method calls worth trying]", "Grid",
             ),
             ("out", str, "Folder of the trials; those that have run are kept. \\[default: runs/tune-...]", "Output"),
+            *ON_OPTIONS,
         ),
     }  # fmt: skip
 

@@ -125,7 +125,10 @@ PANELS = {
 
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Taken by the command line and by `fedcli.run`.
-_NOT_FIELDS = {"method", "out", "seeds", "tuned", "grid", "progress", "help", "continue_", "workers"}
+_NOT_FIELDS = {
+    "method", "out", "seeds", "tuned", "grid", "progress", "help", "continue_", "workers", "on", "cpus_per_run",
+    "gpus_per_run", "spread",
+}  # fmt: skip
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:

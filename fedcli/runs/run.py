@@ -122,16 +122,7 @@ def run(
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
     setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, **given)
-
-    def find_begun() -> list[dict[str, Any] | None]:
-        going_on = continue_ or current().restarted
-        begun = [_begun(setup, folder) if going_on else None for setup, folder in zip(setups, folders, strict=True)]
-        for folder, record in zip(folders, begun, strict=True):
-            if record is None:
-                _free_folder(folder)
-        return begun
-
-    begun = current().first(find_begun)
+    begun = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
     source = absolute(method)
@@ -180,6 +171,25 @@ def plan(
     parent = Path(out or _new_name(setups[0]))
     folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
     return setups, folders
+
+
+def find_begun(setups: Sequence[Setup], folders: Sequence[Path], going_on: bool) -> list[dict[str, Any] | None]:
+    """The records of runs that have begun in their folders; None of the others, whose folders must be free.
+
+    Args:
+        setups: Of the runs.
+        folders: Theirs.
+        going_on: Whether one may have begun.
+
+    Raises:
+        UserError: If a folder holds something else.
+    """
+    pairs = list(zip(setups, folders, strict=True))
+    begun = [_begun(setup, folder) if going_on else None for setup, folder in pairs]
+    for folder, record in zip(folders, begun, strict=True):
+        if record is None:
+            _free_folder(folder)
+    return begun
 
 
 def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:

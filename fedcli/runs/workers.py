@@ -1,10 +1,10 @@
 """The processes that divide the work of one run: how they start, share what they make, and end together.
 
-PyTorch's launcher starts them, by `torchrun` or for `--workers`, and starts all again when one dies. Each runs the whole
-program and makes the same draws, so that each has the same state; only work with parts is divided, by `Group.share`.
-What a part gives goes to all as flat bytes, over gloo or, on CUDA, NCCL; its structure goes before, in JSON. The first
-process alone writes, prints and draws. One that ends by itself says why in the launcher's store, where the others look
-when they no longer reach it; one that says nothing was killed.
+PyTorch's launcher starts them, by `torchrun` or for `--workers`, and starts all again when one dies. Each runs the
+whole program and makes the same draws, so that each has the same state; only work with parts is divided, by
+`Group.share`. What a part gives goes to all as flat bytes, over gloo or, on CUDA, NCCL; its structure goes before, in
+JSON. The first process alone writes, prints and draws. One that ends by itself says why in the launcher's store, where
+the others look when they no longer reach it; one that says nothing was killed.
 """
 
 import json
@@ -329,6 +329,6 @@ def launch(work: Callable[..., int], *given: Any, count: int) -> int:
         except ChildFailedError as error:
             number, failure = error.get_first_failure()
             raise UserError(
-                f"workers died {RESTARTS + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's is "
-                "negative); look for what kills them, then resume the run."
+                f"workers died {RESTARTS + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
+                "is negative); look for what kills them, then resume the run."
             ) from error
