@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 
 import fedcli
@@ -28,6 +29,15 @@ METHOD = replace(find_method("fedavg"), name="fails", run_round=run_round)
 """
 
 
+def two_pids(here):
+    """The numbers of two processes that wait, once there are two."""
+    found = []
+    while len(found) < 2:
+        assert select.select([here], [], [], SLOW)[0], "no two processes have come to their second round"
+        found += map(int, os.read(here, 100).split())
+    return found
+
+
 def test_law_8_workers_are_invisible(tmp_path):
     program = ("-c", "from tests.law_8 import main; main()")
     running = [start(tmp_path, count, tmp_path / f"{count}", program=program) for count in (2, 3)]
@@ -43,11 +53,10 @@ def test_law_8_workers_are_invisible(tmp_path):
 def test_a_killed_worker_an_interruption_and_another_number_of_workers_leave_the_same_bits(tmp_path):
     waiting = Waiting(tmp_path)
     options = (*SMALL, "--out", "run", "--checkpoint-every", "1")
+    here = os.open(tmp_path / "here", os.O_RDWR)  # for writing too, so that it does not end with those that write
     running = start(tmp_path, "run", "./waits.py", *options, "--workers", "2")
-    waiting.one()
-    os.kill(waiting.one(), signal.SIGKILL)
-    for _ in range(2):
-        waiting.one()  # both have been started again
+    os.kill(two_pids(here)[0], signal.SIGKILL)
+    two_pids(here)  # of both, started again
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate(timeout=SLOW)
     assert running.returncode == 130, errors

@@ -282,12 +282,12 @@ def joined() -> Iterator[Group]:
     _current = Group(number, count, here, restarted, store)
     try:
         yield _current
-        dist.destroy_process_group()
     except BaseException as error:
         _current.tell(error)
         raise
     finally:
         _current = Group()
+        dist.destroy_process_group()  # closes the connections, which the others see
 
 
 def launch(work: Callable[..., int], *given: Any, count: int) -> int:
