@@ -82,4 +82,4 @@ def work(file):
 
 
 def main():
-    sys.exit(launch(work, sys.argv[2], count=int(sys.argv[1])))
+    sys.exit(launch(work, sys.argv[2], count=int(sys.argv[1]), restarts=0))

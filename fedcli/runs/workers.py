@@ -290,7 +290,7 @@ def joined() -> Iterator[Group]:
         dist.destroy_process_group()  # closes the connections, which the others see
 
 
-def launch(work: Callable[..., int], *given: Any, count: int) -> int:
+def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RESTARTS) -> int:
     """Starts processes on this machine, all of them again when one is killed, and waits for them.
 
     What interrupts this process interrupts them, and they end with it.
@@ -299,12 +299,13 @@ def launch(work: Callable[..., int], *given: Any, count: int) -> int:
         work: What each does; it returns its exit code.
         *given: To `work`.
         count: Of the processes.
+        restarts: Of all of them, after which they are given up.
 
     Returns:
         The exit code of the first.
 
     Raises:
-        UserError: If they have died `RESTARTS` times.
+        UserError: If they have died more often.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -319,7 +320,7 @@ def launch(work: Callable[..., int], *given: Any, count: int) -> int:
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=RESTARTS,
+            rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=restarts,
             signals_to_handle=",".join(heard), logs_specs=DefaultLogsSpecs(log_dir=logs),
         )  # fmt: skip
         try:
@@ -329,6 +330,6 @@ def launch(work: Callable[..., int], *given: Any, count: int) -> int:
         except ChildFailedError as error:
             number, failure = error.get_first_failure()
             raise UserError(
-                f"workers died {RESTARTS + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
+                f"workers died {restarts + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
                 "is negative); look for what kills them, then resume the run."
             ) from error
