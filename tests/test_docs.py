@@ -10,10 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import check
+from fedcli import bench, check
 from fedcli.cli import app as cli
 from fedcli.registry import find_method, from_file
+from fedcli.results import jobs
 from fedcli.runs import run as runs
+from fedcli.runs import workers
 from fedcli.runs.config import RunConfig, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +68,21 @@ def resolved(line, monkeypatch):
 
 @pytest.mark.parametrize(("name", "line"), COMMANDS, ids=lambda value: value[:40])
 def test_the_commands_are_understood(name, line, monkeypatch, tmp_path):
-    if line.startswith("fedcli run "):
+    line = line.split(" #")[0].strip()
+    if name == "workers.md":
+        started = []
+
+        def caught(*given, **how):
+            started.append(given)
+            raise KeyboardInterrupt
+
+        for where, what in ((workers, "launch"), (jobs, "on_cluster"), (bench, "measure_divided")):
+            monkeypatch.setattr(where, what, caught)
+        monkeypatch.chdir(tmp_path)
+        result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+        in_a_table = line.startswith("fedcli table ")  # for which no data set is there
+        assert (result.exit_code, len(started)) == ((0, 0) if in_a_table else (130, 1)), result.output
+    elif line.startswith("fedcli run "):
         assert resolved(line, monkeypatch)
     elif line.startswith("fedcli check "):
         held = []
