@@ -233,6 +233,32 @@ class Table:
     gains: tuple[Gain, ...] = ()
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper that can be right or wrong: one row of a table is ahead of another.
+
+    Attributes:
+        name: `paper:ID`.
+        text: The sentence, in words of ours, without a full stop.
+        table: Name of the table whose cells are compared.
+        row: The row that the sentence is about.
+        than: The row that it is compared with.
+        columns: The columns; of several, the mean of the differences counts.
+        direction: "higher" or "lower": on which side of zero the paper sees the row less the other.
+        instead: Options that a smaller form of the claim may have in place of the cells', with their values, or None
+            for any value; sizes (rounds, images, clients, ...) may always be smaller.
+    """
+
+    name: str
+    text: str
+    table: str
+    row: str
+    than: str
+    columns: tuple[str, ...]
+    direction: str = "higher"
+    instead: Mapping[str, Any] = field(default_factory=dict)
+
+
 def grid(
     rows: Mapping[str, tuple[str, Mapping[str, Any]]],
     columns: Mapping[str, Mapping[str, Any]],
@@ -373,7 +399,7 @@ class Post(_Declared):
         return self.apply
 
 
-Declaration = TypeVar("Declaration", Method, Post, Protocol, Table)
+Declaration = TypeVar("Declaration", Method, Post, Protocol, Table, Claim)
 _FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
 
 
@@ -584,6 +610,30 @@ def tables() -> dict[str, Table]:
     return _declarations(Table, *_modules())
 
 
+def claims(paper: str | None = None) -> list[Claim]:
+    """The registered claims in the order of their papers' files, or those of one paper or of a user's file.
+
+    Args:
+        paper: What its claims' names begin with, whatever the case, or the path of a file; None for all papers.
+
+    Raises:
+        UserError: If there is no such paper, or the file declares no claim.
+    """
+    if paper is not None and is_from_file(paper):
+        path = _place(paper)[0]
+        module = _import_file(path, "claim")
+        own = _declarations(Table, module)
+        found = list(_declarations(Claim, module).values())
+        if not found:
+            raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
+        return [dataclasses.replace(one, table=f"{path}:{one.table}") if one.table in own else one for one in found]
+    known = _declarations(Claim, *_modules()).values()
+    names = list(dict.fromkeys(one.name.partition(":")[0] for one in known))
+    if paper is not None and paper.lower() not in names:
+        raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")
+    return [one for one in known if paper is None or one.name.partition(":")[0] == paper.lower()]
+
+
 def not_planned(module: ModuleType) -> dict[str, str]:
     """What a paper prints and no table of its file plans, each with the reason: the file's `NOT_PLANNED`.
 
@@ -617,6 +667,12 @@ def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) ->
     ]
 
 
+@cache
+def _steps() -> dict[str, Post]:
+    """The registered steps; a plan of many runs asks for them for each."""
+    return _declarations(Post, *_modules())
+
+
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: the registered ones, those of a method's file, and a user's own.
 
@@ -624,7 +680,7 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         method: Whose file is looked into; None for none.
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
-    found = _declarations(Post, *_modules(), *([method.module] if method else []))
+    found = {**_steps(), **(_declarations(Post, method.module) if method else {})}
     return {**found, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else found
 
 

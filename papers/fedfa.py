@@ -76,7 +76,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Cell, DataSetting, Method, Protocol, Table, grid, option
+from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, grid, option
 from fedcli.core import (
     Aux,
     Batch,
@@ -811,3 +811,31 @@ NOT_PLANNED = {
     "Table 8: target accuracy": "not a result: 80 % of FedAvg's mean in Table 2, and the metric of each column here",
     "Figs. 10 and 11": "the anchors' way over the rounds, without printed numbers; a run keeps its last anchors alone",
 }
+
+_C2 = ("FMNIST #C=2",)
+CLAIMS = (
+    Claim(
+        "fedfa:label-skew", "With two classes a client on Fashion-MNIST, FedFA is ahead of FedAvg",
+        "fedfa:2", "FedFA", "FedAvg", _C2,
+    ),
+    Claim(
+        "fedfa:best-other", "With Dirichlet shares of 0.1 on Fashion-MNIST, FedFA is ahead of the best other, FedDyn",
+        "fedfa:2", "FedFA", "FedDyn", ("FMNIST alpha=0.1",),
+    ),
+    Claim(
+        "fedfa:fewer-rounds", "FedFA needs fewer rounds than FedAvg to 80 % of FedAvg's accuracy, Fashion-MNIST #C=2",
+        "fedfa:8", "FedFA", "FedAvg", _C2, "lower",
+    ),
+    Claim(
+        "fedfa:calibration", "FedFA is better with the calibration of the classifier than without, Fashion-MNIST #C=2",
+        "fedfa:3", "FedFA", "FedFA w/o classifier calibration", ("FMNIST #C=2 (label skew)",),
+    ),
+    Claim(
+        "fedfa:no-skew", "On evenly divided Fashion-MNIST, too, FedFA is ahead of FedAvg",
+        "fedfa:2", "FedFA w/o skew", "FedAvg w/o skew", ("FMNIST (no skew)",),
+    ),
+    Claim(
+        "fedfa:feature-skew", "On five sets of digits with 20 clients each, FedFA is ahead of the best other, FedDyn",
+        "fedfa:1", "FedFA", "FedDyn", ("Mixed Digits (feature skew)",),
+    ),
+)  # fmt: skip

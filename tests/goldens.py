@@ -64,8 +64,8 @@ def golden(name: str) -> dict[str, Any]:
     finally:
         torch.set_num_threads(threads)
     curve = [entry["test_accuracy"] for entry in run.record["rounds"]]
-    params = all_params(registry.find_method(run.record["method"]), run.state)
-    norm = sum(float(value.double().square().sum()) for value in params.values()) ** 0.5
+    params = all_params(registry.find_method(run.record["method"]), run.state, run.record["config"]["num_clients"])
+    norm = sum(float(value.double().square().sum()) for _, value in params) ** 0.5
     found = {"params_sha256": run.record["summary"]["params_sha256"], "norm": norm, "curve": curve}
     if "post" in run.record:
         found["post"] = run.record["post"]["test_accuracy"]

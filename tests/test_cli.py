@@ -261,8 +261,9 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
         assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_the_negative_flag_arrives(no_figures):
-    done("run", "fedavg", *TINY, "--no-drop-last", "--out", "a")
+def test_the_negative_flag_and_the_word_for_the_default_arrive(no_figures):
+    done("run", "fedavg", *TINY, "--no-drop-last", "--checkpoint-every", "auto", "--out", "a")
+    assert read("a")["config"]["checkpoint_every"] is None
     assert (read("a")["config"]["drop_last"], read("a")["origin"]["drop_last"]) == (False, "command line")
 
 
@@ -420,6 +421,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
         (("fedavg", "--partition", "domains"), "needs a data set with domains"),
         (("fedavg", "--batch-size", 500, "--drop-last"), "--batch-size 500 is larger than every client's training"),
         (("fedavg", "--train-examples", 5), "--train-examples 5 does not fit the data set 'digits'"),
+        (("fedavg", "--checkpoint-every", "some"), "--checkpoint-every must be auto or a whole number from 1 (got"),
         (("fedavg", "--clients-per-chunk", "some"), "--clients-per-chunk must be auto, a whole number from 1"),
         (("fedavg", "--device", "gpu"), "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
         (("fedavg", "--public-dataset", "digits"), "'fedavg' uses no public images (got --public-dataset digits)"),

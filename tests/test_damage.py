@@ -59,14 +59,17 @@ def spoil(folder, other, draw):
     """Flips a bit of one of the files of a run, cuts it, or puts the other run's in its place; says what it did."""
     file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     content = bytearray(file.read_bytes())
-    how = draw.choice(("flip", "cut", "exchange"))
+    own = other / file.relative_to(folder)
+    if file.parent.name == "states" and not own.is_file():
+        own = next((other / "states").iterdir())
+    how = draw.choice(("flip", "cut", "exchange" if own.is_file() else "cut"))  # not all keep a selected model
     if how == "flip":
         place = draw.randrange(len(content))
         content[place] ^= 1 << draw.randrange(8)
     elif how == "cut":
         del content[draw.randrange(len(content)) :]
     else:
-        content = (other / file.relative_to(folder)).read_bytes()
+        content = own.read_bytes()
     file.write_bytes(content)
     return f"{how} {file.name}"
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedcli.core import evaluation
+from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.run import federation
@@ -203,3 +204,85 @@ def test_step_and_forward_agree_with_the_plain_loop(chunk):
         assert output.logits.shape == (4, 7, 3)
         found.append((clients.params, aux.terms, output))
     laws.assert_agree(found[1], found[0], "steps on public images")
+
+
+def counted(fed, monkeypatch):
+    """The numbers of images that models are run on from now on."""
+    predict, runs = fed.predict, []
+
+    def counting(*given, **how):
+        found = predict(*given, **how)
+        runs.append(len(found[2]))
+        return found
+
+    monkeypatch.setattr(fed, "predict", counting)
+    return runs
+
+
+def a_copy(state):
+    return tree_map(torch.Tensor.clone, state)
+
+
+@pytest.mark.parametrize(("how", "method"), [("server", "local"), ("clients", "local"), ("clients", "fedproto")])
+def test_only_changed_models_are_run_again(how, method, monkeypatch):
+    setup, fed, state = with_evaluation(how, find_method(method), cohort_size=2, validation=0.2)
+    other = with_evaluation(how, find_method(method), cohort_size=2, validation=0.2)[1]  # which remembers nothing
+    images = [len(fed.test_labels)] * 4 if how == "server" else [len(part) for part in fed.testing]
+    held_out = [len(part) for part in fed.validation]
+
+    def wanted(clients):
+        return sorted(size for client in clients for size in (images[client], held_out[client]) if size)
+
+    def same():
+        found = evaluation.evaluate(fed, setup.method, state)
+        assert found == evaluation.evaluate(other, setup.method, a_copy(state))
+        return found
+
+    runs = counted(fed, monkeypatch)
+    first = same()
+    assert sorted(runs) == wanted(range(4))
+    runs.clear()
+    assert same() == first
+    assert runs == []
+    trained = []
+    for number in (1, 2):
+        trained = fed.cohort(number).client_ids
+        state = setup.method.run_round(state, fed.cohort(number), fed, setup.options)[0]
+        runs.clear()  # what the round itself asks
+        same()
+        assert sorted(runs) == wanted(trained)
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced", "clients", "network"])
+def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
+    setup, fed, state = with_evaluation("clients", data=laws.toy_dataset(num_train=34))
+    first = evaluation.evaluate(fed, setup.method, state)
+    runs = counted(fed, monkeypatch)
+    params, buffers = state.clients[1]
+    if change == "in place":
+        params["head.bias"].add_(torch.tensor([100.0, *[0.0] * (len(params["head.bias"]) - 1)]))
+    elif change == "replaced":
+        params = {**params, "head.bias": params["head.bias"].flip(0)}
+        state.clients[1] = type(state.clients[1])(params, buffers)
+    elif change == "clients":
+        state.clients[0], state.clients[1] = state.clients[1], state.clients[0]
+    else:
+        fed.networks[0] = replace_network(fed.networks[0])
+    other = with_evaluation("clients", data=laws.toy_dataset(num_train=34))[1]
+    if change == "network":
+        other.networks[0] = fed.networks[0]
+    assert evaluation.evaluate(fed, setup.method, state) == evaluation.evaluate(other, setup.method, a_copy(state))
+    assert len(runs) == {"clients": 2, "network": 4}.get(change, 1)
+    assert change == "replaced" or evaluation.evaluate(other, setup.method, state) != first
+
+
+def replace_network(network):
+    """The same network, whose logits are those of the next class."""
+
+    def call(*given, **how):
+        found = network(*given, **how)
+        return found._replace(logits=found.logits.roll(1, 1))
+
+    call.module, call.feature_dim = network.module, network.feature_dim
+    return call

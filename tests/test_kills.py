@@ -11,7 +11,7 @@ import fedcli
 from fedcli import smoke
 from fedcli.data import files
 from fedcli.registry import find_method
-from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.records import read_record
 from fedcli.runs.run import Listener
 from tests.test_lock import NO_PROCESS, names
@@ -66,7 +66,7 @@ def options_of(method):
     chosen = find_method(method)
     protocol, dataset = smoke.built_in(chosen)
     public = {"public_examples": 12, "public_batch_size": 5} if chosen.uses_public_data else {}
-    return {**TINY, "protocol": protocol, "dataset": dataset, "checkpoint_every": 1, **public}
+    return {**TINY, "protocol": protocol, "dataset": dataset, "checkpoint_every": 1, "state_memory": "300K", **public}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedproto"])
@@ -86,12 +86,16 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(method, tmp_
     assert essence(record)["rounds"] == essence(whole.record)["rounds"]
     assert record["summary"] == whole.record["summary"]
     assert names(tmp_path / "killed") == names(tmp_path / "whole")
+    kept = [sorted(path.name for path in (tmp_path / name / STATES).glob("*")) for name in ("killed", "whole")]
+    assert kept[0] == kept[1]
 
 
 def test_a_kill_after_the_last_record_leaves_nothing_after_the_same_command(tmp_path):
     options = {**options_of("fedavg"), "out": tmp_path / "run", "continue_": True}
     fedcli.run("fedavg", **options)
+    whole = names(tmp_path / "run")
     for name in (".lock", f".record.json.{NO_PROCESS}.partial"):
         (tmp_path / "run" / name).touch()
     fedcli.run("fedavg", **options)
-    assert names(tmp_path / "run") == [CHECKPOINT, "record.json"]
+    assert names(tmp_path / "run") == whole
+    assert {CHECKPOINT, "record.json"} <= set(whole)

@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import Cell, Table
+from fedcli import Cell, Table, registry
 from fedcli.cli import app as cli
-from fedcli.errors import UserError
 from fedcli.registry import not_planned
 from fedcli.results import comparison, pages, tables
 from fedcli.results.pages import Standing
@@ -71,7 +70,6 @@ def results(tmp_path_factory):
     for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()
     (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, as 1.5 shows. More.\n")
-    (folder / "README.md").write_text(f"# Results\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
     return folder
 
 
@@ -155,35 +153,16 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     assert "tiny" not in pages.paper_page(paper, [empty], unrelated, "")
 
 
-def test_the_summary_names_the_largest_difference(results):
-    studies = pages.find_studies(results / "records")
-    paper = pages.papers()[0]
-    standing = pages.standing(TABLE, results / "records", studies)
-    compared = comparison.compare(standing.plan).entries
-    row = pages.summary_row(paper, [standing, Standing(TABLE, None)])
-    assert row[1:4] == ["2", "6", "2"]
-    gaps = {
-        place: abs(entry.values["ours"] - entry.values["paper"])
-        for place, entry in compared.items()
-        if entry.values and entry.values["ours"] is not None
-    }
-    method, column = max(gaps, key=gaps.get)
-    entry = compared[method, column]
-    expected = f"{entry.difference}: {method}, {column} (Table 2), paper {entry.paper}, ours {entry.ours}"
-    assert row[4] == expected
-    assert pages.summary_row(paper, [Standing(TABLE, None)])[1:] == ["1", "3", "0", "–"]
-
-
 def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
     studies, paper = pages.find_studies(results / "records"), pages.papers()[0]
     ours = Cell("FedAvg", "a column of ours", "fedavg", TINY)
     table = Table(**{**vars(TABLE), "cells": (*CELLS, ours)})
     standing = pages.standing(table, results / "records", studies)
     assert ours in standing.finished
-    assert pages.summary_row(paper, [standing])[1:4] == ["1", "3", "2"]
+    assert "The paper prints a number for 3 of them, and 2 of these" in pages.paper_page(paper, [standing], [], "")
     figure = Table("fedfa:Fig3", "Curves", ("FedFA", "in-text"), (ours,))
     standing = pages.standing(figure, results / "records", studies)
-    assert pages.summary_row(paper, [standing])[1:4] == ["1", "0", "0"]
+    assert "The paper prints a number for 0 of them, and 0 of these" in pages.paper_page(paper, [standing], [], "")
     assert "| ours | " in pages.paper_page(paper, [standing], [], "")  # it is shown all the same
 
 
@@ -210,28 +189,57 @@ def test_tuned_options_are_listed_where_their_runs_stand(results, tmp_path):
     assert "Tuned by" not in tables.page(results / "records" / "tiny")
 
 
-def test_the_command_writes_the_pages_and_keeps_the_rest_of_the_readme(results, tmp_path, monkeypatch):
+def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tmp_path, monkeypatch):
     folder = shutil.copytree(results, tmp_path / "results")
     (folder / "papers" / "notes").mkdir(parents=True)
     (folder / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
+    first = tmp_path / "README.md"
+    first.write_text(f"# Project\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
     ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
     assert ended.exit_code == 0, ended.output
     readme = (folder / "README.md").read_text()
-    assert readme.startswith(f"# Results\n\n{pages.BEGIN}\n\n| Paper | Tables | Cells with a printed number |")
-    assert readme.endswith(f"\n\n{pages.END}\n\nEnd.\n")
-    assert "old" not in readme
+    sections = ["## What the papers claim", "## How much of what the papers print", "## Studies", "## Redo one"]
+    assert [line for line in readme.splitlines() if line.startswith("## ")] == [
+        next(line for line in readme.splitlines() if line.startswith(section)) for section in sections
+    ]
+    assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
+    text = first.read_text()
+    assert text.startswith(f"# Project\n\n{pages.BEGIN}\n\n| Claim | paper |")
+    assert text.endswith(f"\n\n{pages.END}\n\nEnd.\n")
+    assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
-    assert pages.pages(folder) == {name: (folder / name).read_text() for name in pages.pages(folder)}  # written again
+    first.write_text("# Without a place\n")
+    assert pages.pages(folder)[Path("..") / "README.md"] == "# Without a place\n"
 
 
-def test_a_readme_without_a_place_for_the_table_is_refused(tmp_path):
-    for text in (None, "# Results\n", f"{pages.END}\n{pages.BEGIN}\n"):
-        if text is not None:
-            (tmp_path / "README.md").write_text(text)
-        with pytest.raises(UserError, match="no place for the table"):
-            pages.with_summary(text or "", "| a |", tmp_path / "README.md")
-    result = CliRunner().invoke(cli.app, ["pages", str(tmp_path)])
-    assert result.exit_code == 2
-    assert list(tmp_path.glob("papers/*")) == []
+def test_a_study_has_its_size(results):
+    (study,) = pages.find_studies(results / "records")
+    name, size, finding = pages._study_row(study)
+    assert name == "[tiny](tiny.md)"
+    assert size == "2 rounds, 1 to 2 seeds; not a setting of the paper"
+    assert finding.startswith("fedavg ")
+    (paper,) = [pages.Study("x", "", [{**record, "protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "reduced": [
+        {"what": "rounds", "protocol": 200, "run": 2}, {"what": "num_clients", "protocol": 100, "run": 3},
+    ]} for record in study.records])]  # fmt: skip
+    assert pages._study_row(paper)[1] == "2 of 200 rounds, 1 to 2 of 3 seeds, clients 3 of 100"
+
+
+def test_a_finding_is_the_papers_method_beside_the_best_other():
+    def runs(method, *accuracies, seeds=(0, 1, 2)):
+        return [
+            {
+                "method": method, "method_source": method, "method_hash": method, "seed": seed, "dataset": "digits",
+                "protocol": "fedfa:digits", "status": "finished", "rounds": [], "numerics": {"core": 1, "method": 1},
+                "partition": {"flag": "iid"}, "config": {"rounds": 2, "seed": seed, "train_examples": 9},
+                "summary": {"selection": "last", "selected": value, "last": value}, "reduced": [],
+            }
+            for seed, value in zip(seeds, accuracies, strict=False)
+        ]  # fmt: skip
+
+    records = [*runs("fedfa", 0.83, 0.84, 0.85), *runs("fedavg", 0.8, 0.8, 0.8), *runs("fedprox", 0.5, 0.5, 0.5)]
+    lucky = runs("moon", 0.99)  # one seed: not among those with the most
+    groups = tables.group([*records, *lucky])
+    assert pages._finding(groups) == "fedfa 84.00 against fedavg 80.00: +4.00 [+1.52, +6.48] (3)"
+    assert pages._finding(tables.group(runs("fedfa", 0.5))) == "fedfa 50.00"

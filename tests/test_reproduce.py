@@ -321,8 +321,8 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert not any(rounds.values())
 
     (place,) = reproduce.shipped()
-    broken = [{**record, "status": "interrupted"} for _, record in reproduce._records([place])[0]["fedfa", 2021]]
-    monkeypatch.setattr(reproduce, "_records", lambda folders: ({("fedfa", 2021): [(place / "x", broken[0])]}, ()))
+    broken = [{**record, "status": "interrupted"} for _, record in reproduce.all_runs([place])[0]["fedfa", 2021]]
+    monkeypatch.setattr(reproduce, "all_runs", lambda folders: ({("fedfa", 2021): [(place / "x", broken[0])]}, ()))
     assert not any(there("fedfa:2").values())
 
 
@@ -480,7 +480,10 @@ def filled(one, results):
     cells = []
     for planned in plan.cells:
         found = results.get((planned.cell.row, planned.cell.column), [None] * len(plan.seeds))
-        runs = tuple(replace(run, record=record) for run, record in zip(planned.runs, found, strict=True))
+        runs = tuple(
+            replace(run, record=record and {**record, "seed": run.setup.run.seed})
+            for run, record in zip(planned.runs, found, strict=True)
+        )
         cells.append(replace(planned, runs=runs))
     every = tuple({id(run): run for planned in cells for run in planned.runs}.values())
     return replace(plan, cells=tuple(cells), runs=every)
@@ -563,20 +566,34 @@ def test_every_number_of_a_paper_is_planned_or_has_a_reason():
     assert registry.unaccounted(module, printed) == []
 
 
-def test_best_and_second_best_of_ours_are_marked():
-    text = shown(FOUR, column([finished(0.5)], [finished(0.7)], [finished(0.6)], [finished(0.65)]))
-    assert [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")] == [
-        "50.00 (1)", "**70.00 (1)**", "60.00 (1)", "*65.00 (1)*",
-    ]  # fmt: skip
-    text = shown(FOUR, column([finished(0.700001)], [finished(0.7)], [finished(0.6)], [finished(0.6)]))
-    assert [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")] == [
-        "**70.00 (1)**", "**70.00 (1)**", "*60.00 (1)*", "*60.00 (1)*",
-    ]  # fmt: skip
-    text = shown(FOUR, column([finished(0.5)], [finished(0.7)], [None], [DIVERGED]))
-    assert [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")] == [
-        "50.00 (1)", "**70.00 (1)**", "not run", "diverged",
-    ]  # fmt: skip
-    assert shown(FOUR, column([finished(0.5)], [None], [None], [None]))["FedAvg", "ours"] == ["50.00 (1)"]
+def both(*accuracies):
+    """Runs of two seeds or more; of one accuracy, two that agree."""
+    return [finished(one) for one in (accuracies if len(accuracies) > 1 else 2 * accuracies)]
+
+
+def test_the_best_of_ours_is_marked_where_the_interval_of_its_lead_leaves_out_zero():
+    def ours(*values):
+        text = shown(FOUR, column(*values))
+        return [text[name, "ours"][0] for name in ("FedAvg", "FedProx", "MOON", "FedFM")]
+
+    first, none = both(0.5, 0.6, 0.7), [None] * 3
+    # 3, 4 and 5 ahead of the second: 4 -+ 4.3027 / sqrt(3); the spreads of the rows hide that
+    found = ours(first, both(0.53, 0.64, 0.75), both(0.1, 0.2, 0.3), none)
+    assert found == ["60.00 ± 10.00 (3)", "**64.00 ± 11.00 (3)**", "20.00 ± 10.00 (3)", "not run"]
+    unclear = first, both(0.51, 0.64, 0.74), both(0.1, 0.2, 0.3), none  # 1, 4 and 4: zero is inside
+    assert ours(*unclear)[1] == "63.00 ± 11.53 (3)"
+    assert not any(note.startswith("Bold") for note in comparison.compare(filled(FOUR, column(*unclear))).notes)
+    assert ours([finished(0.5)], [finished(0.7)], [None], [DIVERGED])[1] == "70.00 (1)"
+    assert ours(first, [*both(0.6, 0.7), DIVERGED], none, none)[1] == "65.00 ± 7.07 (2, 1 of 3 diverged)"
+
+
+def test_the_interval_of_the_difference_stands_below_it():
+    # 66, 66.5, 68: deviation 1.0408, t 4.3027: half of the interval 2.5855 around 66.8333 - 66.69
+    text = shown(FOUR, column(both(0.66, 0.665, 0.68), [finished(0.7), None, None], [None] * 3, [None] * 3))
+    assert text["FedAvg", "difference"] == ["+0.14"]
+    assert text["FedAvg", "interval"] == ["[-2.44, +2.73]"]
+    assert ("FedProx", "interval") not in text
+    assert ("FedAvg", "interval") not in shown(FOUR, column([finished(0.5)], [None], [None], [None]))
 
 
 def test_what_is_missing_is_said():
@@ -591,7 +608,7 @@ def test_what_is_missing_is_said():
         ),
     )
     assert text["FedAvg", "ours"] == ["66.00 (1 of 3, 1 of 3 diverged)"]
-    assert text["FedProx", "ours"] == ["**67.00 ± 1.41 (2 of 3, 1 failed)**"]
+    assert text["FedProx", "ours"] == ["67.00 ± 1.41 (2 of 3, 1 failed)"]
     assert text["MOON", "ours"] == ["unfinished"]
     assert text["FedFM", "ours"] == ["diverged"]
 
@@ -611,10 +628,10 @@ def test_a_diverged_run_counts_where_the_best_round_on_validation_does():
             [finished(0.66), DIVERGED, DIVERGED],
         ),
     )
-    assert text["FedAvg", "ours"] == ["*58.00 ± 11.31 (2 of 3, 1 diverged)*"]
+    assert text["FedAvg", "ours"] == ["58.00 ± 11.31 (2 of 3, 1 diverged)"]
     assert text["FedProx", "ours"] == ["55.33 ± 9.24 (3, 2 diverged)"]
     assert text["MOON", "ours"] == ["50.00 (1 of 3, 1 diverged)"]
-    assert text["FedFM", "ours"] == ["**66.00 (1, 2 of 3 diverged)**"]
+    assert text["FedFM", "ours"] == ["66.00 (1, 2 of 3 diverged)"]
     compared = comparison.compare(filled(FOUR, column([lost], [None], [None], [None])))
     assert any("seed 0: NonFiniteLoss: in round 7 (" in note for note in compared.notes)  # counted from 1
     lost["error"] = "NonFiniteLoss: in round 7; use less"  # as it is written now
@@ -701,7 +718,7 @@ def test_rounds_to_a_target_where_lower_is_better_and_never_is_an_answer():
     assert text["FedAvg", "paper"] == ["52"]  # the round, not the accuracy beside it
     assert text["FedAvg", "ours"] == ["2 (1)"]
     assert text["FedAvg", "difference"] == ["-50.0"]
-    assert text["FedFA", "ours"] == ["**1 (1)**"]
+    assert text["FedFA", "ours"] == ["1 (1)"]
     assert (text["FedDyn", "paper"], text["FedDyn", "ours"]) == (["never"], ["never (1)"])
 
 
@@ -716,13 +733,10 @@ def test_plain_numbers_have_three_decimals():
 
 
 def test_latex_is_booktabs_with_marks_and_minus_signs():
-    text = latex_of(
-        comparison.compare(filled(FOUR, column([finished(0.5)], [finished(0.7)], [finished(0.6)], [finished(0.65)])))
-    )
+    text = latex_of(comparison.compare(filled(FOUR, column(*(both(one) for one in (0.5, 0.7, 0.6, 0.65))))))
     assert r"\begin{tabular}{llr}" in text
     assert r"FedAvg & paper & 66.69 $\pm$ 0.69 \\" in text
-    assert r" & ours & \textbf{70.00 (1)} \\" in text
-    assert r" & ours & \underline{65.00 (1)} \\" in text
+    assert r" & ours & \textbf{70.00 $\pm$ 0.00 (2)} \\" in text
     assert r" & difference & $-$16.69 \\" in text
     body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
     assert body.count(r"\midrule") == 4
@@ -740,7 +754,11 @@ def test_csv_has_a_line_a_cell_in_full_precision():
     assert (first["paper"], first["paper_std"], first["ours_std"]) == ("66.69", "0.69", "")
     assert (first["runs_planned"], first["runs_finished"], first["runs_diverged"]) == ("2", "1", "1")
     assert (second["ours"], second["runs_not_run"], third["runs_unfinished"]) == ("", "2", "1")
-    assert (last["mark"], last["unit"], last["metric"], last["reduced"]) == ("best", "percent", "selected", "")
+    assert (last["mark"], last["unit"], last["metric"], last["reduced"]) == ("", "percent", "selected", "")
+    half = 12.706205 * 5  # t of one degree of freedom, times 7.07 / sqrt(2)
+    assert float(last["difference_low"]) == pytest.approx(55 - 72.89 - half, abs=1e-4)
+    assert float(last["difference_high"]) == pytest.approx(55 - 72.89 + half, abs=1e-4)
+    assert (first["difference_low"], second["difference_low"]) == ("", "")
 
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():

@@ -238,7 +238,7 @@ def test_elsewhere_diverged_runs_stand_beside_the_mean(selection):
 
 
 def test_a_diverged_run_can_be_the_best_only_where_it_counts():
-    runs = [record("one", selected=0.5), lost(selected=0.6, method="two")]
+    runs = [*runs_of("one", 0.5, 0.5), *(lost(seed, 0.6, method="two") for seed in (0, 1))]
     assert bold(runs) == ["**two**"]
     for run in runs:
         run["summary"]["selection"] = "last"
@@ -292,16 +292,23 @@ def bold(runs):
     return [row["Method"] for row in cells(markdown(runs)) if row["Method"].startswith("**")]
 
 
-def test_the_best_comparable_row_is_bold():
-    assert bold([record("one", selected=0.5), record("two", selected=0.6), record("three", selected=0.4)]) == [
-        "**two**"
-    ]
-    assert bold([record("one", selected=0.5), record("two", selected=0.5)]) == ["**one**", "**two**"]
-    assert bold([record("one"), record("two", selected=0.9, status="failed")]) == []
-    pairs = [record(name, selected=value, dataset=data) for name, value, data in (
-        ("one", 0.5, "a"), ("two", 0.6, "a"), ("one", 0.9, "b"), ("two", 0.8, "b"),
-    )]  # fmt: skip
+def runs_of(name, *accuracies, **options):
+    return [record(name, seed=seed, selected=value, **options) for seed, value in enumerate(accuracies)]
+
+
+def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_out_zero():
+    one, three = runs_of("one", 0.5, 0.6, 0.7), runs_of("three", 0.1, 0.2, 0.3)
+    assert bold([*one, *runs_of("two", 0.53, 0.64, 0.75), *three]) == ["**two**"]  # ahead by 3, 4 and 5
+    assert bold([*one, *runs_of("two", 0.51, 0.64, 0.74), *three]) == []  # by 1, 4 and 4: zero is inside
+    assert bold([*one, *runs_of("two", 0.5, 0.6, 0.7)]) == []
+    assert bold([record("one", selected=0.5), record("two", selected=0.6)]) == []  # one seed
+    apart = [record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
+    assert bold([*one, *apart]) == []  # other seeds are no pairs
+    pairs = [run for name, data, values in (
+        ("one", "a", (0.5, 0.5)), ("two", "a", (0.6, 0.6)), ("one", "b", (0.9, 0.9)), ("two", "b", (0.8, 0.8)),
+    ) for run in runs_of(name, *values, dataset=data)]  # fmt: skip
     assert bold(pairs) == ["**two**", "**one**"]
+    assert "Bold: the best mean among rows with the same protocol" in markdown(pairs)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +316,7 @@ def test_the_best_comparable_row_is_bold():
     [{"partition": "iid"}, {"dataset": "other"}, {"rounds": 5}, {"protocol": "paper:other"}, {"train_examples": 9}],
 )
 def test_rows_that_cannot_be_compared_are_not_bold(option):
-    text = markdown([record("one"), record("two", selected=0.6, **option)])
+    text = markdown([*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6, **option)])
     assert "**" not in text
     assert "Bold" not in text
 
@@ -339,13 +346,13 @@ def test_csv_has_one_line_a_run_in_full_precision():
 
 
 def test_latex_is_booktabs_with_everything_escaped():
-    runs = [record("one", selected=0.5), record("my_method", 0, 0.6), record("my_method", 1, 0.62)]
+    runs = [*runs_of("one", 0.5, 0.52), *runs_of("my_method", 0.6, 0.62)]
     lines = latex(runs).splitlines()
     assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
     lines = lines[1:]
     assert lines[1] == r"\begin{tabular}{llrrr}"
     assert lines[3] == r"Method & Seeds & Selected (best-validation), \% & Last round, \% & Rounds \\"
-    assert lines[5] == r"one & 0 & 50.00 (1) & 30.00 (1) & 4 \\"
+    assert lines[5] == r"one & 0, 1 & 51.00 $\pm$ 1.41 (2) & 31.00 $\pm$ 1.41 (2) & 4 \\"
     assert lines[6] == (r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & 4 \\")
     assert lines[7:9] == [r"\bottomrule", r"\end{tabular}"]
 

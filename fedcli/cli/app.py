@@ -21,8 +21,8 @@ class _Root(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return [
-            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "table", "pages", "smoke",
-            "check", "bench",
+            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "export", "table", "claims",
+            "pages", "smoke", "check", "bench",
         ]  # fmt: skip
 
     def invoke(self, ctx: typer.Context) -> Any:
@@ -64,8 +64,8 @@ app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list")(methods.list_)
 for _command in (
-    methods.show, running.resume, running.verify, figures.quality, tables.table, tables.pages, machine.smoke,
-    machine.check, machine.bench,
+    methods.show, running.resume, running.verify, figures.quality, figures.export, tables.table, tables.claims,
+    tables.pages, machine.smoke, machine.check, machine.bench,
 ):  # fmt: skip
     app.command()(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)

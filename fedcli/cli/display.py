@@ -16,8 +16,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedcli.figures import plots
+from fedcli.results import claims
+from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.jobs import Watch
+from fedcli.results.render import MISSING
 from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
@@ -311,12 +314,12 @@ def _label(run: PlannedRun) -> str:
     return f"{run.label}, seed {run.setup.run.seed}"
 
 
-STYLES = {"best": "bold", "second": "underline", "": ""}
+STYLES = {"best": "bold", "": ""}
 WIDEST, GAP = 26, 2  # of a column of a table, in characters; between two
 
 
 def drawn(comparison: Comparison, width: int) -> Group:
-    """Lay out a comparison in blocks of as many columns as fit, best of ours bold, second best underlined."""
+    """Lay out a comparison in blocks of as many columns as fit, the best of ours bold where it stands out."""
     parts: list[Any] = [Text(comparison.title, "bold")]
     if comparison.reduced:
         parts.append(Text(f"Reduced: {comparison.reduced}. Not the paper's setting.", "bold yellow"))
@@ -337,6 +340,29 @@ def drawn(comparison: Comparison, width: int) -> Group:
     for note in comparison.notes:
         notes.add_row("-", Text(note))
     return Group(*parts, notes)
+
+
+VERDICT_STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
+
+
+def drawn_claims(found: Sequence[Answer]) -> Group:
+    """Lay out claims, the verdict before each sentence and the numbers below it, in 80 characters."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    table.add_column("Verdict", no_wrap=True)
+    table.add_column("Claim, the paper's difference and ours")
+    for one in found:
+        for number, (ours, tail, verdict, about) in enumerate(claims.lines(one)):
+            parts = [] if number or one.paper is None else [f"paper {one.metric.signed(one.paper)}"]
+            parts += [f"ours {ours}"] if ours != MISSING else []
+            parts += [f"last tenth {tail}"] if tail != MISSING else []
+            text = Text("" if number else one.claim.text)
+            text.append("" if number else f" {one.claim.name}\n", "dim")
+            text.append(", ".join(parts) + (f"; {about}" if about else ""), "dim")
+            table.add_row(Text(verdict, VERDICT_STYLES.get(verdict, "")), text)
+    notes = Table.grid(padding=(0, 1))
+    for note in claims.NOTES:
+        notes.add_row("-", Text(note))
+    return Group(table, Text(), Text(claims.counted(found), "bold"), notes)
 
 
 def _blocks(comparison: Comparison, width: int) -> Iterator[list[str]]:

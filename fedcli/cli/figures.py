@@ -1,4 +1,4 @@
-"""The commands that look into finished runs: `quality` and `plot`."""
+"""The commands that look into finished runs: `quality`, `plot` and `export`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,3 +90,35 @@ def plot(
     with Console(stderr=True).status(escape(kind)):
         files = try_write(out, lambda: plots.write(out, chart.draw, *given))
     typer.echo(" and ".join(map(str, files)))
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
+    format: Annotated[
+        str, typer.Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors alone.")
+    ] = "pt",
+    client: Annotated[
+        int | None, typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
+    ] = None,
+    round: Annotated[
+        str, typer.Option(help="Of which round: selected, which the headline is from, or last.")
+    ] = "selected",
+    prototypes: Annotated[
+        bool,
+        typer.Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. \\[default: model.pt2 or model.safetensors in RUN]")
+    ] = None,
+    method: Annotated[list[str] | None, METHOD] = None,
+) -> None:
+    """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
+
+    The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
+    """
+    from fedcli.runs.export import export as write
+    from fedcli.runs.run import load
+
+    opened = load(run, method or ())
+    files = try_write(out or run, lambda: write(opened, format, client, round, prototypes, out))
+    typer.echo("\n".join(map(str, files)))

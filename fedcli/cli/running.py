@@ -90,10 +90,18 @@ def _method_command(method: registry.Method, given_name: str, group: MethodGroup
 def _parameter(name: str, kind: Any, help_: str, panel: str) -> inspect.Parameter:
     """Make a parameter of a command that is None unless its flag is given."""
     flag = f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if kind is bool else flag_of(name)
-    option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False)
+    words = {"parser": _number_or_auto, "metavar": "INTEGER|auto"} if name == "checkpoint_every" else {}
+    option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False, **words)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def _number_or_auto(text: str) -> int | None:
+    """Read a number; `auto` is the same as leaving the option out."""
+    if text != "auto" and not text.lstrip("-").isdecimal():
+        raise UserError(f"--checkpoint-every must be auto or a whole number from 1 (got '{text}'); choose one of them.")
+    return None if text == "auto" else int(text)
 
 
 def _tune(method: str, given: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The commands that make tables: `table` and `pages`."""
+"""The commands that make tables: `table`, `claims` and `pages`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -170,12 +170,52 @@ def _paper_table(
         raise typer.Exit(1)
 
 
+def claims(
+    paper: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only the claims of this paper, the first part of their names; or of your own ./file.py.",
+            show_default=False,
+        ),
+    ] = None,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--runs",
+            metavar="DIR",
+            help="Folders with runs, beside those that the checkout ships; several times for several. "
+            "\\[default: runs]",
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
+) -> None:
+    """Show what the papers claim and what the runs there are say of it.
+
+    A claim compares two rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
+    """
+    from fedcli.cli import display
+    from fedcli.data import datasets
+    from fedcli.results import claims, reproduce
+    from fedcli.results.render import render
+
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
+    chosen = registry.claims(paper)
+    places = [*reproduce.shipped(), *(folders or [Path("runs")])]
+    found = claims.answers(chosen, places, lambda name: datasets.open_to_all(name) or datasets.present(name))
+    if format is Format.markdown and console().is_terminal:
+        console().print(display.drawn_claims(found))
+    else:
+        print_or_write(render(claims.sheet(found), format), None)
+
+
 def pages(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder with records/, one subfolder a study, and README.md.")
     ],
 ) -> None:
-    """Write a page a paper into DIR/papers, and the table over all papers into DIR/README.md, from the records."""
+    """Write a page a paper into DIR/papers, and claims, coverage and studies into DIR/README.md, from the records."""
     from fedcli.results.pages import pages as made
 
     for name, text in made(folder).items():

@@ -128,12 +128,12 @@ class Engine:
             self.clients_per_chunk = -(-size // 2)
             self.stacks.clear()
             gc.collect()
-            if self.images.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # which does nothing where CUDA is not used
             self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return attempt(chunk)
 
-        done = self.side_by_side(lambda chunk: (attempt(chunk), self.clients_per_chunk), cut(slice(0, num_clients)))
+        done = self.side_by_side(lambda c, go=attempt: (go(c), self.clients_per_chunk), cut(slice(0, num_clients)))
+        attempt = None  # it names itself, and would hold the round's tensors until garbage is collected
         self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
         return [result for part, _ in done for result in part]
 
@@ -148,7 +148,7 @@ class Engine:
 
     def _in_threads(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
-        pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), initializer=lambda: torch.set_num_threads(1))
+        pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), "", lambda: torch.set_num_threads(1))
         try:
             return list(pool.map(run, items))
         except BaseException:

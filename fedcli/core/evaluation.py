@@ -7,6 +7,7 @@
 A method that classifies by the nearest prototype has that as its headline and the classifier's accuracy beside it.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
-from fedcli.core.trees import tree_map
+from fedcli.core.trees import stored
 from fedcli.registry import Method
 
 NOTHING = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
@@ -53,7 +54,7 @@ def nearness(features: Tensor, prototypes: Tensor, has_class: Tensor) -> Tensor:
 
 
 def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
-    """Measures the models in a method's state; accuracies are fractions.
+    """Measures the models in a method's state; accuracies are fractions. An unchanged model is not run again.
 
     Returns:
         `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples
@@ -63,18 +64,27 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         the client's own domain. With prototypes also `classifier_accuracy`.
     """
     prototypes = method.prototypes(state) if method.prototypes else None
+    before, fed.outputs = fed.outputs, {}
+
+    def score_one(model: Model, index: np.ndarray | None) -> Hits:
+        named = [(name, value) for part in model[1:] for name, value in part.items()]
+        what = prototypes is None, id(index), id(model.network), *((name, id(v), v._version) for name, v in named)
+        same, owners, found = before.get(what, (None, [], None))
+        if found is None or same is not index or any(o() is not v for o, (_, v) in zip(owners, named, strict=True)):
+            owners = [weakref.ref(value) for _, value in named]  # one that is gone leaves its id to another
+            features, logits, labels = fed.predict(model.params, model.buffers, index, model.network)
+            found = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
+        if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
+            fed.outputs[what] = index, owners, found
+        features, by_classifier, labels = found
+        if prototypes is None:
+            return Hits(by_classifier, None)
+        near = nearness(features, *(tensor.cpu() for tensor in prototypes))
+        return Hits(top_k(near, labels, fed.top_k), by_classifier)
 
     def score(tests: dict[int, np.ndarray | None]) -> list[Hits]:
-        def of_some(clients: Iterable[int]) -> Iterator[Hits]:
-            for client, (network, *model) in models(fed, method, state, clients):
-                features, logits, labels = fed.predict(*model, tests[client], network)
-                hits = Hits(top_k(logits, labels, fed.top_k), None)
-                if prototypes is not None:
-                    near = nearness(features, *(tensor.cpu() for tensor in prototypes))
-                    hits = Hits(top_k(near, labels, fed.top_k), hits.headline)
-                yield hits
-
-        return fed.engine.workers.share(of_some, list(tests))
+        share = fed.engine.workers.share
+        return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
 
     measured = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
     result = {**NOTHING, **measured(fed, method, state, score)}
@@ -87,11 +97,16 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
         shared = Model(fed.network, *method.model(state))
         yield from ((client, shared) for client in clients)
         return
-    own = method.personal(state)
     for client in clients:
         network = fed.networks[fed.architecture[client]]
-        model = own[client] if client in own else fed.initial_model(network)
-        yield client, Model(network, *tree_map(lambda leaf: leaf.to(fed.device), tuple(model)))
+        first = dict(network.module.named_parameters()), dict(network.module.named_buffers())
+        yield client, Model(network, *(own_model(method, state, client) or first))
+
+
+def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
+    """Returns a client's own model, None before it has taken part; of what a store keeps only its part is read."""
+    one = {name: {client: part[client]} if client in part else {} for name, part in stored(state).items()}
+    return method.personal(state._replace(**one) if one else state).get(client)
 
 
 def spread(accuracies: list[float]) -> dict[str, float]:

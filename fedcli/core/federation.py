@@ -4,7 +4,7 @@ A method broadcasts, trains and takes class means through `Federation`, which al
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, 
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.trees import Tree, concatenate, count_floats, leaves, select, stack, tree_map
+from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import Sizes
 
@@ -72,6 +72,7 @@ class Federation:
         evaluation: str = "server",
         top_k: int = 1,
         on_samples: Callable[[int], None] = lambda count: None,
+        store: Any = None,
     ):
         """Puts data, networks and engine together.
 
@@ -86,8 +87,9 @@ class Federation:
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             on_samples: Called with the number of samples after each local step.
+            store: Keeps what clients remember, a `fedcli.runs.store.Store`; all of it stays in memory where None.
         """
-        self.config, self.device = run, device
+        self.config, self.device, self.store = run, device, store
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
         self.evaluation, self.top_k = evaluation, top_k
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
@@ -109,7 +111,7 @@ class Federation:
         self.domain_of = self.domain_counts.argmax(1)
         images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)
-        self._state_device: torch.device | None = None
+        self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
@@ -233,7 +235,7 @@ class Federation:
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers
 
-    def recall(self, states: dict[int, Tree], cohort: Cohort, first: Tree) -> Tree:
+    def recall(self, states: Mapping[int, Tree], cohort: Cohort, first: Tree) -> Tree:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
         Args:
@@ -244,20 +246,12 @@ class Federation:
         found = [states.get(int(client), first) for client in cohort.client_ids]
         return stack(tree_map(lambda leaf: leaf.to(self.device), found))  # some may lie on the host
 
-    def remember(self, states: dict[int, Tree], cohort: Cohort, stacked: Tree) -> dict[int, Tree]:
-        """Returns the states, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`.
-
-        They stay on the device if the whole population's fit into half of its memory, which the first ones decide.
-        """
+    def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
+        """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`."""
         new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
-        if self._state_device is None:
-            self._state_device = self.device
-            if self.device.type == "cuda":
-                largest = max(sum(leaf.nbytes for leaf in leaves(state)) for state in new.values())
-                if largest * self.num_clients > torch.cuda.mem_get_info(self.device)[0] / 2:
-                    self._state_device = torch.device("cpu")
-        moved = tree_map(lambda leaf: leaf.to(self._state_device, copy=True), new)
-        return dict(sorted({**states, **moved}.items()))
+        if self.store is not None:
+            return self.store.keep(states, new, cohort.round)
+        return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
 
     def optimizer_step(
         self,
@@ -334,6 +328,8 @@ class Federation:
         plan = self.plan(cohort, epochs)
         with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
+        if self.store is not None:
+            self.store.settle()
         _refuse_non_finite(terms, cohort)
         return trained, terms
 
@@ -431,6 +427,7 @@ class Federation:
         network, test = network or self.network, test or index is None
         images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
         index = np.arange(len(labels)) if index is None else index
+        params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
 
         @torch.no_grad()
         def of_portion(portion: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:

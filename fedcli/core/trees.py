@@ -3,7 +3,7 @@
 A stacked tree has the client axis first: every leaf is `[K, ...]`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,3 +79,9 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
 def count_floats(tree: Tree) -> int:
     """Counts the floating-point values in a tree; integers (class counts) and masks do not count."""
     return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+def stored(state: Any) -> dict[str, Mapping]:
+    """Returns the fields of a server's state that a store keeps; a client's part is read when it is asked for."""
+    parts = zip(getattr(state, "_fields", ()), state, strict=False)
+    return {name: part for name, part in parts if isinstance(part, Mapping) and not isinstance(part, dict)}

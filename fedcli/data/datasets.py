@@ -98,9 +98,16 @@ def available(name: str) -> None:
     if name not in names():
         remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
         raise unknown("data set", name, names(), remedy)
-    if _present(name):
+    if present(name):
         return
     raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
+
+
+def open_to_all(name: str) -> bool:
+    """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
+    made = RECIPES.get(name)
+    own = name in BUILT_IN or name in archives.DOWNLOADS or is_from_file(name)
+    return own or (made is not None and all(map(open_to_all, made.needs)))
 
 
 def load(name: str) -> Dataset:
@@ -182,7 +189,7 @@ def describe(name: str) -> dict[str, Any]:
     else:
         kind = "made" if made else "download" if name in archives.DOWNLOADS else "import" if known else "imported"
         sizes = files.npz_sizes(_cache_file(name)) if kept else known.sizes
-    about = {"name": name, "kind": kind, "present": _present(name), "note": RECIPES[name].about if made else ""}
+    about = {"name": name, "kind": kind, "present": present(name), "note": RECIPES[name].about if made else ""}
     return about | dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
 
 
@@ -291,10 +298,10 @@ def _cache_file(name: str) -> Path:
     return cache_folder() / f"{name}.npz"
 
 
-def _present(name: str) -> bool:
+def present(name: str) -> bool:
     """Whether a known or imported set can be loaded, without a look into its file."""
     kept = name in BUILT_IN or _cache_file(name).is_file()
-    return kept or (name in RECIPES and all(map(_present, RECIPES[name].needs)))
+    return kept or (name in RECIPES and all(map(present, RECIPES[name].needs)))
 
 
 def _ways(name: str) -> str:
@@ -304,7 +311,7 @@ def _ways(name: str) -> str:
         ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
     if name in RECIPES:
         needs = RECIPES[name].needs
-        missing = [need for need in needs if not _present(need)]
+        missing = [need for need in needs if not present(need)]
         ways.append(f"it is made from {', '.join(needs)}: bring {', '.join(missing or needs)}")
     if name in KNOWN and KNOWN[name].files:
         ways.append(f"bring {KNOWN[name].files} and run 'fedcli data import {name} PATH'")

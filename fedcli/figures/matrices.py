@@ -22,8 +22,10 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from fedcli.core.batches import generator
+from fedcli.core.clients import Network, Params
 from fedcli.core.evaluation import Model, models
 from fedcli.core.federation import Federation
+from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
 from fedcli.figures.plots import STYLE, chart
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
@@ -220,11 +222,15 @@ def on_private(clients: Sequence[Model], fed: Federation) -> Tensor:
 
 
 @torch.no_grad()
+@torch.no_grad()
 def score(clients: Sequence[Model], images: Tensor) -> Tensor:
     """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
-    return torch.stack(
-        [network(params, buffers, images, train=False).logits for network, params, buffers in clients]
-    ).double()
+
+    def logits(network: Network, *model: Params) -> Tensor:
+        params, buffers = tree_map(lambda leaf: leaf.to(images.device), model)
+        return network(params, buffers, images, train=False).logits
+
+    return torch.stack([logits(*model) for model in clients]).double()
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcli.registry import Gain, Table
-from fedcli.results.metrics import DECIMALS, Metric
+from fedcli.results.metrics import BOLD, DECIMALS, Metric, best, interval
 from fedcli.results.render import Sheet
 from fedcli.results.reproduce import IN_TEXT, STATES, PlannedCell, PlannedRun, TablePlan
 from fedcli.results.tables import tuned
 
 NOT_REPORTED = "not reported"
-LINES = ("paper", "ours", "difference")
+LINES = ("paper", "ours", "difference", "interval")
 SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
 
 
@@ -30,13 +30,15 @@ class Entry:
         paper: "66.69 ± 0.69", or why there is no number.
         ours: "66.10 ± 0.52 (3)", or why there is no number.
         difference: Ours less the paper's, with its sign.
-        mark: "best" or "second" among ours in the column.
+        interval: Its 95 % interval, where there are two seeds or more.
+        mark: "best" where it stands out among ours in the column.
         values: The same as numbers, a row of the CSV.
     """
 
     paper: str = ""
     ours: str = ""
     difference: str = ""
+    interval: str = ""
     mark: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -78,8 +80,9 @@ class Comparison:
         cells = {name: [entry.line(name) for entry in entries] for name in LINES}
         if not self.has_paper:
             del cells["paper"]
-        if not any(text for text, _ in cells["difference"]):
-            del cells["difference"]
+        for name in ("difference", "interval"):
+            if not any(text for text, _ in cells[name]):
+                del cells[name]
         titles = {name: f"{name}, reduced" if self.reduced and name == "ours" else name for name in cells}
         first = next(iter(cells))
         return [[(row if name == first else "", ""), (titles[name], ""), *cells[name]] for name in cells]
@@ -123,7 +126,8 @@ def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Compariso
     entries |= {place: entry for place, entry in gains.items() if entry is not None}
     rows = tuple(dict.fromkeys([*rows, *(row for row, _ in entries)]))
     columns = tuple(dict.fromkeys([*columns, *(column for _, column in entries)]))
-    notes = tuple(_notes(plan, errors, bool(marked)))
+    intervals = any(entry.interval for entry in entries.values())
+    notes = tuple(_notes(plan, errors, bool(marked), intervals))
     return Comparison(plan.title, plan.reduction, rows, columns, {**entries, **marked}, notes)
 
 
@@ -155,7 +159,7 @@ def _metric_of(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric
     return next(planned.metric for (_, own), planned in cells.items() if own == column)
 
 
-def _scale(column: str) -> tuple[float, str]:
+def printed_unit(column: str) -> tuple[float, str]:
     """In how many floats the paper prints a column, and the letter for it."""
     found = SCALED.search(column)
     unit = found[1] if found else ""
@@ -168,7 +172,7 @@ def _paper_text(entry: dict[str, Any], metric: Metric) -> str:
         never = metric.none if entry.get("printed") == "0" else NOT_REPORTED
         return "not legible" if entry.get("missing_in_source") else never
     if metric.unit == "floats":
-        return f"{value:,.0f}{_scale(entry['column'])[1]}"
+        return f"{value:,.0f}{printed_unit(entry['column'])[1]}"
     spread = f" ± {metric.text(entry['std'])}" if metric.field == "mean" and entry.get("std") is not None else ""
     return metric.text(value) + spread
 
@@ -179,7 +183,7 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
     states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
     records = [run.record for run in planned.runs if run.record is not None]
     values, done = metric.values(records), sum(map(metric.counts, records))
-    (scale, _), target = _scale(cell.column), paper.get(metric.field)
+    (scale, _), target = printed_unit(cell.column), paper.get(metric.field)
     row = {
         "row": cell.row,
         "column": cell.column,
@@ -195,7 +199,18 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
         **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
     }
     ours = _our_text(metric, row, states, done)
-    return Entry(_paper_text(paper, metric), ours, _difference(metric, row, scale), "", row)
+    ends = _ends(metric, values, row["paper"])
+    row |= {"difference_low": ends and ends[0], "difference_high": ends and ends[1]}
+    spread = f"[{metric.signed(ends[0])}, {metric.signed(ends[1])}]" if ends else ""
+    return Entry(_paper_text(paper, metric), ours, _difference(metric, row, scale), spread, "", row)
+
+
+def _ends(metric: Metric, values: list[float], paper: float | None) -> tuple[float, float] | None:
+    """The 95 % interval of ours less the paper's number, which is taken as exact; None where there is none."""
+    found = interval(values)
+    if paper is None or found is None or found.low is None or metric.unit == "floats":
+        return None
+    return found.low - paper, found.high - paper
 
 
 def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], paper: dict) -> Entry | None:
@@ -212,7 +227,7 @@ def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], 
         "paper": target.get(metric.field), "ours": ours,
     }  # fmt: skip
     text = "not run" if ours is None else f"{ours:+.{DECIMALS.get(metric.unit, 1)}f}"
-    return Entry(_paper_text(target, metric), text, _difference(metric, row, 1), "", row)
+    return Entry(_paper_text(target, metric), text, _difference(metric, row, 1), values=row)
 
 
 def _our_text(metric: Metric, row: dict[str, Any], states: Counter, done: int) -> str:
@@ -238,39 +253,34 @@ def _difference(metric: Metric, row: dict[str, Any], scale: float) -> str:
         return ""
     if metric.unit == "floats":
         steps = round(row["ours"] / scale) - round(row["paper"] / scale)
-        return f"{steps:+,}{_scale(row['column'])[1]}" if steps else "none"
+        return f"{steps:+,}{printed_unit(row['column'])[1]}" if steps else "none"
     return f"{row['ours'] - row['paper']:+.{DECIMALS.get(metric.unit, 1)}f}"
 
 
 def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tuple[str, str], Entry]:
-    """The entries that are the best or, of three or more, the second best of ours in their column, so marked."""
+    """The entries that stand out as the best of ours in their column, so marked."""
     marked = {}
     for column in dict.fromkeys(column for _, column in cells):
-        metric = _metric_of(cells, column)
-        sign = {"higher": 1, "lower": -1}.get(metric.better)
-        values = {
-            place: sign * float(metric.text(entries[place].values["ours"]).replace(",", ""))
-            for place in cells
-            if sign and place[1] == column and entries[place].values["ours"] is not None
-        }
-        ranks = sorted(set(values.values()), reverse=True)
-        names = ("best", "second") if len(values) > 2 else ("best",) if len(values) == 2 else ()
-        for rank, name in zip(ranks, names, strict=False):
-            marked |= {place: replace(entries[place], mark=name) for place, value in values.items() if value == rank}
+        places = [place for place in cells if place[1] == column]
+        runs = [[run.record for run in cells[place].runs if run.record is not None] for place in places]
+        if (winner := best(_metric_of(cells, column), runs)) is not None:
+            marked[places[winner]] = replace(entries[places[winner]], mark="best")
     return marked
 
 
-def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool) -> Iterator[str]:
+def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: bool) -> Iterator[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, units = plan.table, {planned.metric.unit for planned in plan.cells}
     yield "Ours: mean ± sample standard deviation over seeds (runs). Difference: ours less the paper's."
+    if intervals:
+        yield ("Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.")
     if any(run.state == "diverged" for run in plan.runs):
         yield (
             "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
             "does; other means are without it."
         )
     if marks:
-        yield "Marked: the best and the second best of ours in a column; not a test of significance."
+        yield BOLD.format(among=" of ours in a column")
     if rules := sorted({run.setup.selection for run in plan.runs}):
         yield f"The round that counts in a run: {', '.join(rules)}."
     if "floats" in units:

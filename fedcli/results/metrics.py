@@ -4,18 +4,52 @@
 own is a plain function in a file, `./file.py:NAME`. Accuracies are fractions in a record and percent in tables.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from statistics import fmean
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from fedcli.errors import UserError, unknown
 from fedcli.registry import from_file, is_from_file
 
 Record = dict[str, Any]
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases.
+
+    Attributes:
+        mean: Of the values.
+        low: Its lower end; None with one value.
+        high: Its upper end; None with one value.
+        n: Number of values.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def leaves_out_zero(self) -> bool:
+        """Whether it lies on one side of zero."""
+        return self.low is not None and not self.low <= 0 <= self.high
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The mean with its 95 % interval by Student's t; None without a value."""
+    if not values:
+        return None
+    mean, count = fmean(values), len(values)
+    if count == 1:
+        return Interval(mean, None, None, 1)
+    from scipy.special import stdtrit  # late: it takes a second
+
+    half = float(stdtrit(count - 1, 0.975)) * stdev(values) / count**0.5
+    return Interval(mean, mean - half, mean + half, count)
 
 
 @dataclass(frozen=True)
@@ -50,6 +84,10 @@ class Metric:
         """A value with the decimals of the unit."""
         return f"{value:,.{DECIMALS.get(self.unit, 0 if value == round(value) else 1)}f}"
 
+    def signed(self, value: float) -> str:
+        """A difference with its sign and the decimals of the unit."""
+        return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
+
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
         if self.needs == "selected" and diverged(record) and record["summary"]["selection"] == "best-validation":
@@ -67,6 +105,54 @@ class Metric:
         """The values of the runs that count and have one."""
         found = [self.value(record) for record in records if self.counts(record)]
         return [value for value in found if value is not None]
+
+
+def lead(metric: Metric, first: Iterable[Record], second: Iterable[Record]) -> Interval | None:
+    """By how much runs are ahead of others, paired over the seeds that both have; None where there is no such seed.
+
+    Args:
+        metric: What is compared.
+        first: Runs of one kind.
+        second: Runs of another.
+
+    Returns:
+        The difference, positive where the first are better.
+    """
+    ours, theirs = (
+        {
+            record["seed"]: value
+            for record in runs
+            if metric.counts(record) and (value := metric.value(record)) is not None
+        }
+        for runs in (first, second)
+    )
+    sign = -1 if metric.better == "lower" else 1
+    return interval([sign * (ours[seed] - theirs[seed]) for seed in ours if seed in theirs])
+
+
+def best(metric: Metric, groups: Sequence[Sequence[Record]]) -> int | None:
+    """Which group of runs has the best mean, so that the interval of its lead over the second leaves out zero.
+
+    Args:
+        metric: What is compared.
+        groups: The runs of each; one without a value is out.
+
+    Returns:
+        The place of the group; None where none stands out, or its mean leaves out a run that diverged.
+    """
+    means = {place: fmean(values) for place, runs in enumerate(groups) if (values := metric.values(runs))}
+    if len(means) < 2 or not metric.better:
+        return None
+    first, second = sorted(means, key=means.get, reverse=metric.better == "higher")[:2]
+    ahead = lead(metric, groups[first], groups[second])
+    whole = all(metric.counts(record) or not diverged(record) for record in groups[first])
+    return first if whole and ahead is not None and ahead.leaves_out_zero and ahead.low > 0 else None
+
+
+BOLD = (
+    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "
+    "seeds that both have, leaves out zero."
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The pages of `results/` about papers: one a paper, from the card in its file and from the records, and one table.
+"""The pages of `results/`: one a paper, from the card in its file and from the records, and the one that comes first.
 
 They are made from text and numbers that are in the repository, so they are the same on every machine.
 """
@@ -8,19 +8,22 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedcli import registry
-from fedcli.errors import UserError
 from fedcli.registry import Cell, Method, Table
-from fedcli.results import comparison, reproduce
-from fedcli.results.metrics import find_metric
+from fedcli.results import claims, comparison, reproduce, tables
+from fedcli.results.claims import Answer
+from fedcli.results.metrics import find_metric, lead
 from fedcli.results.render import MISSING, github, render
 from fedcli.results.reproduce import ENDED, PlannedCell, TablePlan
-from fedcli.results.tables import find_records
+from fedcli.results.tables import SeedGroup, find_records
+from fedcli.runs.config import describe_reductions
+from fedcli.runs.records import reductions_of
 
-BEGIN, END = "<!-- papers: written by 'make tables' -->", "<!-- papers: end -->"
+BEGIN, END = "<!-- claims: written by 'make tables' -->", "<!-- claims: end -->"
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
 
 
@@ -90,26 +93,24 @@ def pages(results: Path) -> dict[Path, str]:
     """All pages that are made here.
 
     Args:
-        results: Folder with `records/<study>`, `papers/notes/<paper>.md` where there are notes, and a `README.md`.
+        results: Folder with `records/<study>` and `papers/notes/<paper>.md` where there are notes; beside it may be a
+            `README.md` that quotes the claims between two marks.
 
     Returns:
         Texts by path under `results`.
-
-    Raises:
-        UserError: If the README is missing or lacks the two lines that the table stands between.
     """
     studies = find_studies(results / "records")
-    texts, rows = {}, []
+    texts = {}
     for paper in papers():
         standings = [standing(table, results / "records", studies) for table in paper.tables]
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
         text = paper_page(paper, standings, studies, missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{results / 'records'}/", "records/")
-        rows.append(summary_row(paper, standings))
-    file = results / "README.md"
-    old = file.read_text(encoding="utf-8") if file.is_file() else ""
-    texts[Path("README.md")] = with_summary(old, summary(rows), file)
+    found = claims.answers(registry.claims(), [results / "records"])
+    texts[Path("README.md")] = readme(results, studies, found)
+    if (first := results.parent / "README.md").is_file():
+        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), found)
     return texts
 
 
@@ -248,41 +249,150 @@ def _its_studies(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def summary_row(paper: Paper, standings: Sequence[Standing]) -> list[str]:
-    """The row of a paper in the table over all papers."""
-    _, printed, done = _counts(standings)
-    link = f"[{paper.name}](papers/{paper.key}.md)"
-    return [link, str(len(standings)), str(printed), str(done), _largest_difference(standings)]
+def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> str:
+    """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a cell.
 
-
-def _largest_difference(standings: Sequence[Standing]) -> str:
-    """Of accuracies, where it is, and both numbers."""
-    found = []
-    for one in standings:
-        for (row, column), entry in comparison.compare(one.plan).entries.items() if one.plan else ():
-            paper, ours = entry.values.get("paper"), entry.values.get("ours")
-            if entry.values.get("unit") == "percent" and None not in (paper, ours):
-                where = f"{row}, {comparison.heading(column)} ({_place(one.table)})"
-                text = f"{entry.difference}: {where}, paper {entry.paper}, ours {entry.ours}"
-                found.append((abs(ours - paper), text))
-    return max(found)[1] if found else MISSING
-
-
-def summary(rows: Sequence[Sequence[str]]) -> str:
-    """The table over all papers."""
-    done, largest = "With a finished run at full size", "Largest difference of an accuracy, %"
-    columns = ["Paper", "Tables", "Cells with a printed number", done, largest]
-    return "\n".join(github(columns, [list(row) for row in rows]))
-
-
-def with_summary(text: str, table: str, file: Path) -> str:
-    """A README with the table between its two marks.
-
-    Raises:
-        UserError: If it has not these marks.
+    Args:
+        results: Folder with `records/<study>`.
+        studies: What is in it.
+        found: The claims of all papers.
     """
+    blocks = [
+        "# Results",
+        "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ.",
+        "## What the papers claim, and what is so",
+        claims.counted(found) + " `fedcli claims` prints them with your own runs.",
+        render(claims.sheet(found)).strip(),
+        "## How much of what the papers print has been run",
+        *_covered(results / "records"),
+        "## Studies",
+        "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
+        "A finding is the best mean of the paper's methods and the best of the others, by the protocol's rule, of the "
+        "rows with the most seeds: the first less the second, its 95 % interval and how many seeds both have. "
+        "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
+        "## Redo one",
+        *_redo(results / "records"),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _covered(folder: Path) -> Iterator[str]:
+    """The table of what has been run of each paper, and what its columns mean."""
+    records = claims.by_method([folder])
+    kinds = [tuple(one["hardware"][key] for key in ("device", "name")) for runs in records.values() for one in runs]
+    machine = max(set(kinds), key=lambda kind: (kinds.count(kind), kind), default=("cpu", ""))
+    known = {cell.settings.get("dataset", "") for table in registry.tables().values() for cell in table.cells}
+    paces = reproduce.paces([folder], known)
+    rows = []
+    for paper in papers():
+        one = claims.coverage(paper.tables, records, paces, machine)
+        pairs = [(one.cells, one.runs), one.open, one.full, one.fewer]
+        hours = f"{one.left.seconds / 3600:,.0f} for {one.left.known} of {one.left.runs} runs"
+        texts = [f"{cells:,} ({runs:,})" if cells else "0" for cells, runs in pairs]
+        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *texts, hours if one.left.known else MISSING])
+    columns = [
+        "Paper",
+        "Printed cells (runs)",
+        "With open data",
+        "In full, all seeds",
+        "In full, fewer seeds",
+        "Hours left",
+    ]
+    yield "\n".join(github(columns, rows, 1))
+    yield (
+        "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
+        "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
+        "data download`, or made of such. A table has three seeds, or one where the paper prints single runs. Hours "
+        "are of the runs with open data, one after the other, by quiet runs of the same data set and network on "
+        f"{machine[1]} ({machine[0]}); none like the other runs has been timed."
+    )
+
+
+def _study_row(study: Study) -> list[str]:
+    """Name, size and finding of a study."""
+    groups = tables.group(study.records)
+    sizes = dict.fromkeys(_size(record, groups) for record in study.records)
+    return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), _finding(groups)]
+
+
+def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
+    """Rounds and seeds of a study's runs, each with the paper's, and what else is smaller."""
+    protocol, rounds = registry.protocols().get(record["protocol"]), record["config"]["rounds"]
+    counts = sorted({len({one["seed"] for one in member.finished}) for member in groups} - {0})
+    seeds = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
+    if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
+        return f"{rounds} rounds, {seeds} seed{'s' * (seeds != '1')}; not a setting of the paper"
+    smaller = {one["what"]: one for one in reductions_of(record)}
+    full = smaller.pop("rounds", {"protocol": rounds})["protocol"]
+    planned = {
+        len(table.seeds)
+        for table in registry.tables().values()
+        for cell in table.cells
+        if (cell.settings.get("protocol"), cell.settings.get("dataset")) == (record["protocol"], record["dataset"])
+    }
+    of = f" of {max(planned)}" if planned else ""
+    rest = describe_reductions(list(smaller.values()))
+    return f"{rounds:,} of {full:,} rounds, {seeds}{of} seeds" + (f", {rest}" if rest else "")
+
+
+def _finding(groups: Sequence[SeedGroup]) -> str:
+    """The best row of the papers' methods beside the best of the others; of the rows with the most seeds."""
+    metric, ours = find_metric("selected"), {method.name for paper in papers() for method in paper.methods}
+    known = [[groups[place] for place in places] for places in tables.rivals(groups)]
+    members = [one for one in max(known, key=len) if metric.values(one.records)]
+    most = max((len(one.finished) for one in members), default=0)
+    ranked = sorted(
+        (one for one in members if len(one.finished) == most), key=lambda one: -fmean(metric.values(one.records))
+    )
+    first = next((one for one in ranked if one.records[0]["method"] in ours), None)
+    second = next((one for one in ranked if one.records[0]["method"] not in ours), None)
+    shown = [one for one in (first, second) if one is not None]
+    text = " against ".join(f"{one.label} {metric.text(fmean(metric.values(one.records)))}" for one in shown)
+    if len(shown) == 2:
+        text += f": {claims.difference_text(metric, lead(metric, first.records, second.records))}"
+    return text or MISSING
+
+
+def _redo(folder: Path) -> Iterator[str]:
+    """How to redo a cell of a paper that has been run in full."""
+    runs = [pair for pairs in reproduce.all_runs([folder])[0].values() for pair in pairs]
+    for table in registry.tables().values():
+        for cell in table.cells:
+            for path, record in runs:
+                if (record["method"], record["status"]) == (cell.method, "finished") and _is_cell(record, cell):
+                    yield (
+                        f"For example {cell.row}, {cell.column} of `fedcli table {table.name}`, in about "
+                        f"{record['seconds_total'] / 60:.0f} minutes, after `fedcli data download {record['dataset']}`:"
+                    )
+                    place = path.relative_to(folder.parent).as_posix()
+                    yield f"```console\n$ fedcli verify results/{place}\n```"
+                    yield (
+                        "It runs the record's own options again and compares: on this kind of machine with the same "
+                        "versions it ends in the same bits, elsewhere near them, and it says which."
+                    )
+                    return
+
+
+def _is_cell(record: dict[str, Any], cell: Cell) -> bool:
+    """Whether a run is that cell in full."""
+    named = (cell.settings.get("protocol"), cell.settings.get("dataset"))
+    return named == (record["protocol"], record["dataset"]) and claims.departures(record, claims.wanted(cell), {}) == {}
+
+
+def front(found: Sequence[Answer]) -> str:
+    """What the first page of the project quotes of the claims: those with runs."""
+    rows = [
+        [one.claim.text, MISSING if one.paper is None else one.metric.signed(one.paper), ours, f"{verdict}, {about}"]
+        for one in found
+        if one.evidence
+        for ours, _, verdict, about in claims.lines(one)[:1]
+    ]
+    table = "\n".join(github(["Claim", "paper", "ours, 95 % interval (seeds)", "verdict"], rows))
+    return f"{table}\n\n{claims.counted(found)}"
+
+
+def with_front(text: str, found: Sequence[Answer]) -> str:
+    """The project's first page with the claims between its two marks; without them it stays as it is."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise UserError(f"there is no place for the table (got {file}); put the lines '{BEGIN}' and '{END}' into it.")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{front(found)}\n\n{END}{after}" if begin and end else text

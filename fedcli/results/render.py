@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MISSING = "–"
-Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best", "second" or ""
+Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best" or ""
 MARKS = {
-    "markdown": {"best": "**{}**", "second": "*{}*", "": "{}"},
-    "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"},
+    "markdown": {"best": "**{}**", "": "{}"},
+    "latex": {"best": r"\textbf{{{}}}", "": "{}"},
 }
 SPECIAL = {character: "\\" + character for character in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

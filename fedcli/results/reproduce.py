@@ -176,7 +176,7 @@ def plan(
         for name, run in zip(names, its_runs, strict=True):
             known.setdefault(name, run)
         members.append((cell, find_metric(cell.metric), names))
-    records, damaged = _records([folder, *search])
+    records, damaged = all_runs([folder, *search])
     for name, run in known.items():
         read = [metric for _, metric, names in members if name in names]
         known[name] = _with_record(run, read, folder, records)
@@ -201,6 +201,28 @@ class Cost:
     seconds: float = 0.0
     by: set[str] = field(default_factory=set)
 
+    def add(self, setup: Setup, rounds_done: int, paces: dict[tuple, list["Pace"]], machine: tuple[str, str]) -> None:
+        """Count a run to do.
+
+        Args:
+            setup: The run.
+            rounds_done: Rounds that there are of it.
+            paces: Of runs that were timed.
+            machine: Kind and name of what it would run on.
+        """
+        self.runs += 1
+        config = setup.values()
+        timed = next(filter(None, map(paces.get, _pace_keys(setup.method.name, config, machine))), None)
+        if timed:
+            left = setup.run.rounds - rounds_done
+            tests = -(-left // config["eval_every"]) * _models_tested(setup.method, config)
+            self.seconds += median(one.train for one in timed) * _round_work(config) * left
+            self.seconds += median(one.test for one in timed) * tests
+            self.known += 1
+            if all(one.batch_size != config["batch_size"] for one in timed):
+                self.by.add("scaled from another batch size")
+            self.by |= {f"timed on {one.machine[1]}" for one in timed if one.machine != machine}
+
 
 def estimate(plan: TablePlan) -> dict[str, Cost]:
     """Seconds that the runs to do take, by quiet runs of the same data set, network and precision.
@@ -214,21 +236,12 @@ def estimate(plan: TablePlan) -> dict[str, Cost]:
     """
     costs: dict[str, Cost] = {}
     columns = {id(run): cell.cell.column for cell in reversed(plan.cells) for run in cell.runs if run.to_do}
-    paces, machine = (_paces(plan), _machine(plan)) if columns else ({}, ("", ""))
+    if not columns:
+        return costs
+    machine = _machine(plan)
+    timed = paces([plan.folder, *plan.search, *shipped()], {run.setup.run.dataset for run in plan.runs})
     for run in (run for run in plan.runs if id(run) in columns):
-        cost = costs.setdefault(columns[id(run)], Cost())
-        cost.runs += 1
-        config = run.setup.values()
-        timed = next(filter(None, map(paces.get, _pace_keys(run.setup.method.name, config, machine))), None)
-        if timed:
-            left = run.setup.run.rounds - run.rounds_done
-            tests = -(-left // config["eval_every"]) * _models_tested(run.setup.method, config)
-            cost.seconds += median(one.train for one in timed) * run.round_work * left
-            cost.seconds += median(one.test for one in timed) * tests
-            cost.known += 1
-            if all(one.batch_size != config["batch_size"] for one in timed):
-                cost.by.add("scaled from another batch size")
-            cost.by |= {f"timed on {one.machine[1]}" for one in timed if one.machine != machine}
+        costs.setdefault(columns[id(run)], Cost()).add(run.setup, run.rounds_done, timed, machine)
     return costs
 
 
@@ -300,11 +313,12 @@ def _lower(setup: Setup, limits: Mapping[str, int]) -> dict[str, int]:
     """The limits that are below what the run would have."""
     planned = {name: getattr(setup.run, name) for name in limits}
     if planned.get("train_examples", 0) is None:
-        planned["train_examples"] = _train_size(setup.run.dataset)
+        planned["train_examples"] = train_size(setup.run.dataset)
     return {name: limit for name, limit in limits.items() if planned[name] is None or limit < planned[name]}
 
 
-def _train_size(dataset: str) -> int | None:
+def train_size(dataset: str) -> int | None:
+    """Training images of a data set; None where they are not known."""
     try:
         return datasets.describe(dataset)["train"]
     except UserError:
@@ -340,7 +354,7 @@ def _free(place: Path) -> Path:
     return next(folder for folder in itertools.chain([place], others) if not (folder / RECORD).exists())
 
 
-def _records(folders: Iterable[Path]) -> tuple[dict[tuple[str, int], list[tuple[Path, dict]]], tuple[str, ...]]:
+def all_runs(folders: Iterable[Path]) -> tuple[dict[tuple[str, int], list[tuple[Path, dict]]], tuple[str, ...]]:
     """The runs under folders with their records, by method and seed, none twice; what is wrong with other records."""
     found: dict[tuple[str, int], list[tuple[Path, dict]]] = {}
     damaged, files = [], {}
@@ -372,7 +386,7 @@ def _is_of(record: dict[str, Any], setup: Setup, metrics: Iterable[Metric] = ())
 
 def _round_work(config: Mapping[str, Any]) -> float:
     """Examples of a round; where the size of the data set is unknown, passes over it."""
-    examples = config["train_examples"] or _train_size(config["dataset"]) or 1
+    examples = config["train_examples"] or train_size(config["dataset"]) or 1
     return config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
@@ -403,11 +417,16 @@ def _pace_keys(method: str, config: Mapping[str, Any], machine: tuple[str, str])
     return [(*always, *choice) for choice in choices]
 
 
-def _paces(plan: TablePlan) -> dict[tuple, list[Pace]]:
-    """The quiet runs that there are, by `_pace_keys`."""
+def paces(folders: Iterable[Path], planned: Iterable[str]) -> dict[tuple, list[Pace]]:
+    """The quiet runs under folders, by what their time depends on.
+
+    Args:
+        folders: Where they are looked for.
+        planned: The data sets that count; a file that only a record names is not run for its size.
+    """
     found: dict[tuple, list[Pace]] = {}
-    planned = {run.setup.run.dataset for run in plan.runs}  # a file that only a record names is not run for its size
-    for pairs in _records([plan.folder, *plan.search, *shipped()])[0].values():
+    planned = set(planned)
+    for pairs in all_runs(folders)[0].values():
         for _, record in pairs:
             config, hardware = record["config"], record["hardware"]
             method = methods().get(record["method"])

@@ -12,13 +12,15 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.registry import methods
-from fedcli.results.metrics import Metric, diverged, find_metric
+from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, render
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
 # What two runs of one identity may differ in; a result depends on none of these but the first.
-NOT_IN_IDENTITY = ("seed", "device", "clients_per_chunk", "drift_every", "checkpoint_every")
+NOT_IN_IDENTITY = (
+    "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
+)  # fmt: skip
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
 # Columns that stand there only where a run has the number, and its metric.
@@ -168,15 +170,15 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     rows = _rows(groups, own)
     optional = ("Settings", *SOMETIMES)
     columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
-    selected, best = _selected_title(groups), _best(groups)
+    selected, ahead = _selected_title(groups), _best(groups)
     lines = [
         [(row[column], "best" if strong and column in (columns[0], selected) else "") for column in columns]
-        for row, strong in zip(rows, best, strict=True)
+        for row, strong in zip(rows, ahead, strict=True)
     ]
     same = ", ".join(f"{key} {value}" for key, value in agreed(records).items())
     return Sheet(
         columns, [lines], columns.index(selected), [_flat(record, own) for record in records],
-        setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(best))),
+        setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(ahead))),
         details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
 
@@ -351,20 +353,23 @@ def _rows(groups: list[SeedGroup], own: Sequence[Metric]) -> list[dict[str, str]
     return rows
 
 
-def _best(groups: list[SeedGroup]) -> list[bool]:
-    """Whether a group has the highest mean, as printed, among two or more that can be compared."""
-    selected = find_metric("selected")
-    keys, means = [], []
-    for member in groups:
+def rivals(groups: Sequence[SeedGroup]) -> list[list[int]]:
+    """The places of groups that can be compared: those of one protocol, data set, partition, size and rule."""
+    found: dict[str, list[int]] = {}
+    for place, member in enumerate(groups):
         settings = _settings(member.records[0])
-        keys.append(_text([*(settings.get(key) for key in COMPARABLE), member.selection]))
-        known = selected.values(member.records)
-        means.append(round(fmean(known), 2) if known else None)
-    best = []
-    for key, mean in zip(keys, means, strict=True):
-        rivals = [other for other_key, other in zip(keys, means, strict=True) if other_key == key and other is not None]
-        best.append(mean is not None and len(rivals) > 1 and mean == max(rivals))
-    return best
+        found.setdefault(_text([*(settings.get(name) for name in COMPARABLE), member.selection]), []).append(place)
+    return list(found.values())
+
+
+def _best(groups: list[SeedGroup]) -> list[bool]:
+    """Whether a group stands out as the best among its rivals."""
+    ahead = [
+        places[winner]
+        for places in rivals(groups)
+        if (winner := best(find_metric("selected"), [groups[place].records for place in places])) is not None
+    ]
+    return [place in ahead for place in range(len(groups))]
 
 
 def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
@@ -387,10 +392,7 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
     if not all(map(quiet, records)):
         yield "Seconds that were measured while the machine did other work are left out."
     if bold:
-        yield (
-            "Bold: highest mean among rows with the same protocol, data set, partition, rounds and selection rule; "
-            "not a test of significance."
-        )
+        yield BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule")
 
 
 def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:

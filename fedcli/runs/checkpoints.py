@@ -11,8 +11,9 @@ import json
 import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from fedcli.runs.records import identity
 
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
 OLD = "checkpoint.pt"  # as versions before this form named it
+STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -51,19 +53,26 @@ class Found(NamedTuple):
     note: str | None  # what was wrong with a newer checkpoint
 
 
-def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
+def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> str:
     """Writes a tree of tensors, numbers and texts to a file.
 
     Args:
         path: The file.
-        tree: Its NamedTuples are kept by name.
+        tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
         about: What else the file says, as JSON can say it.
+
+    Returns:
+        The file's SHA-256, taken as it stands in it.
     """
     tensors: dict[str, Tensor] = {}
     structure = _named(tree, "", tensors)
+    write_tensors(path, tensors, {"tree": json.dumps(structure), "about": json.dumps(dict(about))})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes tensors by name to a file, and texts that say more."""
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # every one at a multiple
-    metadata = {"sha256": "0" * 64, "tree": json.dumps(structure), "about": json.dumps(dict(about))}
-    header, offset = {"__metadata__": metadata}, 0
+    header, offset = {"__metadata__": {"sha256": "0" * 64, **metadata}}, 0
     for name, tensor in tensors.items():
         span = [offset, offset := offset + tensor.nbytes]
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
@@ -76,17 +85,22 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
             file.write(part)
         file.seek(DIGEST.start)
         file.write(digest.hexdigest().encode())
+    return digest.hexdigest()
 
 
 def load(
-    path: Path, types: Mapping[str, type] | None = None, device: torch.device | str = "cpu"
+    path: Path,
+    types: Mapping[str, Callable[..., Any]] | None = None,
+    device: torch.device | str = "cpu",
+    digest: str | None = None,
 ) -> tuple[Tree, dict[str, Any]]:
     """Reads what `save` has written.
 
     Args:
         path: The file.
-        types: The NamedTuple classes of the tree by name.
+        types: The NamedTuple classes of the tree by name, and under `kept` what makes of its rows what a store keeps.
         device: Of the tensors; those of what clients keep wait on the host, since there may be more than it holds.
+        digest: What `save` returned, where that is known.
 
     Returns:
         The tree, and what else the file says.
@@ -95,12 +109,9 @@ def load(
         Damaged: If a byte is not the one that was written.
         UserError: If a NamedTuple is none of the types.
     """
-    with path.open("rb") as file, _mapped(file) as content:
-        found, wanted = _digest(content), content[DIGEST]
-        if found.encode() != wanted:
-            raise Damaged(f"its SHA-256 is {found[:16]}, was {wanted.decode(errors='replace')[:16]}")
+    with _whole(path, digest) as content:
+        header = _header(content)
         begin = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:begin])
         metadata = header.pop("__metadata__")
         tensors = {}
         for name, about in header.items():
@@ -109,6 +120,16 @@ def load(
             raw.numpy()[:] = memoryview(content)[begin + start : begin + end]
             tensors[name] = raw.view(DTYPES[about["dtype"]]).reshape(about["shape"])
         return _rebuilt(json.loads(metadata["tree"]), tensors, types or {}, device), json.loads(metadata["about"])
+
+
+def verify(path: Path, digest: str) -> None:
+    """Reads a file through that `save` has written.
+
+    Raises:
+        Damaged: If a byte is not the one that was written, or it is another file.
+    """
+    with _whole(path, digest):
+        pass
 
 
 class Pace:
@@ -145,7 +166,14 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
     After a kill either file, this or the record, may be the older one.
     """
     file = folder / CHECKPOINT
-    about = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}}
+    kept = list(_kept(state))
+    for one in kept:
+        one.write()
+    about = {
+        "identity": identity(record),
+        "record": {key: record[key] for key in IN_CHECKPOINT},
+        "states": [name for one in kept for _, name, *_ in one.rows()],
+    }
 
     def write(path: Path) -> None:
         save(path, state, about)
@@ -153,6 +181,42 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
             file.replace(folder / PREVIOUS)
 
     write_atomically(file, write)
+    clear(folder)
+
+
+def clear(folder: Path) -> None:
+    """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too."""
+    if (folder / STATES).is_dir():
+        named = {name for checkpoint in (CHECKPOINT, PREVIOUS) for name in _named_by(folder / checkpoint)}
+        for file in (folder / STATES).iterdir():
+            if file.name.removesuffix(".safetensors") not in named:
+                file.unlink()
+        if not named:
+            (folder / STATES).rmdir()
+
+
+def clear_finished(folder: Path) -> None:
+    """Removes from the folder of a finished run what nobody needs any more: the checkpoint before the last one."""
+    (folder / PREVIOUS).unlink(missing_ok=True)
+    clear(folder)
+
+
+def _named_by(checkpoint: Path) -> list[str]:
+    """The versions of what clients keep that a checkpoint names; none if it is missing or damaged."""
+    try:
+        with _whole(checkpoint) as content:
+            return json.loads(_header(content)["__metadata__"]["about"]).get("states", [])
+    except (FileNotFoundError, Damaged):
+        return []
+
+
+def _kept(tree: Tree) -> Iterator[Any]:
+    """What a store keeps in a state."""
+    if isinstance(tree, Mapping) and not isinstance(tree, dict):
+        yield tree
+    elif isinstance(tree, dict | tuple | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _kept(part)
 
 
 def read_checkpoint(
@@ -172,6 +236,7 @@ def read_checkpoint(
     """
     first = setup.method.init(fed, setup.options)
     types = {kind.__name__: kind for kind in setup.method.state_types}
+    types["kept"] = lambda *rows: fed.store.reopen(folder, rows)
     files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
     if not files:
         if (folder / OLD).is_file():
@@ -184,14 +249,16 @@ def read_checkpoint(
     for file in files[:1] if newest_only else files:
         try:
             state, about = load(file, types, fed.device)
+            if about.get("identity") != identity(record):
+                raise UserError(
+                    f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "
+                    f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
+                )
+            for kept in _kept(state):
+                kept.verify()
         except Damaged as error:
             damage.append(f"'{file}' is damaged ({error})")
             continue
-        if about.get("identity") != identity(record):
-            raise UserError(
-                f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "
-                f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
-            )
         if differing := next(_differences(first, state, "state"), None):
             raise UserError(
                 f"the checkpoint '{file}' holds a state of another kind ({differing}); "
@@ -219,7 +286,9 @@ def _named(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
             path += "'"
         tensors[path] = tree
         return {"tensor": path}
-    if isinstance(tree, Mapping):
+    if isinstance(tree, Mapping) and not isinstance(tree, dict):
+        return {"kept": tree.rows()}
+    if isinstance(tree, dict):
         return {"dict": [[key, _named(value, f"{path}/{key}", tensors)] for key, value in tree.items()]}
     if isinstance(tree, tuple | list):
         names = getattr(tree, "_fields", range(len(tree)))
@@ -241,7 +310,8 @@ def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, typ
     if kind in ("tuple", "list"):
         return tuple(parts) if kind == "tuple" else parts
     if kind not in types:
-        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {', '.join(types)} are allowed).")
+        allowed = ", ".join(name for name in types if name != "kept")
+        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {allowed} are allowed).")
     return types[kind](*parts)
 
 
@@ -251,6 +321,8 @@ def _differences(first: Tree, found: Tree, path: str) -> Iterator[str]:
     What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
     """
     if first is None or found is None or (isinstance(first, Mapping | tuple | list) and not first):
+        return
+    if isinstance(found, Mapping) and not isinstance(found, dict):  # what a store keeps
         return
     if isinstance(first, Tensor) and isinstance(found, Tensor):
         forms = [f"{NAMES[one.dtype]} {list(one.shape)}" for one in (found, first)]
@@ -280,11 +352,27 @@ def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _mapped(file: BinaryIO) -> mmap.mmap:
-    """A file's bytes, read only where they are looked at."""
-    if file.seek(0, 2) < DIGEST.stop:
-        raise Damaged("it is cut")
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+@contextmanager
+def _whole(path: Path, digest: str | None = None) -> Iterator[mmap.mmap]:
+    """The bytes of a file, read only where they are looked at, once it is sure that it is whole.
+
+    Raises:
+        Damaged: If it is not, or is another one than that with the digest.
+    """
+    with path.open("rb") as file:
+        if file.seek(0, 2) < DIGEST.stop:
+            raise Damaged("it is cut")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            found = _digest(content)
+            for wanted in (content[DIGEST].decode(errors="replace"), digest or found):
+                if found != wanted:
+                    raise Damaged(f"its SHA-256 is {found[:16]}, was {wanted[:16]}")
+            yield content
+
+
+def _header(content: mmap.mmap) -> dict[str, Any]:
+    """The header of a file that is whole."""
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 
 def _digest(content: mmap.mmap) -> str:

@@ -94,6 +94,11 @@ class RunConfig:
         "Clients that train together, 1 to the cohort size: N stacked into one computation, patches:N likewise with "
         "convolutions as products of matrices, branches:N as branches of one; auto is 1 on a CPU and tried out on CUDA",
     )
+    state_memory: str | None = option(
+        None,
+        "Keep what clients remember in memory up to this size, as 256M or 4G, what the round's clients have in hand "
+        "counted, and the rest in files of the run's folder; a quarter of the machine's memory where not given",
+    )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     drift_every: int = option(
         0,
@@ -103,9 +108,14 @@ class RunConfig:
     )
     checkpoint_every: int | None = option(
         None,
-        "Write a checkpoint after every so many rounds, and after the last; where not given, so often that it takes 5 "
-        "% of the time at most, and at least every ten minutes",
+        "Write a checkpoint after every so many rounds, and after the last; auto, the default, so often that it takes "
+        "5 % of the time at most, and at least every ten minutes",
         low=1,
+    )
+    keep_states: bool = option(
+        False,
+        "Keep all that clients remember after the last round; else their own models are kept, and of the rest what the "
+        "clients of a next round have, for 'plot --kind clients'",
     )
 
 
@@ -118,8 +128,8 @@ PANELS = {
         "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "lr_schedule",
         "momentum", "weight_decay", "backbone",
     ),
-    "Machine": ("seed", "device", "precision", "clients_per_chunk"),
-    "Output": ("eval_every", "drift_every", "checkpoint_every"),
+    "Machine": ("seed", "device", "precision", "clients_per_chunk", "state_memory"),
+    "Output": ("eval_every", "drift_every", "checkpoint_every", "keep_states"),
 }  # fmt: skip
 
 
@@ -422,6 +432,8 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
             f"'fedcli data list' shows all."
         )
     parse_chunk(run.clients_per_chunk, 1)
+    if run.state_memory is not None:
+        parse_size(run.state_memory)
     _refuse_without_global_model(run, method, protocol)
 
 
@@ -438,6 +450,18 @@ def _refuse_without_global_model(run: RunConfig, method: Method, protocol: Proto
             f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
             f"none); leave it out."
         )
+
+
+def parse_size(text: str) -> int:
+    """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024.
+
+    Raises:
+        UserError: If it is none.
+    """
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple("KMGT") else (text, "")
+    if not number.isdecimal():
+        raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
+    return int(number) * 1024 ** " KMGT".index(unit or " ")
 
 
 def find_device(name: str) -> torch.device:

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import fedcli
 from fedcli.core import NUMERICS
@@ -118,12 +120,12 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def params_hash(params: Params) -> str:
-    """SHA-256 over the names and bytes of parameters, in order of name."""
+def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 over the names and bytes of parameters, in order of name; pairs must come in it."""
     digest = hashlib.sha256()
-    for name in sorted(params):
+    for name, value in sorted(params.items()) if isinstance(params, dict) else params:
         digest.update(name.encode())
-        digest.update(params[name].detach().cpu().contiguous().numpy().tobytes())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

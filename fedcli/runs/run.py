@@ -33,10 +33,20 @@ from fedcli.registry import (
     user_files,
 )
 from fedcli.runs import drift
-from fedcli.runs.checkpoints import CHECKPOINT, Pace, read_checkpoint, write_checkpoint
-from fedcli.runs.config import Setup, flags_of, recorded_fields, recorded_options, recorded_value, reductions, resolve
+from fedcli.runs.checkpoints import CHECKPOINT, Pace, clear, clear_finished, read_checkpoint, write_checkpoint
+from fedcli.runs.config import (
+    Setup,
+    flags_of,
+    parse_size,
+    recorded_fields,
+    recorded_options,
+    recorded_value,
+    reductions,
+    resolve,
+)
 from fedcli.runs.consent import THEN, own_files, with_own_files
 from fedcli.runs.finite import refuse_non_finite
+from fedcli.runs.models import Classifier, Selected, all_params, find_model
 from fedcli.runs.owner import is_free, owned
 from fedcli.runs.records import (
     RECORD,
@@ -53,10 +63,11 @@ from fedcli.runs.records import (
     write_record,
 )
 from fedcli.runs.signals import as_interruptions
+from fedcli.runs.store import Store, Unkept, trimmed
 from fedcli.runs.workers import current, launched
 
 SMALL_NETWORK = 100_000  # parameters
-_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError  # not of a user's file in which they are raised
+_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
 
 
 class Listener:
@@ -88,6 +99,24 @@ class Run:
     record: dict[str, Any]
     state: Any  # the method's server state after the last round; None for a run that had ended before
     path: Path
+    files: Sequence[str | Path] = ()  # the user's, for its method or for parts
+
+    def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
+        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
+
+        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
+        of `--post`.
+
+        Args:
+            client: Whose model, for methods with personal models; the initial one if it has never taken part.
+            round: "selected", which the headline is from, or "last".
+            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
+                the prototypes in place of the classifier's logits, as the headline is measured.
+
+        Raises:
+            UserError: If the run has not finished, or has no such model.
+        """
+        return find_model(self.path, self.record, client, round, prototypes, self.files)
 
 
 def run(
@@ -150,6 +179,8 @@ def plan(
     """
     chosen = find_method(method)
     given = {name: value for name, value in given.items() if value is not None}
+    if given.get("checkpoint_every") == "auto":
+        del given["checkpoint_every"]
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
     origin = {}
@@ -192,6 +223,20 @@ def find_begun(setups: Sequence[Setup], folders: Sequence[Path], going_on: bool)
     return begun
 
 
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
+    """A run from its folder: its record, and its models by `Run.model`.
+
+    Args:
+        path: The folder, or `record.json` in it.
+        method: The user's files that the run needs, see `resume`.
+
+    Raises:
+        UserError: If there is no run.
+    """
+    files, record = [method] if isinstance(method, str | Path) else method, read_record(Path(path))
+    return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
+
+
 def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
     """The record of a run that has begun in a folder; None for a folder without one.
 
@@ -224,8 +269,10 @@ def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, p
     """Skips a run that has ended, and resumes another."""
     if has_ended(record):
         with _owned_by_first(folder):  # which clears what a kill after the last record has left
+            if record["status"] == "finished" and current().number == 0:
+                clear_finished(folder)
             (progress or Listener()).skip(record, folder)
-        return Run(record, None, folder)
+        return Run(record, None, folder, tuple(own_files(record)))
     return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
 
 
@@ -278,6 +325,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
             if current().number == 0:
                 _free_folder(folder)  # another process may have begun in it meanwhile
                 write_record(folder, record)
+            fed.store.open(folder, identity(record), current().number)
             return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
@@ -351,7 +399,7 @@ def resume(
     with _owned_by_first(folder):
         record = current().first(lambda: read_record(folder))
         if current().restarted and has_ended(record):
-            return Run(record, None, folder)
+            return Run(record, None, folder, tuple(own_files(record)))
         return _resume(folder, record, named, changed_method, progress)
 
 
@@ -381,6 +429,8 @@ def _resume(
         if note is not None and current().number == 0:
             fed.engine.notes.append(note)
             (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
+        current().first(lambda: clear(folder))  # before another worker writes there
+        fed.store.open(folder, identity(record), current().number)
         return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
@@ -448,7 +498,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
         state = read_checkpoint(folder, record, setup, fed, newest_only=True).state
-        found = params_hash(all_params(method, state))
+        found = params_hash(all_params(method, state, fed.num_clients))
     if found != wanted:
         raise UserError(
             f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
@@ -485,7 +535,9 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     dataset, parts, public = load_data(setup)
     on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
     kind = drift.Recording if setup.run.drift_every else Federation
-    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind)
+    memory = setup.run.state_memory and parse_size(setup.run.state_memory)
+    store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
+    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
 
 
 def check(setup: Setup) -> None:
@@ -524,6 +576,7 @@ def federation(
     public: datasets.Dataset | None = None,
     on_samples: Callable[[int], None] = lambda count: None,
     kind: type[Federation] = Federation,
+    store: Store | None = None,
 ) -> Federation:
     """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
 
@@ -534,6 +587,7 @@ def federation(
         public: The public images, where the method uses some.
         on_samples: Told how many samples a local step has processed.
         kind: Class of what is made.
+        store: Keeps what clients remember; all of it stays in memory where None.
     """
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
@@ -548,6 +602,7 @@ def federation(
     fed = kind(
         setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
         evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
+        store=store,
     )  # fmt: skip
     fed.engine.workers = current()
     return fed
@@ -620,6 +675,7 @@ def _new_record(
             "parameters": fed.sizes.parameters,
             "buffers": buffers,
             "networks": networks,
+            "input": [dataset.channels, dataset.image_size, dataset.image_size],
         },
         "engine": {
             "clients_per_chunk": fed.engine.clients_per_chunk,
@@ -662,14 +718,6 @@ def _public(fed: Federation) -> dict[str, Any] | None:
     }
 
 
-def all_params(method: Method, state: Any) -> dict[str, Tensor]:
-    """The parameters of the global model, or of all clients' own models with their ids before the names."""
-    if method.personal is None:
-        return method.model(state)[0]
-    own = sorted(method.personal(state).items())
-    return {f"{client:09}.{name}": value for client, (params, _) in own for name, value in params.items()}
-
-
 def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
     for what, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
@@ -695,7 +743,7 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
-    pace = Pace(config.checkpoint_every, config.rounds)
+    pace, selected = Pace(config.checkpoint_every, config.rounds), Selected(folder, setup, fed, record, state)
     try:
         for number in range(len(rounds), config.rounds):
             with setup.method.blamed(*_NO_MISTAKES):
@@ -707,12 +755,17 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
+            if writes:
+                selected.see(record, state)
+            if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
+                state = trimmed(state, fed.cohort(config.rounds).client_ids)
             if writes and pace.due(number):
-                pace.timed(write_checkpoint, folder, record, state)
+                pace.timed(_checkpoint, folder, record, state, selected)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
-        record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state))
+        if writes:  # not by others, since what they keep is soon removed
+            record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
         if setup.post is not None:
             record["post"] = _after_the_last_round(setup, fed, state)
         record["status"] = "finished"
@@ -726,9 +779,18 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
         try:
             if writes:
                 write_record(folder, record)
+            if writes and record["status"] == "finished":
+                clear_finished(folder)
         finally:
             progress.finish(record)
-    return Run(record, state, folder)
+    return Run(record, state, folder, tuple(own_files(record)))
+
+
+def _checkpoint(folder: Path, record: dict[str, Any], state: Any, selected: Selected) -> None:
+    """Writes what the run goes on from, and keeps the models of its best round."""
+    selected.write(record)
+    write_checkpoint(folder, record, state)
+    selected.clear(record)
 
 
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:

@@ -138,7 +138,8 @@ def update_control(
 
     def update(c_i: Tensor, c: Tensor, start: Tensor, end: Tensor) -> Tensor:
         steps = local_steps.reshape(-1, *[1] * c.dim())
-        return torch.where(steps > 0, c_i - c + (start - end) / (steps.clamp(min=1) * lr), c_i)
+        moved = (start - end).div_(steps.clamp(min=1) * lr)  # in place: [K, ...] is the largest there is
+        return torch.where(steps > 0, moved.add_(c_i - c), c_i)
 
     return tree_map(update, c_i, c, global_params, local_params)
 

@@ -1,0 +1,530 @@
+"""The papers' claims with verdicts, and how much of what the papers print has been run: from records alone.
+
+A claim compares two rows of a table. A run counts for it that has all options of the cell it belongs to, but for sizes
+that may be smaller and for what the claim itself allows in place of the cell's; what differs is said. Two runs are a
+pair if they have the same seed, partition, images and core, and all options of runs in which the two cells agree.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fedcli.data import datasets
+from fedcli.errors import UserError
+from fedcli.registry import Cell, Claim, Method, Table, find_method, find_table
+from fedcli.results import comparison, reproduce
+from fedcli.results.metrics import Interval, Metric, find_metric, interval
+from fedcli.results.render import MISSING, Sheet
+from fedcli.results.tables import NOT_IN_IDENTITY, settings_text
+from fedcli.runs.config import SIZES, RunConfig, Setup, describe_reductions, recorded_fields, recorded_value, resolve
+from fedcli.runs.records import numerics_of
+
+REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
+NOT_RUN, NO_DATA = "not run", "data not at hand"
+VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
+FEWEST = 3  # seeds, for a verdict
+TAIL = "last-tenth"
+Record = dict[str, Any]
+
+
+class Wanted(NamedTuple):
+    """A cell as a run.
+
+    Attributes:
+        method: What is run.
+        setup: With seed 0.
+        metric: What is read.
+    """
+
+    method: Method
+    setup: Setup
+    metric: Metric
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets that it reads."""
+        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
+
+    @property
+    def method_options(self) -> set[str]:
+        """The names of the method's own options."""
+        return {field.name for field in dataclasses.fields(self.method.config)}
+
+    def values(self, seed: int) -> dict[str, Any]:
+        """All options that a result depends on, with that seed."""
+        found = {name: value for name, value in self.setup.values().items() if name not in NOT_IN_IDENTITY}
+        if self.setup.origin["partition_seed"] == "seed":
+            found["partition_seed"] = seed
+        if found["public_dataset"] is None:  # then the other options of public images say nothing
+            found = {name: value for name, value in found.items() if not name.startswith("public_")}
+        return found
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the pairs of one size say of a claim.
+
+    Attributes:
+        verdict: The first three of `VERDICTS`.
+        why: Why it is undecided; else empty.
+        reduced: What is smaller or other than in the paper's cells; empty in full.
+        seeds: Of the pairs.
+        difference: The row less the other one; None where no pair has a difference.
+        tail: The same of the mean accuracy over the last tenth of the rounds; None where the cells measure another
+            thing.
+        lost: The runs that diverged, or never got where they should, in words.
+    """
+
+    verdict: str
+    why: str
+    reduced: str
+    seeds: tuple[int, ...]
+    difference: Interval | None
+    tail: Interval | None
+    lost: str = ""
+
+    @property
+    def about(self) -> str:
+        """What goes with the verdict: why it is none, and the size of the runs."""
+        size = f"reduced to {self.reduced}" if self.reduced else "in full"
+        return f"{self.why}, {size}" if self.why else size
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A claim and what the records say of it.
+
+    Attributes:
+        claim: The claim.
+        metric: What is compared.
+        paper: The paper's difference, from the numbers it prints; None where it does not print both.
+        evidence: The runs in full first, then the reduced ones with the most seeds; empty where there is none.
+        data: Whether the images of the paper's cells can be had.
+    """
+
+    claim: Claim
+    metric: Metric
+    paper: float | None
+    evidence: tuple[Evidence, ...]
+    data: bool
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        return self.evidence[0].verdict if self.evidence else NOT_RUN if self.data else NO_DATA
+
+
+def answers(
+    claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.open_to_all
+) -> list[Answer]:
+    """What the records say of claims.
+
+    Args:
+        claims: The claims.
+        folders: Where runs are looked for, at any depth.
+        at_hand: Whether the images of a data set are there, or can be had.
+
+    Raises:
+        UserError: If a claim's table has not its cells.
+    """
+    records = by_method(folders)
+    return [answer(claim, records, at_hand) for claim in claims]
+
+
+def by_method(folders: Iterable[Path]) -> dict[str, list[Record]]:
+    """The ended runs under folders, by method; what cannot be read is left out."""
+    found: dict[str, list[Record]] = {}
+    for pairs in reproduce.all_runs(folder for folder in folders if folder.is_dir())[0].values():
+        for _, record in pairs:
+            if reproduce.state_of(record) in reproduce.ENDED:
+                found.setdefault(record["method"], []).append(record)
+    return found
+
+
+def answer(claim: Claim, records: Mapping[str, Sequence[Record]], at_hand: Callable[[str], bool]) -> Answer:
+    """What records say of one claim; the arguments are those of `answers`."""
+    table = find_table(claim.table)
+    cells = {(cell.row, cell.column): cell for cell in table.cells}
+    places = [[(row, column) for row in (claim.row, claim.than)] for column in claim.columns]
+    if lacking := [place for pair in places for place in pair if place not in cells]:
+        raise UserError(
+            f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(lacking[0])}); "
+            "name a row and a column of the table."
+        )
+    pairs = [tuple(wanted(cells[place]) for place in pair) for pair in places]
+    metric = pairs[0][0].metric
+    printed = [[_printed(table, place, metric) for place in pair] for pair in places]
+    known = all(None not in pair for pair in printed)
+    paper = fmean(row - than for row, than in printed) if known else None
+    found = _evidence(claim, pairs, records, metric)
+    return Answer(
+        claim, metric, paper, found, all(map(at_hand, {name for pair in pairs for one in pair for name in one.data}))
+    )
+
+
+def wanted(cell: Cell) -> Wanted:
+    """A cell as a run."""
+    method = find_method(cell.method)
+    return Wanted(
+        method, _resolved(cell.method, json.dumps(dict(cell.settings), sort_keys=True)), find_metric(cell.metric)
+    )
+
+
+@cache
+def _resolved(method: str, settings: str) -> Setup:
+    return resolve(find_method(method), {**json.loads(settings), "seed": 0}, need_data=False)
+
+
+def _printed(table: Table, place: tuple[str, str], metric: Metric) -> float | None:
+    """What the paper prints in a cell, floats in ones."""
+    value = comparison.printed(table).get(place, {}).get(metric.field)
+    return None if value is None else value * comparison.printed_unit(place[1])[0]
+
+
+def departures(record: Record, of: Wanted, instead: Mapping[str, Any]) -> dict[str, Any] | None:
+    """In what a record differs from its cell, by option; None if it is no smaller form of it.
+
+    Args:
+        record: An ended run of the cell's method.
+        of: The cell.
+        instead: What may be other, see `Claim`.
+    """
+    fields = recorded_fields(of.method, of.setup.run.post)
+    config = record["config"] if of.setup.post is not None else {**record["config"], "post": None}
+    if not config.keys() <= fields.keys() or record["summary"]["selection"] != of.setup.selection:
+        return None
+    found: dict[str, Any] = {}
+    for name, planned in of.values(record["seed"]).items():
+        value = recorded_value(config, fields[name])
+        if name == "eval_every" and (value == planned or of.metric.fits(record, planned)):
+            continue
+        if value == planned:
+            continue
+        smaller = name in SIZES and value is not None and (planned is None or value < planned)
+        allowed = name in instead and instead[name] in (None, value)
+        if not (smaller or allowed or (name == "eval_every" and of.metric.needs != "drift")):
+            return None
+        found[name] = value
+    return found
+
+
+def _agree(first: Record, second: Record, row: Wanted, than: Wanted) -> bool:
+    """Whether two runs of one seed are a pair: equal in all in which their cells are."""
+    same = ("dataset_fingerprint",)
+    if (
+        any(first[key] != second[key] for key in same)
+        or first["partition"]["fingerprint"] != second["partition"]["fingerprint"]
+    ):
+        return False
+    if numerics_of(first)["core"] != numerics_of(second)["core"]:
+        return False
+    run = {field.name: field for field in dataclasses.fields(RunConfig)}
+    ours, theirs = row.values(first["seed"]), than.values(second["seed"])
+    return all(
+        recorded_value(first["config"], run[name]) == recorded_value(second["config"], run[name])
+        for name in ours.keys() & theirs.keys() & run.keys()
+        if ours[name] == theirs[name] and name != "post"
+    )
+
+
+class Pair(NamedTuple):
+    """What two runs of a seed give in one column: their values, or who has none because it diverged."""
+
+    row: float | None
+    than: float | None
+    tail: float | None  # the difference of the means over the last tenth of the rounds
+
+
+def _evidence(
+    claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], records: Mapping[str, Sequence[Record]], metric: Metric
+) -> tuple[Evidence, ...]:
+    """The best in full, and the best reduced: that with the most seeds, of these the one nearest to the paper's."""
+    groups: dict[str, dict[int, dict[int, Pair]]] = {}  # by what differs, then by seed, then by column
+    for number, (row, than) in enumerate(columns):
+        sides = [_candidates(one, claim, records) for one in (row, than)]
+        for first, departed in sides[0]:
+            for second, other in sides[1]:
+                if first["seed"] == second["seed"] and _agree(first, second, row, than):
+                    key = json.dumps([departed, other], sort_keys=True)
+                    groups.setdefault(key, {}).setdefault(first["seed"], {}).setdefault(
+                        number, _pair(first, second, row, than)
+                    )
+    found = []
+    for key, seeds in groups.items():
+        whole = {seed: tuple(pairs.values()) for seed, pairs in sorted(seeds.items()) if len(pairs) == len(columns)}
+        if whole:
+            found.append((json.loads(key), whole))
+    full = [one for one in found if not any(one[0])]
+    reduced = sorted((one for one in found if any(one[0])), key=_nearness, reverse=True)
+    return tuple(_judged(claim, metric, columns[0], departed, whole) for departed, whole in (*full, *reduced[:1]))
+
+
+def _nearness(group: tuple[list[dict[str, Any]], dict]) -> tuple:
+    """The most seeds first, then the fewest differences, then the longest runs."""
+    (row, than), seeds = group
+    return len(seeds), -len(row | than), row.get("rounds", float("inf")), json.dumps([row, than], sort_keys=True)
+
+
+def _candidates(
+    of: Wanted, claim: Claim, records: Mapping[str, Sequence[Record]]
+) -> list[tuple[Record, dict[str, Any]]]:
+    """The records that a cell can be read from, also in a smaller form, with what differs."""
+    found = []
+    for record in records.get(of.method.name, ()):
+        departed = departures(record, of, claim.instead)
+        if departed is not None and _value(record, of.metric)[0]:
+            found.append((record, departed))
+    return found
+
+
+def _value(record: Record, metric: Metric) -> tuple[bool, float | None]:
+    """Whether a run says anything, and its value; it says something without one if it diverged or never got there."""
+    value = metric.value(record) if metric.counts(record) else None
+    ended = not metric.counts(record) or metric.none == "never"
+    return value is not None or ended, value
+
+
+def _pair(first: Record, second: Record, row: Wanted, than: Wanted) -> Pair:
+    ours, theirs = (_value(record, of.metric)[1] for record, of in ((first, row), (second, than)))
+    tail = None
+    tested_alike = first["config"].get("eval_every", 1) == second["config"].get("eval_every", 1)
+    if row.metric.name == "selected" and tested_alike:
+        ends = find_metric(TAIL).values([first, second])
+        tail = ends[0] - ends[1] if len(ends) == 2 else None
+    return Pair(ours, theirs, tail)
+
+
+def _judged(
+    claim: Claim,
+    metric: Metric,
+    column: tuple[Wanted, Wanted],
+    departed: list[dict[str, Any]],
+    seeds: Mapping[int, tuple[Pair, ...]],
+) -> Evidence:
+    """The verdict of pairs of one size."""
+    kept = {seed: pairs for seed, pairs in seeds.items() if all(None not in (one.row, one.than) for one in pairs)}
+    differences = [fmean(one.row - one.than for one in pairs) for pairs in kept.values()]
+    tails = [fmean(one.tail for one in pairs) for pairs in kept.values() if all(one.tail is not None for one in pairs)]
+    lost = [
+        sum(any(getattr(one, side) is None for one in pairs) for pairs in seeds.values()) for side in ("row", "than")
+    ]
+    found, tail = interval(differences), interval(tails)
+    verdict, why = judge(found, claim.direction, *lost, exact=metric.unit == "floats")
+    event = "never got there" if metric.none == "never" else "diverged"
+    words = [
+        f"{name}: {count} of {len(seeds)} {event}"
+        for name, count in zip((claim.row, claim.than), lost, strict=True)
+        if count
+    ]
+    return Evidence(verdict, why, _reduction(column, departed), tuple(seeds), found, tail, "; ".join(words))
+
+
+def judge(
+    difference: Interval | None, direction: str, lost: int = 0, lost_other: int = 0, *, exact: bool = False
+) -> tuple[str, str]:
+    """Verdict on a claim, and why it is undecided.
+
+    A run that diverged has no difference. Leaving it out is fair to a verdict only as long as it was the other's run:
+    otherwise the verdict is for a method that failed.
+
+    Args:
+        difference: Of the row less the other one.
+        direction: The paper's side of zero, "higher" or "lower".
+        lost: Seeds whose run of the row has no value because it diverged.
+        lost_other: The same of the other row.
+        exact: Whether chance has no part in the values, as in counts of floats; then one pair suffices.
+    """
+    if difference is None:
+        return UNDECIDED, "diverged"
+    if difference.n < FEWEST and not exact:
+        return UNDECIDED, f"n = {difference.n}"
+    low, high = (difference.mean, difference.mean) if exact else (difference.low, difference.high)
+    if low <= 0 <= high:
+        return UNDECIDED, f"zero inside, n = {difference.n}"
+    agrees = (low > 0) == (direction == "higher")
+    if failed := lost if agrees else lost_other:
+        return UNDECIDED, f"the better one diverged with {failed} seed{'s' * (failed > 1)}"
+    return REPRODUCED if agrees else CONTRADICTED, ""
+
+
+def _reduction(column: tuple[Wanted, Wanted], departed: Sequence[Mapping[str, Any]]) -> str:
+    """What differs from the paper's cells, in words, each option once: the row's, then what only the other one has."""
+    sizes: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for of, differing in zip(column, departed, strict=True):
+        planned = of.values(0)
+        for name, value in differing.items():
+            full = planned[name]
+            if name == "train_examples" and full is None:
+                full = reproduce.train_size(planned["dataset"])
+            if name == "dataset":
+                sizes.setdefault(name, f"{value} for {full}")
+            elif name == "eval_every":
+                sizes.setdefault(name, f"tests every {value} rounds")
+            elif name in SIZES and (full is None or value < full):
+                sizes.setdefault(name, describe_reductions([{"what": name, "protocol": full, "run": value}]))
+            elif name in of.method_options:
+                sizes.setdefault(name, f"{settings_text({name: value})} for {full}")
+            elif name not in ("protocol", *SIZES):  # the first is told by the data set
+                others.setdefault(name, name.replace("_", " "))
+    return ", ".join([*sizes.values(), *([f"another {', '.join(others.values())}"] if others else [])])
+
+
+NOTES = (
+    "Ours: mean over seeds of the difference of two runs that share seed, partition and all options in which the two "
+    "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds.",
+    "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
+    f"there are fewer than {FEWEST} seeds, or leaving diverged runs out would favour the one that is ahead.",
+    "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both.",
+)
+
+
+def difference_text(metric: Metric, found: Interval | None) -> str:
+    """A difference with its interval, `+9.70 [+7.10, +12.30] (3)`; of counts the difference alone."""
+    if found is None:
+        return MISSING
+    if metric.unit == "floats":
+        return metric.signed(found.mean)
+    ends = "" if found.low is None else f" [{metric.signed(found.low)}, {metric.signed(found.high)}]"
+    return f"{metric.signed(found.mean)}{ends} ({found.n})"
+
+
+def lines(one: Answer) -> list[tuple[str, str, str, str]]:
+    """Ours, the last tenth of the rounds, the verdict and what goes with it; a line for each size of runs."""
+    if not one.evidence:
+        return [(MISSING, MISSING, one.verdict, "")]
+    return [
+        (
+            "; ".join(filter(None, (difference_text(one.metric, found.difference), found.lost))),
+            difference_text(one.metric, found.tail),
+            found.verdict,
+            found.about,
+        )
+        for found in one.evidence
+    ]
+
+
+def sheet(found: Sequence[Answer], title: str = "") -> Sheet:
+    """The claims as a table to be written; of its values each is a size of runs."""
+    blocks = []
+    for one in found:
+        first = f"`{one.claim.name}` {one.claim.text}", MISSING if one.paper is None else one.metric.signed(one.paper)
+        block = []
+        for number, (ours, tail, *verdict) in enumerate(lines(one)):
+            texts = (*(("", "") if number else first), ours, tail, ", ".join(filter(None, verdict)))
+            block.append([(text, "") for text in texts])
+        blocks.append(block)
+    return Sheet(
+        ["Claim", "Paper", "Ours", "Over the last tenth of the rounds", "Verdict"], blocks, 5,
+        [row for one in found for row in _values(one)], title=title, notes=NOTES,
+    )  # fmt: skip
+
+
+def _values(one: Answer) -> list[dict[str, Any]]:
+    """A claim as rows with full precision."""
+    claim = one.claim
+    head = {
+        "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row, "than": claim.than,
+        "columns": "; ".join(claim.columns), "metric": one.metric.name, "direction": claim.direction,
+        "paper": one.paper,
+    }  # fmt: skip
+    empty: tuple[None, ...] = (None,) * 4
+    return [
+        {
+            **head, "verdict": found.verdict, "why": found.why, "reduced": found.reduced,
+            "seeds": " ".join(map(str, found.seeds)),
+            **dict(zip(("ours", "low", "high", "n"), found.difference or empty, strict=True)),
+            **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), found.tail or empty, strict=True)),
+            "lost": found.lost,
+        }
+        for found in one.evidence
+    ] or [{**head, "verdict": one.verdict}]  # fmt: skip
+
+
+def counted(found: Sequence[Answer]) -> str:
+    """How many claims have which verdict, in a sentence."""
+    numbers = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
+    return f"Of {len(found)} claims: {', '.join(f'{number} {verdict}' for verdict, number in numbers if number)}."
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of what a paper prints has been run.
+
+    Attributes:
+        cells: Cells with a printed number that a table plans.
+        runs: Different runs that these need, each seed one.
+        open: Cells and runs whose images anybody can have.
+        full: Cells that have been run in full with all seeds of their table, and their runs.
+        fewer: Cells that have been run in full with fewer seeds, and their runs.
+        left: What is known of the time of the open runs to do.
+    """
+
+    cells: int
+    runs: int
+    open: tuple[int, int]
+    full: tuple[int, int]
+    fewer: tuple[int, int]
+    left: reproduce.Cost
+
+
+def coverage(
+    tables: Iterable[Table],
+    records: Mapping[str, Sequence[Record]],
+    paces: dict[tuple, list[reproduce.Pace]],
+    machine: tuple[str, str],
+) -> Coverage:
+    """How much of tables has been run, of the cells that the paper prints a number of.
+
+    Args:
+        tables: Of one paper.
+        records: See `by_method`.
+        paces: Of timed runs, see `reproduce.paces`.
+        machine: Kind and name of what the rest would run on.
+    """
+    cells: list[tuple[Wanted, tuple[str, ...], set[int], tuple[int, ...]]] = []
+    for table in tables:
+        for cell in table.cells:
+            one = wanted(cell)
+            if _printed(table, (cell.row, cell.column), one.metric) is not None:
+                cells.append((one, _key(one), _done(one, records), table.seeds))
+    runs: dict[tuple, Wanted] = {}
+    lacking: dict[tuple, Wanted] = {}
+    groups: dict[str, tuple[int, set]] = {"open": (0, set()), "full": (0, set()), "fewer": (0, set())}
+    for one, key, done, seeds in cells:
+        needed = {(*key, seed) for seed in seeds}
+        there = {(*key, seed) for seed in seeds if seed in done}
+        runs |= dict.fromkeys(needed, one)
+        lacking |= dict.fromkeys(needed - there, one)
+        kinds = ["open"] if all(map(datasets.open_to_all, one.data)) else []
+        kinds += ["full"] if there == needed else ["fewer"] if there else []
+        for kind in kinds:
+            count, known = groups[kind]
+            groups[kind] = count + 1, known | (needed if kind == "open" else there)
+    left = reproduce.Cost()
+    for key, one in lacking.items():
+        if key in groups["open"][1]:
+            left.add(one.setup, 0, paces, machine)
+    counts = {kind: (count, len(known)) for kind, (count, known) in groups.items()}
+    return Coverage(len(cells), len(runs), **counts, left=left)
+
+
+def _key(one: Wanted) -> tuple[str, ...]:
+    """What tells a run from others, but for the seed."""
+    return one.method.name, one.setup.selection, json.dumps(one.values(0), sort_keys=True)
+
+
+def _done(one: Wanted, records: Mapping[str, Sequence[Record]]) -> set[int]:
+    """The seeds with a run in full that a cell can be read from."""
+    return {
+        record["seed"]
+        for record in records.get(one.method.name, ())
+        if (record["protocol"], record["dataset"]) == (one.setup.protocol.name, one.setup.run.dataset)
+        and departures(record, one, {}) == {}
+        and _value(record, one.metric)[0]
+    }

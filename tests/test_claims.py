@@ -1,0 +1,332 @@
+"""Claims: intervals and verdicts by hand, which runs count for one, and that every claim's cells are there."""
+
+import csv
+import dataclasses
+import io
+
+import pytest
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import Cell, Claim, Table, registry
+from fedcli.cli import app as cli
+from fedcli.errors import UserError
+from fedcli.registry import find_table
+from fedcli.results import claims, reproduce
+from fedcli.results.metrics import Interval, interval
+from fedcli.runs.records import write_record
+
+RUN = {
+    "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
+    "partition": "iid", "rounds": 20, "local_epochs": 1, "device": "cpu",
+}  # fmt: skip
+FILE = f"""
+from fedcli import Cell, Claim, Table, grid
+
+ON = {RUN}
+ROWS = {{"FedFA": ("fedavg", {{}}), "FedAvg": ("fedprox", {{}})}}  # rows of the paper's Table 2, with quick methods
+TABLES = (
+    Table("own:2", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
+        + grid(ROWS, {{"FMNIST alpha=0.1": {{**ON, "lr": 0.3}}}}), seeds=(0, 1)),
+    Table("own:8", "title", ("FedFA", "Table 8"), grid(ROWS, {{"FMNIST #C=2": ON}}, "rounds-to:50")),
+    Table("own:floats", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "floats-up")),
+)
+CLAIMS = (
+    Claim("own:ahead", "one is ahead", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",)),
+    Claim("own:sooner", "one needs fewer rounds", "own:8", "FedFA", "FedAvg", ("FMNIST #C=2",), "lower"),
+    Claim("own:both", "one is ahead in both", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2", "FMNIST alpha=0.1")),
+    Claim("own:less", "one sends less", "own:floats", "FedFA", "FedAvg", ("sent",), "lower"),
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A record of each method, to be edited."""
+    out = tmp_path_factory.mktemp("template")
+    return {
+        method: fedcli.run(method, out=out / method, seed=0, **{**RUN, "rounds": 1}).record
+        for method in ("fedavg", "fedprox")
+    }
+
+
+@pytest.fixture
+def place(tmp_path, template):
+    """A file of claims, and a way to write runs with accuracies in percent."""
+
+    class Place:
+        file = tmp_path / "own.py"
+        runs = tmp_path / "runs"
+
+        def add(self, method, seed, percent, name="", curve=(), status="finished", error="", **config):
+            record = template[method]
+            rounds = config.get("rounds", RUN["rounds"])
+            curve = curve or [percent] * rounds
+            first = record["rounds"][0]
+            rows = [{**first, "round": number, "test_accuracy": value / 100} for number, value in enumerate(curve)]
+            fingerprint = config.pop("fingerprint", record["partition"]["fingerprint"])
+            edited = {
+                **record, "seed": seed, "status": status, "load": [], "rounds": rows,
+                "config": {**record["config"], "rounds": rounds, "seed": seed, **config},
+                "partition": {**record["partition"], "fingerprint": fingerprint},
+                "summary": {**record["summary"], "selected": curve[-1] / 100, "last": curve[-1] / 100},
+                **({"error": error} if error else {}),
+            }  # fmt: skip
+            folder = self.runs / f"{method}-{seed}{name}"
+            folder.mkdir(parents=True)
+            write_record(folder, edited)
+
+        def pairs(self, *accuracies, **config):
+            for seed, (row, than) in enumerate(accuracies):
+                self.add("fedavg", seed, row, **config)
+                self.add("fedprox", seed, than, **config)
+
+        def answers(self, at_hand=lambda name: True):
+            return {
+                one.claim.name: one for one in claims.answers(registry.claims(str(self.file)), [self.runs], at_hand)
+            }
+
+        def ahead(self):
+            return self.answers()["own:ahead"]
+
+    Place.file.write_text(FILE)
+    Place.runs.mkdir()
+    return Place()
+
+
+def test_an_interval_by_hand():
+    found = interval([1.0, 2.0, 3.0])  # deviation 1, t of two degrees of freedom 4.3027
+    assert found == pytest.approx(Interval(2.0, 2.0 - 4.302653 / 3**0.5, 2.0 + 4.302653 / 3**0.5, 3), rel=1e-6)
+    assert interval([1.0, 3.0]) == pytest.approx(Interval(2.0, 2.0 - 12.706205, 2.0 + 12.706205, 2), rel=1e-6)
+    assert interval([5.0]) == Interval(5.0, None, None, 1)
+    assert interval([]) is None
+    assert [interval(values).leaves_out_zero for values in ([1.0, 1.1], [1.0, 3.0], [-2.0, -2.1], [5.0])] == [
+        True, False, True, False,
+    ]  # fmt: skip
+
+
+UP, DOWN, ACROSS = Interval(2.0, 1.0, 3.0, 3), Interval(-2.0, -3.0, -1.0, 3), Interval(0.5, -1.0, 2.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("found", "direction", "lost", "verdict"),
+    [
+        (UP, "higher", (0, 0), ("reproduced", "")),
+        (DOWN, "higher", (0, 0), ("contradicted", "")),
+        (DOWN, "lower", (0, 0), ("reproduced", "")),
+        (UP, "lower", (0, 0), ("contradicted", "")),
+        (ACROSS, "higher", (0, 0), ("undecided", "zero inside, n = 5")),
+        (Interval(2.0, 0.0, 4.0, 3), "higher", (0, 0), ("undecided", "zero inside, n = 3")),
+        (Interval(2.0, 1.9, 2.1, 2), "higher", (0, 0), ("undecided", "n = 2")),
+        (Interval(2.0, None, None, 1), "higher", (0, 0), ("undecided", "n = 1")),
+        (None, "higher", (1, 0), ("undecided", "diverged")),
+        (UP, "higher", (0, 2), ("reproduced", "")),  # the other one failed: the claim holds all the more
+        (UP, "higher", (2, 0), ("undecided", "the better one diverged with 2 seeds")),
+        (DOWN, "higher", (0, 1), ("undecided", "the better one diverged with 1 seed")),
+        (DOWN, "higher", (1, 0), ("contradicted", "")),
+    ],
+)
+def test_a_verdict_by_hand(found, direction, lost, verdict):
+    assert claims.judge(found, direction, *lost) == verdict
+
+
+def test_a_count_needs_no_seeds():
+    assert claims.judge(Interval(-5.0, None, None, 1), "lower", exact=True) == ("reproduced", "")
+    assert claims.judge(Interval(0.0, None, None, 1), "lower", exact=True)[0] == "undecided"
+
+
+def test_three_pairs_in_full_give_a_verdict(place):
+    place.pairs((81, 80), (82, 80), (83, 80))
+    place.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
+    (found,) = place.ahead().evidence
+    assert found.difference == pytest.approx(Interval(2.0, 2 - 2.484138, 2 + 2.484138, 3), rel=1e-5)
+    assert (found.verdict, found.about, found.seeds) == ("undecided", "zero inside, n = 3, in full", (0, 1, 2))
+    assert place.ahead().paper == pytest.approx(84.08 - 74.60)
+    place.add("fedavg", 3, 82)
+    place.add("fedprox", 3, 80)
+    assert place.ahead().verdict == "reproduced"
+
+
+def test_the_other_side_contradicts(place):
+    place.pairs((80, 82), (80, 82.1), (80, 82.2))
+    assert place.ahead().verdict == "contradicted"
+
+
+def test_the_last_tenth_stands_beside(place):
+    for seed in range(3):
+        place.add("fedavg", seed, 0, curve=[50] * 18 + [70, 80])
+        place.add("fedprox", seed, 0, curve=[50] * 18 + [60 + seed, 60 + seed])
+    (found,) = place.ahead().evidence
+    assert found.difference.mean == pytest.approx(80 - 61)
+    assert found.tail == pytest.approx(interval([15, 14, 13]))
+
+
+def test_runs_in_full_go_before_reduced_ones(place):
+    for seed in range(4):
+        for method, percent in (("fedavg", 60), ("fedprox", 70 + seed)):
+            place.add(method, seed, percent, name="-small", rounds=5, train_examples=60)
+    (found,) = place.ahead().evidence
+    assert (found.verdict, found.about) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
+    place.pairs((85, 80), (85.1, 80), (84.9, 80))
+    full, reduced = place.ahead().evidence
+    assert (full.verdict, full.about, reduced.verdict) == ("reproduced", "in full", "contradicted")
+    assert place.ahead().verdict == "reproduced"
+
+
+def test_more_seeds_go_before_a_nearer_size(place):
+    for rounds, seeds in ((15, 2), (5, 3)):
+        for seed in range(seeds):
+            for method, percent in (("fedavg", 70 + rounds + seed / 10), ("fedprox", 60)):
+                place.add(method, seed, percent, name=f"-{rounds}", rounds=rounds)
+    (found,) = place.ahead().evidence
+    assert (found.reduced, found.seeds) == ("rounds 5 of 20", (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"lr": 0.5}, {"rounds": 10}, {"fingerprint": "another"}, {"train_examples": 200, "rounds": 20}, {"new_option": 1}],
+    ids=lambda other: next(iter(other)),
+)
+def test_runs_that_differ_are_no_pair(place, other):
+    for seed in range(3):
+        place.add("fedavg", seed, 81)
+        place.add("fedprox", seed, 80, **other)
+    assert place.ahead().evidence == ()
+    assert place.ahead().verdict == "not run"
+
+
+def test_unfinished_runs_count_for_nothing(place):
+    for seed in range(3):
+        place.add("fedavg", seed, 81)
+        place.add("fedprox", seed, 80, status="interrupted")
+    assert place.ahead().verdict == "not run"
+    assert place.answers(lambda name: name != "digits")["own:ahead"].verdict == "data not at hand"
+
+
+def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(place):
+    place.pairs((81, 80), (81.1, 80), (81.2, 80))
+    assert place.ahead().verdict == "reproduced"
+    place.add("fedavg", 3, 10, status="failed", error="NonFiniteLoss in round 2")
+    place.add("fedprox", 3, 80)
+    (found,) = place.ahead().evidence
+    assert (found.verdict, found.why) == ("undecided", "the better one diverged with 1 seed")
+    assert (found.lost, found.difference.n) == ("FedFA: 1 of 4 diverged", 3)
+
+
+def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(place):
+    for seed in range(3):
+        place.add("fedavg", seed, 0, curve=[40] * (3 + seed) + [60] * 10)
+        place.add("fedprox", seed, 0, curve=[40] * (9 + 2 * seed) + [60] * 10)
+    sooner = place.answers()["own:sooner"]
+    assert sooner.paper == 10 - 25
+    assert sooner.evidence[0].difference.mean == pytest.approx(-7)
+    assert sooner.verdict == "reproduced"
+    place.add("fedprox", 3, 40)
+    place.add("fedavg", 3, 60)
+    (found,) = place.answers()["own:sooner"].evidence
+    assert (found.verdict, found.lost) == ("reproduced", "FedAvg: 1 of 4 never got there")
+
+
+def test_rarer_tests_are_a_reduction_where_the_round_matters(place):
+    place.pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
+    assert place.ahead().evidence[0].about == "in full"  # the last round is tested anyway
+    assert place.answers()["own:sooner"].evidence[0].reduced == "tests every 2 rounds"
+
+
+def test_several_columns_count_by_their_mean(place):
+    place.pairs((84, 80), (84.1, 80), (84.2, 80))
+    assert place.answers()["own:both"].verdict == "not run"
+    for seed in range(3):
+        place.add("fedavg", seed, 81, name="-lr", lr=0.3)
+        place.add("fedprox", seed, 79, name="-lr", lr=0.3)
+    both = place.answers()["own:both"]
+    assert both.evidence[0].difference.mean == pytest.approx((4.1 + 2) / 2)
+    assert both.paper == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
+
+
+def test_floats_are_compared_by_one_pair(place):
+    place.pairs((81, 80))
+    less = place.answers()["own:less"]
+    assert (less.verdict, less.evidence[0].difference.mean, less.paper) == ("undecided", 0.0, None)
+
+
+def test_what_a_claim_allows_in_place_of_the_cells_is_said(place):
+    for seed in range(3):
+        for method, percent in (("fedavg", 81 + seed / 10), ("fedprox", 80)):
+            place.add(method, seed, percent, rounds=5, lr=0.5, batch_size=8)
+    claim = dataclasses.replace(registry.claims(str(place.file))[0], instead={"lr": 0.5, "batch_size": None})
+    (one,) = claims.answers([claim], [place.runs])
+    assert (one.verdict, one.evidence[0].reduced) == ("reproduced", "rounds 5 of 20, another batch size, lr")
+    other = dataclasses.replace(claim, instead={"lr": 0.4, "batch_size": None})
+    assert claims.answers([other], [place.runs])[0].verdict == "not run"
+
+
+def test_the_command_prints_the_claims_of_a_file(place):
+    place.pairs((85, 80), (85.1, 80), (85.2, 80))
+    command = ["claims", str(place.file), "--runs", str(place.runs), "--format"]
+    done = CliRunner().invoke(cli.app, [*command, "csv"])
+    assert done.exit_code == 0, done.output
+    rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
+    assert rows["own:ahead"]["verdict"] == "reproduced"
+    assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
+    done = CliRunner().invoke(cli.app, [*command, "markdown"])
+    ours = "+5.10 [+4.85, +5.35] (3)"
+    assert f"| `own:ahead` one is ahead | +9.48 | {ours} | {ours} | reproduced, in full |" in done.stdout
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="unknown paper with claims 'fedx'"):
+        registry.claims("fedx")
+    (tmp_path / "none.py").write_text("CLAIMS = ()\n")
+    with pytest.raises(UserError, match="declares no CLAIMS"):
+        registry.claims(str(tmp_path / "none.py"))
+    absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", "FedAvg", ("No such column",))
+    with pytest.raises(UserError, match=r"a cell that fedfa:2 does not have \(got FedFA / No such column\)"):
+        claims.answers([absent], [])
+
+
+def faults(one: Claim) -> list[str]:
+    """What is wrong with a claim: a cell that is not there, or a direction that the printed numbers deny."""
+    cells = {(cell.row, cell.column) for cell in find_table(one.table).cells}
+    named = [(row, column) for row in (one.row, one.than) for column in one.columns]
+    if absent := [f"{one.name}: no cell {place}" for place in named if place not in cells]:
+        return absent
+    (found,) = claims.answers([one], [])
+    if found.paper is None:
+        return [f"{one.name}: the paper prints no number"]
+    return [f"{one.name}: {found.paper:+}"] if (found.paper > 0) != (one.direction == "higher") else []
+
+
+def test_every_claim_stands_in_its_table_with_the_papers_sign():
+    known = registry.claims()
+    assert [fault for one in known for fault in faults(one)] == []
+    assert len({one.name for one in known}) == len(known)
+    papers = {table.name.partition(":")[0] for table in registry.tables().values()}
+    counts = {paper: len(registry.claims(paper)) for paper in papers}
+    assert all(3 <= count <= 6 for count in counts.values()), counts
+    assert all(one.table.partition(":")[0] == one.name.partition(":")[0] for one in known)
+
+
+def test_a_wrong_sign_and_a_wrong_cell_are_seen():
+    one = registry.claims("fedfa")[0]
+    assert faults(dataclasses.replace(one, direction="lower")) == ["fedfa:label-skew: +9.480000000000004"]
+    assert faults(dataclasses.replace(one, row=one.than, than=one.row))
+    assert faults(dataclasses.replace(one, columns=("FMNIST #C=3",)))[0].startswith("fedfa:label-skew: no cell")
+
+
+def test_coverage_by_hand(place):
+    table = registry.find_table(f"{place.file}:own:2")
+    unprinted = Cell("FedAvg", "a column that the paper does not have", "fedavg", {**RUN, "rounds": 7})
+    again = Table("own:3", "the same runs", table.reported, (*table.cells[:2], unprinted), seeds=(0, 1))
+    place.pairs((81, 80))
+    place.add("fedavg", 1, 81)
+    records = claims.by_method([place.runs])
+    paces = reproduce.paces([place.runs], {"digits"})
+    (machine,) = {one.machine for known in paces.values() for one in known}
+    found = claims.coverage([table, again], records, paces, machine)
+    # Four cells in two columns and two of them again: four settings, two seeds each.
+    assert (found.cells, found.runs, found.open) == (6, 8, (6, 8))
+    assert found.full == (2, 2)  # FedFA with both seeds, in both tables the same two runs
+    assert found.fewer == (2, 1)
+    assert (found.left.runs, found.left.known) == (5, 5)
+    assert found.left.seconds > 0

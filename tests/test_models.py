@@ -1,0 +1,255 @@
+"""Trained models out of a run: kept by the run, taken out as modules, and as files that plain PyTorch loads."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli.cli import app as cli
+from fedcli.data import datasets
+from fedcli.runs import checkpoints, models
+from fedcli.runs import run as runs
+from fedcli.runs.export import export
+from fedcli.runs.records import identity, read_record, summarise, write_record
+from tests.files import refused
+from tests.test_lock import names
+from tests.test_runs import Stop, StopAfter
+
+TINY = {
+    "dataset": "digits", "train_examples": 120, "num_clients": 2, "cohort_size": 2, "local_epochs": 1, "batch_size": 8,
+    "device": "cpu", "checkpoint_every": 1, "rounds": 2,
+}  # fmt: skip
+RUNS = {
+    "global": ("fedfm", {"protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2}),
+    "personal": ("local", {"protocol": "fedfm:digits", "validation": 0}),
+    "norms": ("fedavg", {"protocol": "fedfm:digits", "validation": 0}),  # with the user's network below
+    "prototypes": ("fedproto", {"protocol": "fedsa:digits"}),
+}
+NORMS = """
+from torch import nn
+
+def small(channels, size, classes):
+    width = 4 * (size // 2) ** 2
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                         nn.Linear(width, 8), nn.Dropout(0.1), nn.Linear(8, classes))
+"""
+PLAIN = """
+import sys, numpy, torch
+images, labels, files = numpy.load(sys.argv[1]), numpy.load(sys.argv[2]), sys.argv[3:]
+for file in files:
+    model = torch.export.load(file).module()
+    with torch.no_grad():
+        parts = [model(part) for part in (torch.from_numpy(images).float() / 255).split(500)]
+    print((torch.cat(parts).argmax(1).numpy() == labels).mean())
+assert "fedcli" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The runs, by kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "net.py").write_text(NORMS)
+    own = {"norms": {"backbone": f"{folder}/net.py:small"}}
+    return {
+        kind: fedcli.run(method, out=folder / kind, **{**TINY, **options, **own.get(kind, {})})
+        for kind, (method, options) in RUNS.items()
+    }
+
+
+def copied(run, folder):
+    """The same run in another folder, as another process would find it."""
+    return fedcli.load(shutil.copytree(run.path, folder / "copy"))
+
+
+def right(model, images, labels):
+    return (model(images).argmax(1) == labels).double()
+
+
+def test_plain_pytorch_reproduces_the_records_accuracies(made, tmp_path):
+    assert len(PLAIN.strip().splitlines()) <= 10
+    data = datasets.load("digits")
+    for name in ("x_test", "y_test"):
+        np.save(tmp_path / f"{name}.npy", getattr(data, name).numpy())
+    exports = [(kind, None) for kind in ("global", "norms")] + [("personal", client) for client in range(2)]
+    files = [export(made[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")[0] for kind, client in exports]
+    command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN, tmp_path / "x_test.npy", tmp_path / "y_test.npy"]
+    printed = subprocess.run([*command, *files], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    by_global, by_norms, *own = map(float, printed.split())
+    assert by_global == made["global"].record["summary"]["selected"]
+    assert by_norms == made["norms"].record["summary"]["selected"]
+    assert np.mean(own) == made["personal"].record["summary"]["selected"]
+    assert made["personal"].record["rounds"][-1]["clients"]["worst"] == min(own)
+
+
+def test_the_selected_model_is_not_the_last_one(made, tmp_path):
+    run = copied(made["global"], tmp_path)
+    summary, data = run.record["summary"], datasets.load("digits")
+    assert summary["selected_round"] < run.record["rounds"][-1]["round"]
+    images, labels = data.x_test / 255, data.y_test
+    assert right(run.model(), images, labels).mean().item() == summary["selected"]
+    assert right(run.model(round="last"), images, labels).mean().item() == summary["last"]
+    model = run.model()
+    assert isinstance(model, torch.nn.Module)
+    assert not model.training
+    assert not any(value.requires_grad for value in model.parameters())
+    expected = (images - torch.tensor(run.record["normalisation"]["mean"])[:, None, None]) / torch.tensor(
+        run.record["normalisation"]["std"]
+    )[:, None, None]
+    assert torch.equal(model(images[:5]), model.network(expected[:5])[1])
+
+
+def test_a_run_that_was_stopped_keeps_the_same_selected_model(made, tmp_path):
+    method, options = RUNS["global"]
+    whole = made["global"].path
+    for stop in (1, 3, 4):
+        folder = tmp_path / str(stop)
+        with pytest.raises(Stop):
+            fedcli.run(method, out=folder, progress=StopAfter(stop), **{**TINY, **options})
+        runs.resume(folder)
+        assert names(folder) == names(whole)
+        assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
+
+
+def test_the_selected_model_of_a_later_round_is_written_anew_by_who_resumes(made, tmp_path):
+    method, options = RUNS["global"]
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        fedcli.run(method, out=folder, progress=StopAfter(3), **{**TINY, **options, "checkpoint_every": 3})
+    chosen = [summarise(made["global"].record["rounds"][:stop], "best-validation")["selected_round"] for stop in (3, 5)]
+    assert chosen == [1, 3]
+    about = {"identity": identity(read_record(folder)), "round": 3}
+    other = models.Models(({"x": torch.zeros(1)}, {}), {}, None)  # of a machine with other rounding
+    checkpoints.save(folder / models.SELECTED, other, about)
+    found = runs.resume(folder).model().state_dict()
+    for name, value in made["global"].model().state_dict().items():
+        assert torch.equal(found[name], value)
+
+
+def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are_large(made, tmp_path, monkeypatch):
+    assert models.SELECTED in names(made["global"].path)
+    for kind in ("personal", "norms"):  # without a validation part the last round is the headline
+        assert models.SELECTED not in names(made[kind].path)
+    monkeypatch.setattr(models, "LARGEST", 1000)
+    method, options = RUNS["global"]
+    run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
+    assert models.SELECTED not in names(run.path)
+    refused(run.model, models.SELECTED, "got no file", "--round last")
+    assert run.model(round="last")
+
+
+def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path):
+    run = copied(made["prototypes"], tmp_path)
+    fed = runs.open_run(run.path).fed
+    last = run.record["rounds"][-1]
+    for prototypes, expected in ((True, last["test_accuracy"]), (False, last["classifier_accuracy"])):
+        hits = []
+        for client, part in enumerate(fed.testing):
+            model = run.model(client, round="last", prototypes=prototypes)
+            hits.append(right(model, fed.engine.images[part] / 255, fed.engine.labels[part]))
+        assert torch.cat(hits).mean().item() == expected
+    file, card = export(run, client=1, round="last", prototypes=True)
+    assert file.name == "model-client-1-last-prototypes.pt2"
+    text = card.read_text()
+    assert "minus the squared distance" in text
+    assert f"{100 * last['classifier_accuracy']:.2f} % by the classifier" in text
+    program = torch.export.load(file).module()
+    images = torch.rand(7, *run.record["model"]["input"])
+    assert torch.equal(program(images), run.model(1, round="last", prototypes=True)(images))
+
+
+def test_what_cannot_be_taken_out_is_refused(made, tmp_path):
+    one, own = made["global"], made["personal"]
+    refused(lambda: own.model(), "choose one from 0 to 1 with --client")
+    refused(lambda: own.model(2), "got --client 2")
+    refused(lambda: one.model(0), "one model for all clients")
+    refused(lambda: one.model(round="first"), "selected or last", "first")
+    refused(lambda: one.model(prototypes=True), "does not classify by prototypes")
+    refused(lambda: one.model()(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), "torch.uint8", "255")
+    refused(lambda: export(one, "onnx"), "pt or safetensors", "onnx")
+    refused(lambda: export(one, out=tmp_path / "model.pt"), "must end in .pt2")
+    refused(lambda: fedcli.load(tmp_path), "there is no record")
+    run = copied(one, tmp_path)
+    file = run.path / models.SELECTED
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    refused(run.model, models.SELECTED, "damaged", "--round last")
+    shutil.copy(run.path / checkpoints.CHECKPOINT, file)
+    refused(run.model, models.SELECTED)
+    shutil.copy(run.path / checkpoints.PREVIOUS, run.path / checkpoints.CHECKPOINT)
+    refused(lambda: run.model(round="last"), "does not hold the models of the last round")
+    for change, word in (({"status": "interrupted"}, "has not finished"), ({"model": {}}, "does not say which images")):
+        write_record(run.path, {**run.record, **change})
+        refused(fedcli.load(run.path).model, word)
+
+
+def parsed(file):
+    """The tensors and the metadata of a file, by the published form of safetensors."""
+    content = file.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    metadata, found, end = header.pop("__metadata__"), {}, 0
+    for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        assert about["dtype"] == "F32"
+        assert about["data_offsets"][0] == end  # no holes
+        start, end = about["data_offsets"]
+        found[name] = np.frombuffer(content[begin + start : begin + end], "<f4").reshape(about["shape"])
+    assert begin + end == len(content)
+    return found, metadata
+
+
+def test_safetensors_have_the_tensors_of_the_module(made, tmp_path):
+    run = made["norms"]
+    file, card = export(run, "safetensors", out=tmp_path / "norms.safetensors")
+    found, metadata = parsed(file)
+    assert json.loads(metadata["class_names"]) == run.record["class_names"]
+    expected = {name.removeprefix("network."): value.numpy() for name, value in run.model().state_dict().items()}
+    assert set(found) == set(expected)
+    assert {"body.1.running_mean", "head.weight", "mean"} <= set(found)
+    for name, value in expected.items():
+        assert np.array_equal(found[name], value)
+    assert "BatchNorm2d(4" in card.read_text()
+
+
+def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_path, monkeypatch):
+    run = copied(made["global"], tmp_path)
+    monkeypatch.chdir(run.path)
+    result = CliRunner().invoke(cli.app, ["export", str(run.path)])
+    assert (result.exit_code, result.stdout.split()) == (0, [f"{run.path}/model.pt2{end}" for end in ("", ".md")])
+    text, summary = Path("model.pt2.md").read_text(), run.record["summary"]
+    for part in (
+        "FedFM: Anchor-Based Feature Matching", "https://doi.org/", "`fedfm:digits`", run.record["dataset_fingerprint"],
+        f"{100 * summary['selected']:.2f} % on the test images", f"round {summary['selected_round'] + 1} of 5 (sel",
+        "lr 0.1", "training images 120 of", "[N, 1, 8, 8]", "mean 0.5; std 0.5", ": 0, 1, 2,", "torch.float32",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "licen" not in text.lower()
+    code = text.split("```python\n")[1].split("```")[0]
+    found = {}
+    exec(code, found)
+    assert found["labels"].shape == (8,)
+    result = CliRunner().invoke(cli.app, ["export", str(run.path), "--client", "1"])
+    assert (result.exit_code, "one model for all clients" in result.stderr) == (2, True)
+
+
+def test_a_model_of_the_users_own_files_needs_them_named(made, tmp_path):
+    run = made["norms"]
+    refused(fedcli.load(run.path).model, "--method")
+    moved = shutil.copy(run.path.parent / "net.py", tmp_path / "moved.py")
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(fedcli.load(run.path, method=moved).model()(images), run.model()(images))
+
+
+def test_a_finished_record_is_read_back(made):
+    for path in (made["global"].path, made["global"].path / "record.json"):
+        run = fedcli.load(path)
+        assert (run.record, run.path) == (read_record(path), made["global"].path)
+    assert run.record["model"]["input"] == [1, 8, 8]

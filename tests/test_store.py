@@ -1,0 +1,233 @@
+"""What clients keep: in memory as far as it may be, the rest in files that a checkpoint names."""
+
+import shutil
+
+import pytest
+import torch
+
+import fedcli
+from fedcli.core.federation import NonFiniteLoss
+from fedcli.errors import UserError
+from fedcli.figures import features
+from fedcli.runs import checkpoints, config, store
+from fedcli.runs import run as runs
+from fedcli.runs.checkpoints import STATES
+from tests.test_damage import TINY as DAMAGED
+from tests.test_damage import Stop, StopAfterTwo
+from tests.toys import ClientState
+
+BYTES = 40  # of a state of ten numbers
+TINY = {**DAMAGED, "num_clients": 6, "rounds": 4, "state_memory": "0"}
+
+
+def state(number):
+    return ClientState({"w": torch.full((10,), float(number))})
+
+
+def states(*numbers):
+    return {number % 10: state(number) for number in numbers}
+
+
+def opened(folder, memory):
+    made = store.Store(memory, 10, torch.device("cpu"), [ClientState])
+    made.open(folder, "run")
+    return made
+
+
+def files(folder):
+    return sorted(path.name.removesuffix(".safetensors") for path in (folder / STATES).glob("*"))
+
+
+def held(kept):
+    return {client: own.params["w"][0].item() for client, own in kept.items()}
+
+
+def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(tmp_path):
+    made = opened(tmp_path, 3 * BYTES)
+    first = made.keep(made.keep({}, states(1), 0), states(2), 0)  # a third one is in hand while it is kept
+    assert files(tmp_path) == []
+    assert torch.equal(first[1].params["w"], torch.ones(10))  # used now: 2 goes first
+    later = made.keep(first, states(4), 1)
+    assert files(tmp_path) == ["000002-0"]
+    assert held(later) == {1: 1, 2: 2, 4: 4}
+    assert isinstance(later[2], ClientState)
+    assert (list(later), len(later), 2 in later, 7 in later) == ([1, 2, 4], 3, True, False)
+    assert later.get(7, "none") == "none"
+
+
+@pytest.mark.parametrize("memory", [0, 2 * BYTES, 4 * BYTES, 10**6])
+def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
+    made = opened(tmp_path, memory)
+    old = made.keep({}, states(1, 2), 0)
+    new = made.keep(made.keep(old, states(12), 1), states(22), 1)  # twice in a round
+    assert held(old) == {1: 1, 2: 2}
+    assert held(new) == {1: 1, 2: 22}
+    del old
+    newest = made.keep(new, states(3), 2)
+    assert held(newest) == {1: 1, 2: 22, 3: 3}
+    if memory == 0:
+        assert files(tmp_path) == ["000001-0", "000002-1-1", "000003-2"]  # nobody holds 2's first and second any more
+
+
+def test_states_are_copies_and_nothing_is_written_before_there_is_a_folder(tmp_path):
+    made = store.Store(0, 10, torch.device("cpu"), [ClientState])
+    given = state(1)
+    kept = made.keep({}, {1: given}, 0)
+    given.params["w"].zero_()
+    assert held(kept) == {1: 1}
+    made.open(tmp_path, "run")
+    assert held(made.keep(kept, states(2), 1)) == {1: 1, 2: 2}
+    assert files(tmp_path) == ["000001-0", "000002-1"]
+
+
+def test_a_state_that_is_not_finite_is_refused_with_its_place(tmp_path):
+    with pytest.raises(NonFiniteLoss, match="'clients/3/params/w' of the state is not finite in round 5"):
+        opened(tmp_path, 0).keep({}, {3: ClientState({"w": torch.tensor([1.0, torch.inf])})}, 5)
+
+
+def test_a_file_that_has_changed_is_not_read(tmp_path):
+    kept = opened(tmp_path, 0).keep({}, states(1, 2), 0)
+    one, other = (tmp_path / STATES / f"00000{client}-0.safetensors" for client in (1, 2))
+    shutil.copy(other, one)
+    with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(its SHA-256 is .*resume"):
+        kept[1]
+    one.unlink()
+    with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(.*No such file"):
+        kept[1]
+
+
+@pytest.mark.parametrize(("text", "size"), [("0", 0), ("1000", 1000), ("3k", 3072), ("256M", 2**28), ("4G", 2**32)])
+def test_sizes(text, size):
+    assert config.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "1.5G", "-1", "256MB", "lots"])
+def test_other_sizes_are_refused(text, tmp_path):
+    with pytest.raises(UserError, match="--state-memory must be a number of bytes"):
+        fedcli.run("scaffold", out=tmp_path / "run", **{**TINY, "state_memory": text})
+
+
+# In runs
+
+
+class Watch(runs.Listener):
+    """Notes after each round which files there are, and when they were written."""
+
+    def __init__(self, folder):
+        self.folder, self.rounds = folder, []
+
+    def round(self, entry):
+        there = (self.folder / STATES).glob("*")
+        self.rounds.append({path.name.removesuffix(".safetensors"): path.stat().st_mtime_ns for path in there})
+
+
+@pytest.mark.parametrize("memory", ["0", "1G"])
+def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_path):
+    watch = Watch(tmp_path / "run")
+    given = {**TINY, "rounds": 6, "state_memory": memory}
+    run = fedcli.run("scaffold", out=watch.folder, progress=watch, **given)
+    fed = runs.restore(run.record, run_method(run))[1]
+    assert len(watch.rounds) == 6
+    before, last = {}, {}
+    for number, found in enumerate(watch.rounds[:-1]):
+        cohort = [f"{client:06}-{number}" for client in fed.cohort(number).client_ids]
+        assert sorted(found.keys() - before.keys()) == cohort
+        assert all(found[name] == before[name] for name in found.keys() & before.keys())
+        now = {**last, **{name[:6]: name for name in cohort}}
+        assert found.keys() == {*last.values(), *now.values()}  # of this checkpoint and the one before
+        before, last = found, now
+
+
+def run_method(run):
+    return runs.find_method(run.record["method"])
+
+
+def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
+    own = fedcli.run("local", out=tmp_path / "own", **TINY)
+    assert len(files(own.path)) == len(own.state.clients) > 2
+    folders = [tmp_path / "rest", tmp_path / "all"]
+    rest, everything = (
+        fedcli.run("scaffold", out=folder, keep_states=folder.name == "all", **TINY) for folder in folders
+    )
+    following = runs.restore(rest.record, run_method(rest))[1].cohort(TINY["rounds"]).client_ids
+    assert set(rest.state.clients) == set(everything.state.clients) & set(following)
+    for run in (rest, everything):
+        assert [int(name[:6]) for name in files(run.path)] == list(run.state.clients)
+        assert sorted(path.name for path in run.path.iterdir()) == [checkpoints.CHECKPOINT, "record.json", STATES]
+    assert len(everything.state.clients) > len(rest.state.clients)
+    there = {path: path.read_bytes() for path in rest.path.rglob("*") if path.is_file()}
+    points, expected = map(features.one_more_round, folders)
+    assert all((a == b).all() for a, b in zip(points, expected, strict=True))
+    assert {path: path.read_bytes() for path in rest.path.rglob("*") if path.is_file()} == there
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Two runs that stopped after two of four rounds, and how the first should end."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, seed in (("run", 0), ("other", 1)):
+        with pytest.raises(Stop):
+            fedcli.run("scaffold", **TINY, seed=seed, out=folder / name, progress=StopAfterTwo())
+    whole = runs.resume(shutil.copytree(folder / "run", folder / "whole"))
+    return folder, whole.record["summary"]["params_sha256"]
+
+
+def spoil(folder, other, how):
+    """Spoils what a client has kept in the second round."""
+    first, second = sorted((folder / STATES).glob("*-1.safetensors"))
+    content = first.read_bytes()
+    if how == "flip":
+        first.write_bytes(content[:-3] + bytes([content[-3] ^ 8]) + content[-2:])
+    elif how == "cut":
+        first.write_bytes(content[:-1])
+    elif how == "empty":
+        first.write_bytes(b"")
+    elif how == "missing":
+        first.unlink()
+    elif how == "exchanged":
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+    else:
+        shutil.copy(next((other / STATES).glob("*-1.safetensors")), first)
+    return first
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "empty", "missing", "exchanged", "another run's"])
+def test_a_damaged_state_is_refused_with_its_checkpoint(how, stopped, tmp_path):
+    source, end = stopped
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    file = spoil(folder, source / "other", how)
+    record = runs.resume(folder).record
+    assert record["summary"]["params_sha256"] == end
+    assert record["resumed"] == [1]
+    [note] = record["engine"]["notes"]
+    assert f"is damaged (it names '{file}', " in note["text"]
+
+
+def test_where_both_checkpoints_name_a_damaged_state_the_line_says_what_to_do(stopped, tmp_path):
+    source, end = stopped
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    spoil(folder, source / "other", "cut")
+    next((folder / STATES).glob("*-0.safetensors")).unlink()
+    with pytest.raises(UserError, match=r"is damaged \(it names .* is damaged \(it names .*delete both") as caught:
+        runs.resume(folder)
+    assert "\n" not in str(caught.value)
+    for checkpoint in folder.glob("checkpoint*"):
+        checkpoint.unlink()
+    assert runs.resume(folder).record["summary"]["params_sha256"] == end
+
+
+def test_what_a_kill_leaves_is_removed_when_the_run_goes_on(stopped, tmp_path):
+    source, _ = stopped
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    for name in ("000003-2.safetensors", ".000004-2.safetensors.1.partial"):
+        (folder / STATES / name).write_bytes(b"half")
+
+    class First(runs.Listener):
+        def start(self, record, folder, samples_per_round, first_round):
+            raise Stop
+
+    before = files(source / "run")
+    with pytest.raises(Stop):
+        runs.resume(folder, progress=First())
+    assert files(folder) == before
