@@ -63,7 +63,7 @@ def ending(method, overrides, options):
         for number in range(ROUNDS):
             state, entry = one_round(setup, fed, state, fed.cohort(number))
             entries.append({key: value for key, value in entry.items() if key != "seconds"})
-    return [params_hash(all_params(setup.method, state)), json.loads(json.dumps(entries))]
+    return [params_hash(all_params(setup.method, state, setup.run.num_clients)), json.loads(json.dumps(entries))]
 
 
 def endings():
