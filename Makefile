@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint smoke tables clean
+.PHONY: help install demo test lint smoke tables docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -36,14 +36,13 @@ lint: install ## Check style and format
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke
 
-STUDIES := $(notdir $(wildcard results/records/*))
-
 tables: install ## Write the pages and figures in results/ anew from the records
-	for study in $(STUDIES); do \
-	  $(BIN)/fedcli table --page results/records/$$study --out results/$$study.md && \
-	  $(BIN)/fedcli plot results/records/$$study --out results/figures/$$study-curves.png || exit 1; \
-	done
 	$(BIN)/fedcli pages results
+
+docs: install ## Write the reference of the code into docs/api, from its docstrings
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/make.py
+	$(BIN)/python -m pdoc --docformat google --output-directory docs/api fedcli fedcli.core fedcli.runs.run
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo

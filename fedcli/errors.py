@@ -11,6 +11,11 @@ class UserError(Exception):
     """
 
 
+def nearest(name: str, known: Iterable[str], number: int = 5) -> str:
+    """The known names that are most like a name, as a list with commas."""
+    return ", ".join(get_close_matches(name, list(known), number, cutoff=0))
+
+
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> UserError:
     """An error for a name that is not known, with the nearest known one.
 

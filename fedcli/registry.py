@@ -1,5 +1,7 @@
 """What a method file and a paper file declare, and how they are found: by name, or in a file of the user's own."""
 
+import ast
+import builtins
 import dataclasses
 import hashlib
 import importlib
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType, NoneType
@@ -61,6 +64,17 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def flag_of(name: str) -> str:
+    """An option's name as it is typed on the command line."""
+    return "--" + name.strip("-_").replace("_", "-")
+
+
+def spelt(text: str, known: Iterable[str]) -> str:
+    """The known name that a text is, whatever the case of its letters; the text itself where it is none."""
+    known = list(known)
+    return text if text in known else {name.lower(): name for name in known}.get(text.lower(), text)
+
+
 def describe_range(metadata: Mapping[str, Any]) -> str:
     """The values an option allows, as text; empty where all are."""
     if metadata["choices"]:
@@ -95,7 +109,7 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     Raises:
         UserError: Naming the option, the value and what is allowed.
     """
-    flag, metadata = "--" + field.name.replace("_", "-"), field.metadata
+    flag, metadata = flag_of(field.name), field.metadata
     kinds = {*get_args(field.type)} or {field.type}
     if type(value) not in kinds | ({int} if float in kinds else set()):
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
@@ -420,8 +434,39 @@ def short_name(text: str) -> str:
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file, its first 16 hexadecimal digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
+    files = [str(path), *sorted(files_beside(path).values())]
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
+
+
+def files_beside(path: str | Path) -> dict[str, str]:
+    """The files beside a user's file that it imports, and those that these import, by the names of their modules.
+
+    A name that leads elsewhere too, to the standard library or a package that is installed, leads there.
+    """
+    found: dict[str, str] = {}
+    todo = [Path(path).resolve()]
+    while todo:
+        file = todo.pop()
+        try:
+            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        except (SyntaxError, ValueError):  # its import will say so
+            continue
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+        for name in names:
+            beside = file.parent / f"{name}.py"
+            if name not in found and beside != Path(path).resolve() and beside.is_file() and _leads_to(name, beside):
+                found[name] = str(beside)
+                todo.append(beside)
+    return found
+
+
+def _leads_to(name: str, file: Path) -> bool:
+    """Whether no other file than this one is the module of that name."""
+    known = getattr(sys.modules.get(name), "__spec__", None) or PathFinder.find_spec(name)
+    origin = getattr(known, "origin", None)
+    return name not in sys.stdlib_module_names and (origin is None or Path(origin).resolve() == file)
 
 
 def own_paths(values: Iterable[Any]) -> list[str]:
@@ -534,6 +579,8 @@ def _import_file(path: str, kind: str) -> ModuleType:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module
         try:
+            if beside := files_beside(path):
+                vars(module)["__builtins__"] = {**vars(builtins), "__import__": _importing(beside)}
             with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
                 _claim(module)
@@ -541,6 +588,17 @@ def _import_file(path: str, kind: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def _importing(beside: Mapping[str, str]) -> Callable[..., ModuleType]:
+    """What `import` calls in a user's file, which finds the files beside it; they stay out of `sys.modules`."""
+
+    def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
+        if name in beside:
+            return _import_file(beside[name], "Python")
+        return builtins.__import__(name, *arguments, **keywords)
+
+    return import_
 
 
 def _claim(module: ModuleType) -> None:
@@ -695,6 +753,7 @@ def find_post(name: str, method: Method | None = None) -> Post:
         UserError: If there is none.
     """
     known = posts(method, name)
+    name = spelt(name, known)
     if name not in known:
         raise unknown("step after the last round", name, known, "'fedcli list' shows all.")
     return known[name]
@@ -729,7 +788,7 @@ def find_table(name: str) -> Table:
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, or the one in the file of that path.
+    """The method of that name, whatever the case of its letters, or the one in the file of that path.
 
     Args:
         name: Its name, or `./file.py:NAME`, where NAME is its own or that of its variable; without it, `METHOD`.
@@ -740,6 +799,7 @@ def find_method(name: str) -> Method:
     if is_from_file(name):
         return _from_file(name, Method)
     known = methods()
+    name = spelt(name, known)
     if name not in known:
         raise unknown("method", name, known, "'fedcli list' shows all.")
     return known[name]
@@ -754,6 +814,7 @@ def find_protocol(name: str, method: Method) -> Protocol:
     if is_from_file(name):
         return _from_file(name, Protocol)
     known = _declarations(Protocol, *_modules(), method.module)
+    name = spelt(name, known)
     if name not in known:
         raise unknown("protocol", name, known, "'fedcli list' shows all.")
     return known[name]

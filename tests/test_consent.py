@@ -58,7 +58,7 @@ def malicious():
 
 
 COMMANDS = [
-    ("resume", "run"), ("quality", "run"), ("plot", "run", "--kind", "clients"),
+    ("resume", "run"), ("quality", "run"), ("quality", "run", "--clients"),
     ("plot", "run", "--kind", "correlation"),
 ]  # fmt: skip
 

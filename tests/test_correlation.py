@@ -154,11 +154,13 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
 
     drawn = correlation.correlation_figure
     monkeypatch.setattr(correlation, "correlation_figure", kept)
+    runs = shutil.copytree(runs, tmp_path / "runs")  # the matrices go into the records
     files = plots.write(tmp_path / "one.png", correlation.correlation_chart, [runs])
     assert [file.name for file in files] == ["one.png", "one.pdf"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
     (((local, plus), title),) = figures
-    assert title == "digit-domains, domains"
+    assert title.startswith("fccl:digit-domains, digit-domains, domains; reduced: ")
+    assert title.endswith("; seed 0")
     assert (local.title.split(" ")[0], plus.title.split(" ")[0]) == ("local", "fccl-plus")
     _, lender = restore(read_record(runs / "c"), find_method("fccl-plus"))  # the first shown with public images
     for row, folder in ((local, runs / "a"), (plus, runs / "c")):
@@ -166,6 +168,12 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
             row[1:], correlation.correlations(folder, correlation.public_sample(lender)), strict=True
         ):
             assert found.tolist() == expected.tolist()
+    for file in runs.rglob("checkpoint*"):
+        file.unlink()
+    correlation.correlation_chart([runs])
+    for before, again in zip(*(rows for rows, _ in figures), strict=True):
+        assert before.title == again.title
+        assert [matrix.tolist() for matrix in before[1:]] == [matrix.tolist() for matrix in again[1:]]
 
 
 def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):

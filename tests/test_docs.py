@@ -1,8 +1,9 @@
-"""What docs/ shows works: its commands resolve, its example runs and passes the laws, and is the one in the text."""
+"""What docs/ shows works: its experiment is what it says, its example runs, and is the one in the text."""
 
 import re
 import shlex
 from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import bench, check
 from fedcli.cli import app as cli
 from fedcli.registry import find_method, from_file
-from fedcli.results import jobs
 from fedcli.runs import run as runs
-from fedcli.runs import workers
 from fedcli.runs.config import RunConfig, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -61,45 +59,9 @@ def resolved(line, monkeypatch):
     result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
     assert result.exit_code == 130, result.output  # the command line was understood
     method, seeds = given.pop("method"), given.pop("seeds")
-    options = {name: v for name, v in given.items() if v is not None and name not in ("out", "progress")}
+    options = {name: v for name, v in given.items() if v is not None and name not in ("out", "progress", "sources")}
     seeded = [options] if seeds is None else [{**options, "seed": seed} for seed in seeds]
     return [resolve(find_method(method), own, need_data=False) for own in seeded]
-
-
-@pytest.mark.parametrize(("name", "line"), COMMANDS, ids=lambda value: value[:40])
-def test_the_commands_are_understood(name, line, monkeypatch, tmp_path):
-    line = line.split(" #")[0].strip()
-    if name == "workers.md":
-        started = []
-
-        def caught(*given, **how):
-            started.append(given)
-            raise KeyboardInterrupt
-
-        for where, what in ((workers, "launch"), (jobs, "on_cluster"), (bench, "measure_divided")):
-            monkeypatch.setattr(where, what, caught)
-        monkeypatch.chdir(tmp_path)
-        result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
-        in_a_table = line.startswith("fedcli table ")  # for which no data set is there
-        assert (result.exit_code, len(started)) == ((0, 0) if in_a_table else (130, 1)), result.output
-    elif line.startswith("fedcli run "):
-        assert resolved(line, monkeypatch)
-    elif line.startswith("fedcli check "):
-        held = []
-        monkeypatch.setattr(check, "check", lambda cases, *others: held.extend(cases) or [])
-        assert CliRunner().invoke(cli.app, [*shlex.split(line)[1:], "--device", "cpu"]).exit_code == 0
-        assert [case.name for case in held] == [EXAMPLE]  # test_cli.py holds it to the laws
-    elif line.startswith("fedcli show "):
-        assert CliRunner().invoke(cli.app, shlex.split(line)[1:]).exit_code == 0
-    elif f" {PARTS}:my_" in line:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "docs").symlink_to(DOCS)
-        fedcli.run("fedavg", out="runs/one", protocol="fedfm:digits", rounds=1, train_examples=200, device="cpu")
-        result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
-        assert result.exit_code == 0, result.output
-        assert "my_metric" in result.output or all(Path(f"seconds{kind}").is_file() for kind in (".png", ".pdf"))
-    else:
-        assert line in ("fedcli table runs", "fedcli data download cifar10")
 
 
 def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
@@ -211,3 +173,18 @@ def test_equations_3_and_4_by_hand(example):
     assert means.tolist() == [[3.0], [2.0], [8.0]]
     assert has_class.tolist() == [True, True, True]
     assert example.gather(means, torch.zeros(3, dtype=torch.bool), sent)[1].tolist() == [True, True, False]
+
+
+def test_the_page_of_what_a_method_is_given_is_that_of_the_code():
+    spec = spec_from_file_location("make", DOCS / "make.py")
+    spec.loader.exec_module(make := module_from_spec(spec))
+    assert TEXTS["what-a-method-is-given.md"] == make.page()
+    for name in (
+        "fed.train(",
+        "fed.class_counts(cohort)",
+        "fed.num_rounds",
+        "cohort.weights",
+        "batch.epoch_end",
+        "masked_mean(",
+    ):
+        assert f"| `{name}" in make.page()

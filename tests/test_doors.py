@@ -1,6 +1,8 @@
 """What a user brings in a file of their own: found, run, resumed, and refused in a line where it cannot be right."""
 
 import builtins
+import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -298,6 +300,82 @@ def test_an_error_inside_names_the_line_and_keeps_its_cause():
         raise KeyError("left alone")
 
 
+HELPERS = """
+import shapes
+
+def twice(x):
+    return 2 * x + shapes.NOTHING
+"""
+
+
+def test_a_file_may_import_those_beside_it_and_they_count_in_its_hash(tmp_path):
+    def folder(name, helpers):
+        (tmp_path / name).mkdir()
+        own = "import helpers\n\ndef f(x):\n    from helpers import twice\n    return twice(x)\n"
+        bad = {"torch": "1 / 0", "json": "1 / 0"}
+        for file, text in {"own": own, "helpers": helpers, "shapes": "NOTHING = 0\n", **bad}.items():
+            (tmp_path / name / f"{file}.py").write_text(text)
+        return f"{tmp_path / name / 'own.py'}:f"
+
+    one, other = folder("one", HELPERS), folder("other", HELPERS.replace("2 *", "3 *") + "import json, torch\n")
+    assert [registry.from_file(text, "metric")(5) for text in (one, other, one)] == [10, 15, 10]
+    assert "helpers" not in sys.modules
+    path = tmp_path / "one" / "own.py"
+    before = registry.file_hash(path)
+    (tmp_path / "one" / "torch.py").write_text("2 / 0")  # is not imported
+    assert registry.file_hash(path) == before
+    (tmp_path / "one" / "shapes.py").write_text("NOTHING = 100\n")
+    assert registry.file_hash(path) != before
+    assert registry.from_file(one, "metric")(5) == 110
+    (tmp_path / "one" / "shapes.py").write_text("\nNOTHING = 1 / 0\n")
+    refused(lambda: registry.from_file(one, "metric"), "shapes.py' fails in line 2 (got ZeroDivisionError")
+
+
+def test_a_file_alone_has_the_hash_of_its_bytes():
+    assert registry.file_hash("nets.py") == hashlib.sha256(Path("nets.py").read_bytes()).hexdigest()[:16]
+
+
+# Local objectives
+
+LOSS = """
+import torch
+from dataclasses import replace
+from fedcli.core import Aux, cross_entropy, weighted_mean
+from fedcli.papers.baselines import fedavg
+
+def run_round(state, cohort, fed, config):
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = fed.network(params, buffers, batch.x, batch.mask)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        LINE
+        return loss, Aux(buffers, {"loss": loss})
+
+    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+
+METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("loss = loss * loss.item()", "reads a number out of a tensor"),
+        ("loss = loss if loss > 1 else loss", "reads a number out of a tensor"),
+        ("loss = loss + 0 * torch.rand(3).sum()", "draws random numbers"),
+        ("loss = loss + 0 * torch.nn.functional.dropout(features).sum()", "draws random numbers"),
+        ("loss = torch.where(loss > 1, loss, loss)", ""),
+    ],
+)
+def test_what_cannot_train_together_is_refused_alone_too_with_the_line(line, words):
+    Path("mine.py").write_text(LOSS.replace("LINE", line))
+    run = lambda: fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)  # noqa: E731
+    if words:
+        refused(run, f"mine.py' fails in line 11 (got RuntimeError: a local objective {words}")
+    else:
+        assert run().record["status"] == "finished"
+
+
 # Backbones
 
 
@@ -474,24 +552,32 @@ def test_a_data_set_that_is_wrong_is_refused(text, words):
 # Installed
 
 
-def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The words that start `fedcli` from a wheel in a folder of its own."""
+    root, place = Path(__file__).parent.parent, tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    (place / "source").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers"):
+        os.symlink(root / name, place / "source" / name)
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", place / "wheels", place / "source"]
+    subprocess.run(wheel, check=True)
+    (made,) = (place / "wheels").glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", place / "target", made], check=True)
+    there = {path.name for path in (place / "target").iterdir() if path.name != "bin"}
+    assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
+    target = str(place / "target")
+    code = f"import sys; sys.path.insert(1, {target!r}); from fedcli.__main__ import main; main()"
+    return [sys.executable, "-c", code]
+
+
+def test_a_wheel_runs_them_beside_a_file_called_papers(installed):
     """The wheel has one top-level package, and what is around the working folder does not get into its way."""
     root = Path(__file__).parent.parent
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "fedcli", "papers"):
-        os.symlink(root / name, source / name)
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "wheels", source], check=True)
-    (wheel,) = (tmp_path / "wheels").glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "target", wheel], check=True)
-    installed = {path.name for path in (tmp_path / "target").iterdir() if path.name != "bin"}
-    assert {name for name in installed if not name.endswith(".dist-info")} == {"fedcli"}
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
-    code = f"import sys; sys.path.insert(1, {str(tmp_path / 'target')!r}); from fedcli.__main__ import main; main()"
 
     def fedcli_(line, *more):
-        return subprocess.run([sys.executable, "-c", code, *line.split(), *more], capture_output=True, text=True)
+        return subprocess.run([*installed, *line.split(), *more], capture_output=True, text=True)
 
     done = fedcli_("run fedavg --rounds 1 --out run", *FLAGS)
     assert done.returncode == 0, done.stderr
@@ -515,3 +601,55 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     done = fedcli_("plot run --kind ./my_parts.py:my_chart")
     assert (done.returncode, done.stdout.split()) == (0, ["my_chart.png", "and", "my_chart.pdf"]), done.stderr
     assert all(Path(f"my_chart{kind}").stat().st_size > 1000 for kind in (".png", ".pdf"))
+
+
+EXPERIMENT = """
+method = "fedavg"
+dataset = "shapes"
+protocol = "fedfm:digits"
+backbone = "./nets.py:tiny"
+partition = "./split.py:by_halves"
+num-clients = 3
+cohort-size = 2
+batch-size = 8
+rounds = 2
+lr = [0.01, 0.1]
+seeds = [0, 1, 2]
+device = "cpu"
+"""
+
+
+def test_a_newcomer_with_data_network_and_split_of_their_own_runs_a_grid_kills_it_and_goes_on(installed):
+    """From the wheel, in a folder with nothing but the newcomer's files."""
+
+    def fedcli_(line):
+        return subprocess.run([*installed, *line.split()], capture_output=True, text=True)
+
+    scope: dict = {}
+    exec(DATA, scope)
+    np.savez("shapes.npz", **scope["blobs"]())
+    Path("exp.toml").write_text(EXPERIMENT)
+    done = fedcli_("data import shapes shapes.npz")
+    assert done.returncode == 0, done.stderr
+    grid = "run --config exp.toml --jobs 2 --out grid"
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*installed, *grid.split()], **pipes) as program:
+        ended = next(line for line in program.stderr if line.startswith("["))
+        program.kill()
+    assert ended.startswith("[1/6] lr 0.01, seed ")
+    for lock in Path("grid").rglob(".lock"):  # the runs of the killed program end by themselves
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+    done = fedcli_(f"{grid} --continue")
+    assert done.returncode == 0, done.stderr
+    places = [Path(f"grid/lr={lr}/seed-{seed}") for lr in (0.01, 0.1) for seed in (0, 1, 2)]
+    records = [json.loads((place / "record.json").read_text()) for place in places]
+    assert {record["status"] for record in records} == {"finished"}
+    assert not done.stderr.splitlines()[-1].startswith("[6/6]")  # what had ended was not run again
+    given = {**SMALL, "backbone": "./nets.py:tiny", "partition": "./split.py:by_halves", "rounds": 2}
+    alone = fedcli.run("fedavg", out="alone", dataset="shapes", lr=0.1, seed=2, **given).record
+    assert records[-1]["summary"]["params_sha256"] == alone["summary"]["params_sha256"]
+    table = Path("grid/table.md").read_text()
+    assert table in done.stdout
+    assert all(f"| lr {lr} | 0, 1, 2 |" in table for lr in (0.01, 0.1))
+    assert {path.name for path in Path("grid").glob("[ct]*")} == {"curves.pdf", "curves.png", "table.md"}

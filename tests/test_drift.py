@@ -186,7 +186,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert (left.get_xlabel(), left.get_ylabel()) == ("Round", "Distance of features")
     assert right.get_ylabel() == "Similarity of classifier updates"
-    assert drawn(figure)[2] == ["one (n = 2)", "two (n = 1)", "band: standard deviation over 2 seeds"]
+    assert drawn(figure)[2] == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds"]
 
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
@@ -267,14 +267,6 @@ def test_the_figure_has_a_column_for_each_setting():
     assert texts == ["Class", "a", "b", "Client", "4", "5", "9", "Two features", "of one class", "of two classes"]
 
 
-def test_a_panel_tells_the_quality_of_all_clients_features_together(monkeypatch):
-    monkeypatch.setattr(drawing, "embed", lambda features: features[:, :2])
-    features, labels = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
-    found = drawing.client_scatter("one", drawing.Points(features, labels, np.arange(30) % 2))
-    expected = separation(features, labels)
-    assert found.title == f"one\nNMI {expected['nmi']:.2f}, silhouette {expected['silhouette']:.2f}"
-
-
 def test_more_classes_than_colours_are_said_to_be_left_out():
     names = [str(number) for number in range(100)]
     figure = drawing.clients_figure([panel()], names, "title")
@@ -297,10 +289,13 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_
     assert all(np.array_equal(a, b) for a, b in zip(points, expected, strict=True))
 
 
-def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(tmp_path):
+def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(tmp_path, monkeypatch):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     points = drawing.one_more_round(run.path)
-    expected = separation(points.features, points.labels)
+    features = points.features.astype(np.float16).astype(float)
+    cosines, same = drawing.pair_cosines(features, points.labels)
+    expected = separation(features, points.labels)
+    expected |= {"cosine_same": np.median(cosines[same]), "cosine_other": np.median(cosines[~same])}
     ended = CliRunner().invoke(app, ["quality", str(run.path), "--clients"])
     assert ended.exit_code == 0, ended.output
     assert f"{expected['nmi']:.3f}" in ended.output
@@ -310,6 +305,15 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(
     for name, value in expected.items():
         assert find_metric(f"quality:clients_{name}").value(read_record(run.path)) == value
     assert record["quality"]["clients_examples"] == len(points.labels)
+    with np.load(run.path / "clients.npz") as kept:
+        assert (kept["features"] == features).all()
+        assert (kept["labels"] == points.labels).all()
+        assert (kept["clients"] == points.clients).all()
+    for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
+        file.unlink()
+    monkeypatch.setattr(drawing, "embed", lambda features: features[:, :2])
+    title = drawing.clients_chart([run.path]).axes[0].get_title()
+    assert title.endswith(f"NMI {expected['nmi']:.2f}, silhouette {expected['silhouette']:.2f}")
     refused = CliRunner().invoke(app, ["quality", str(run.path), "--clients", "--client", "0"])
     assert refused.exit_code == 2
     assert "--clients is for runs with a global model" in refused.output
@@ -334,6 +338,9 @@ def test_runs_that_cannot_be_shown_are_refused(tmp_path):
 def test_both_figures_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "POINTS", 40)  # t-SNE of few points takes less time
     run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=1, **TINY)
+    with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
+        plots.write(tmp_path / "figure.png", drawing.clients_chart, [run.path])
+    drawing.add_clients_quality(run.path)
     for draw, given in ((plots.drift_figure, [run.record]), (drawing.clients_chart, [run.path])):
         png, pdf = plots.write(tmp_path / "figure.png", draw, given)
         assert png.read_bytes().startswith(b"\x89PNG")

@@ -69,7 +69,7 @@ def results(tmp_path_factory):
     write_record(study / "d", {**record, "status": "interrupted"})
     for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()
-    (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, as 1.5 shows. More.\n")
+    (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, {{ config.rounds a }} rounds. More.\n")
     return folder
 
 
@@ -185,8 +185,8 @@ def test_tuned_options_are_listed_where_their_runs_stand(results, tmp_path):
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
     told = f"- Tuned by validation accuracy (seed 1000): FedAvg --lr {record['config']['lr']} on digits.\n"
     assert told in pages.paper_page(paper, [pages.standing(TABLE, folder, studies)], [], "")
-    assert told in tables.page(folder / "tiny")
-    assert "Tuned by" not in tables.page(results / "records" / "tiny")
+    assert told in pages.study_page(folder / "tiny")
+    assert "Tuned by" not in pages.study_page(results / "records" / "tiny")
 
 
 def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Figures by what they draw: the lines' numbers, the bands, the labels, the areas of bubbles, the files' bytes."""
 
 import json
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -12,6 +13,7 @@ from fedcli import figures
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import plots
+from fedcli.results.tables import find_records
 from tests.test_tables import record
 
 
@@ -24,11 +26,13 @@ def curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
 
 
 def drawn(figure):
-    """The lines and the bands of the figure's axes, and the labels of its legend."""
+    """The lines and the bands of the figure's first axes, the names at the ends of all lines, and then the legend."""
     axes = figure.axes[0]
-    lines = [line for line in axes.lines if line.get_gid() != "selected"]
+    lines = [line for line in axes.lines if line.get_gid() not in ("selected", "printed")]
     bands = [item for item in axes.collections if isinstance(item, PolyCollection)]
-    return lines, bands, [text.get_text() for text in figure.legends[0].get_texts()]
+    names = [text.get_text().replace("\n", " ").replace("\xa0", " ") for axes in figure.axes for text in axes.texts]
+    legends = [text.get_text().replace("\xa0", " ") for legend in figure.legends for text in legend.get_texts()]
+    return lines, bands, names + legends
 
 
 def rings(figure):
@@ -49,7 +53,7 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation()
     assert two.get_ydata() == pytest.approx([20, 40, 50])
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((30 - 200**0.5, 30 + 200**0.5))  # variance 200 in round 1
-    assert labels == ["one (n = 2)", "two (n = 1)", "band: standard deviation over 2 seeds", "selected round"]
+    assert labels == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds", "selected round"]
 
 
 def test_a_single_run_has_no_band():
@@ -67,14 +71,14 @@ def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so
     (line,), bands, labels = drawn(plots.learning_curves(runs))
     assert line.get_ydata() == pytest.approx([20, 40, 50])
     assert bands == []
-    assert labels[0] == "one (n = 1, 1 unfinished not shown)"
+    assert labels[0] == "one (1 unfinished not shown)"
 
 
 def test_unfinished_runs_alone_are_drawn_over_the_rounds_they_share():
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
     (line,), (_,), labels = drawn(plots.learning_curves(runs))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
-    assert labels == ["one (n = 2, unfinished)", "band: standard deviation over 2 seeds"]
+    assert labels == ["one (unfinished)", "band: mean ± standard deviation over 2 seeds"]
 
 
 def test_curves_stand_over_the_floats_that_all_clients_have_sent():
@@ -90,7 +94,7 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     unknown = curve("three") | {"cost": None}
     figure = plots.learning_curves([*runs, unknown], "floats")
     assert len(drawn(figure)[0]) == 2
-    assert figure.axes[0].get_title().endswith("; without floats, left out: 1")
+    assert figure.get_suptitle().replace("\n", " ").endswith("; without floats, left out: 1")
     with pytest.raises(UserError, match="no run tells what it sent"):
         plots.learning_curves([unknown], "floats")
 
@@ -101,7 +105,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
     (line,), (_,), labels = drawn(plots.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
-    assert labels[0] == "one (n = 2)"
+    assert labels[0] == "one"
     with pytest.raises(UserError, match="no run has measured its seconds on a quiet machine"):
         plots.learning_curves([loud], "seconds")
 
@@ -132,7 +136,7 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert len(bands) == 1
     assert cross.get_color() == mean.get_color() != two.get_color()
     assert labels == [
-        "one (n = 2, 1 diverged)", "two (n = 1)", "band: standard deviation over 2 seeds", "selected round",
+        "one (1 diverged)", "two (n = 1)", "band: mean ± standard deviation over 2 seeds", "selected round",
         "diverged after this round",
     ]  # fmt: skip
 
@@ -143,7 +147,7 @@ def test_diverged_runs_alone_are_single_lines_and_not_called_unfinished():
     lines, bands, labels = drawn(figure)
     assert [len(line.get_xdata()) for line in lines] == [0, 2, 1]  # the first is the mean, of which there is none
     assert bands == []
-    assert labels == ["one (n = 3, diverged)", "diverged after this round"]
+    assert labels == ["one (diverged)", "one (diverged)", "diverged after this round"]  # at the end of each
 
 
 def test_the_best_round_of_a_single_diverged_run_is_ringed():
@@ -187,22 +191,65 @@ def test_the_best_round_of_single_runs_is_ringed():
     last["summary"]["selection"] = "last"
     figure = plots.learning_curves([last])
     assert rings(figure) == []
-    assert drawn(figure)[2] == ["one (n = 1)"]
+    assert drawn(figure)[2] == ["one"]
 
 
 def test_title_and_axes_say_what_is_shared_and_measured():
-    axes = plots.learning_curves([curve(lr=0.1), curve(lr=0.2)]).axes[0]
-    assert axes.get_title() == "one, digits, dirichlet:0.5"
+    figure = plots.learning_curves([curve(lr=0.1), curve(lr=0.2)])
+    axes = figure.axes[0]
+    assert figure.get_suptitle() == "one, paper:skew, digits, dirichlet:0.5; one seed"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
     figure = plots.learning_curves([curve(dataset="a"), curve("two", dataset="b")])
-    assert figure.axes[0].get_title() == "dirichlet:0.5"
-    assert drawn(figure)[2][:2] == ["one, a (n = 1)", "two, b (n = 1)"]
+    assert figure.get_suptitle() == "paper:skew, dirichlet:0.5; one seed"
+    assert drawn(figure)[2][:2] == ["one, a", "two, b"]
+    smaller = curve() | {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
+    assert plots.learning_curves([smaller]).get_suptitle().endswith("; reduced: rounds 4 of 100; one seed")
 
 
 def test_lines_differ_in_more_than_colour():
-    lines, _, _ = drawn(plots.learning_curves([curve(f"m{number}") for number in range(20)]))
+    figure = plots.learning_curves([curve(f"m{number}") for number in range(20)])
+    lines = [line for axes in figure.axes for line in axes.lines if line.get_gid() is None]
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
+
+
+@pytest.mark.parametrize(("count", "panels"), [(7, [7]), (8, [4, 4]), (9, [3, 3, 3])])
+def test_more_than_seven_lines_are_drawn_in_several_panels(count, panels):
+    figure = plots.learning_curves([curve(f"m{number}") for number in range(count)])
+    assert [sum(line.get_gid() is None for line in axes.lines) for axes in figure.axes if axes.axison] == panels
+    assert drawn(figure)[2][:count] == [f"m{number}" for number in range(count)]
+
+
+def test_names_at_the_ends_of_lines_do_not_overlap_and_are_inside():
+    levels = plots.apart([50, 50.1, 20, 99, 50], [4, 8, 4, 4, 4], 0, 100)
+    order = np.argsort(levels)
+    heights = np.array([4, 8, 4, 4, 4])
+    edges = np.array(levels) + np.array([[-1], [1]]) * heights / 2
+    assert levels[2] == 20  # nothing is near
+    assert (edges[0, order[1:]] - edges[1, order[:-1]] > -0.01).all()
+    assert edges.min() >= 0
+    assert edges.max() <= 100
+    assert abs(np.mean([levels[place] for place in (0, 1, 4)]) - 50) < 1
+
+
+def test_long_names_stand_in_a_legend():
+    figure = plots.learning_curves([curve("a" * plots.DIRECT), curve("b" * (plots.DIRECT + 1))])
+    assert len(figure.axes[0].texts) == 0
+    assert [text.get_text()[0] for text in figure.legends[0].get_texts()[:2]] == ["a", "b"]
+
+
+def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
+    results = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
+    runs = find_records([results])
+    printed = lambda runs: [  # noqa: E731
+        (line.get_ydata()[0], line.get_color()) for line in plots.learning_curves(runs).axes[0].lines
+        if line.get_gid() == "printed"
+    ]  # fmt: skip
+    colours = [line.get_color() for line in drawn(plots.learning_curves(runs))[0]]
+    assert printed(runs) == list(zip((74.6, 84.08), colours, strict=True))
+    assert "paper: 84.08" in drawn(plots.learning_curves(runs))[2]
+    shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
+    assert printed(shorter) == []
 
 
 def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), **keywords):
@@ -225,7 +272,7 @@ def test_accuracy_on_own_and_other_domains_is_the_mean_over_domains():
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that was not tested by domain is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert (left.get_ylabel(), right.get_ylabel()) == ("Accuracy on own domains (%)", "Accuracy on other domains (%)")
-    assert drawn(figure)[2] == ["one (n = 2)", "two (n = 1)", "band: standard deviation over 2 seeds"]
+    assert drawn(figure)[2] == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds"]
 
 
 def test_runs_that_were_not_tested_by_domain_are_refused():

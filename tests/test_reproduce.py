@@ -212,7 +212,7 @@ def test_only_refuses_rows_and_columns_that_share_no_cell():
 
 
 def test_a_wrong_setting_names_its_cell():
-    with pytest.raises(UserError, match="fedfm:III, row 'A', column 'x': unknown option of fedavg 'wieght'"):
+    with pytest.raises(UserError, match="fedfm:III, row 'A', column 'x': unknown option of 'fedavg' '--wieght'"):
         reproduce.plan(table([Cell("A", "x", "fedavg", {**TINY, "wieght": 1})]))
 
 
@@ -852,7 +852,7 @@ def test_a_terminal_gets_blocks_that_fit_with_every_number(width):
 def test_the_bars_follow_the_runs():
     screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     plan = reproduce.plan(SMALL, seeds=[0])
-    with display.TableDisplay(screen, plan.to_run) as watch:
+    with display.TableDisplay(screen, plan) as watch:
         first, second = plan.runs
         watch.begin(first)
         watch.advance(first, 1.5)

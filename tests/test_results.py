@@ -1,26 +1,72 @@
 """What results/ shows is what its records say."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from fedcli import figures
+from fedcli.figures import features, plots
 from fedcli.results import pages, tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
+NO_NUMBERS = r"(?sm)^#[^\n]*|`[^`]*`|\]\([^)]*\)|\{\{.*?\}\}|(Table|Figs?\.|Figure|Eq\.|Dirichlet)\s[\d.]+"
+SETTINGS = ("10", "20", "50")  # of a setting's name, and the rounds that a mean is of
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_a_committed_page_equals_its_records(study):
     page = (RESULTS / f"{study.name}.md").read_text(encoding="utf-8")
-    assert page == tables.page(study), "run 'make tables'"
+    assert page == pages.study_page(study), "run 'make tables'"
 
 
-@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
-def test_a_committed_page_has_its_figure(study):
-    assert (RESULTS / "figures" / f"{study.name}-curves.png").is_file(), "run 'make tables'"
+def shown():
+    """The figures that pages of studies show: their study and kind by path."""
+    texts = (file.read_text(encoding="utf-8") for file in RESULTS.glob("*.md"))
+    return {path: drawn for text in texts for path, drawn in pages.figures(text).items()}
+
+
+def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
+    pictures = {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")}
+    assert pictures == {path.with_suffix(suffix) for path in shown() for suffix in (".png", ".pdf")}
+    for file in (*RESULTS.glob("*.md"), *RESULTS.glob("[ps]*/*.md"), ROOT / "README.md"):
+        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", file.read_text(encoding="utf-8")):
+            path = (file.parent / target).resolve()
+            scaled = path.name.removesuffix("-scaling.png")
+            made = path.relative_to(RESULTS) in shown() or path.with_name(f"{scaled}.csv").is_file()
+            assert made, f"{file.name} shows {target}, which no command draws from what is committed"
+    assert "fedcli pages results" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize(("study", "kind"), sorted(shown().values()))
+def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_path):
+    bare = tmp_path / study  # what is kept of a run in the repository, and nothing else
+    shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
+    monkeypatch.setattr(features, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
+    chart = figures.find_chart(kind)
+    assert chart.draw(tables.find_records([bare]) if chart.needs == "records" else [bare]).axes
+
+
+def test_the_figure_of_speed_is_drawn_from_its_csv():
+    (file,) = RESULTS.glob("speed/*.csv")
+    rows = plots.scaling_rows(file)
+    assert {row["cohort_size"] for row in rows} == {1, 2, 5, 10, 20, 50, 100}
+    left, _ = plots.scaling_figure(rows).axes
+    (ten,) = [row for row in rows if (row["cohort_size"], row["batch_size"]) == (10, 64)]
+    assert [10, ten["seconds_per_round"]] in left.lines[0].get_xydata().tolist()
+
+
+def test_a_large_number_in_the_prose_of_a_study_is_read_and_not_typed():
+    typed = {}
+    for file in (*RESULTS.glob("records/*/intro.md"), *RESULTS.glob("papers/notes/*.md")):
+        text = re.sub(NO_NUMBERS, "", file.read_text(encoding="utf-8"))
+        found = re.findall(r"(?<![\w-])\d[\d,.]*\d(?!\w)", text)
+        if found := [number for number in found if number not in SETTINGS]:
+            typed[str(file)] = found
+    assert typed == {}, "write them as fedcli/results/prose.py says"
 
 
 def test_there_are_results():
@@ -53,12 +99,3 @@ def test_one_cell_is_redone_by_a_command_of_the_first_page_of_results():
     (command,) = re.findall(r"^\$ fedcli verify (.+)$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.M)
     (record,) = tables.find_records([ROOT / command])
     assert record["status"] == "finished"
-
-
-def test_how_far_one_method_is_ahead_in_the_last_round_is_what_the_records_say():
-    def last(method, seed):
-        (record,) = tables.find_records([RESULTS / "records" / "fmnist-nine-methods" / method / f"seed-{seed}"])
-        return 100 * record["summary"]["last"]
-
-    ahead = " and ".join(f"{last('fedfm', seed) - last('fedavg', seed):.1f}" for seed in (0, 1))
-    assert f"it is {ahead} points ahead" in (RESULTS / "fmnist-nine-methods.md").read_text()

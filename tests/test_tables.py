@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.results import tables
+from fedcli.results import pages, tables
 from fedcli.results.render import MISSING, render
 
 PLANNED = 4
@@ -395,9 +395,9 @@ def test_the_page_of_a_study(tmp_path):
     for number, run in enumerate(runs):
         write(study / "runs" / str(number), run)
     with pytest.raises(UserError, match=r"intro\.md"):
-        tables.page(study)
+        pages.study_page(study)
     (study / "intro.md").write_text("# Skew\n\nA question.\n")
-    page = tables.page(study)
+    page = pages.study_page(study)
     assert page.startswith("# Skew\n\nA question.\n\n## Results\n\nAll rows: ")
     assert markdown(runs).strip() in page
     assert "](figures/skew-curves.png)" in page

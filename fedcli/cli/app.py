@@ -5,13 +5,15 @@ PyTorch and the papers are imported inside the commands, so that help comes at o
 
 import os
 import sys
+from importlib.metadata import version
+from platform import python_version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Lasting, show_traceback, stop, stop_if_full
+from fedcli.cli.printing import Command, Lasting, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import as_interruptions, exit_code
 
@@ -43,17 +45,28 @@ class _Root(TyperGroup):
 app = typer.Typer(
     cls=_Root,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Federated-learning papers, reproduced. Start with 'fedcli list' and 'fedcli run METHOD'.",
 )
 
 
+def _print_version(asked: bool) -> None:
+    """Print the versions of what runs take their numbers from, and end."""
+    if asked:
+        names = (f"{name} {version(name)}" for name in ("fedcli", "torch"))
+        typer.echo(f"{', '.join(names)}, Python {python_version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the whole traceback of an error; stands before the command.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions and end.")
     ] = False,
 ) -> None:
     """Take what all commands have in common; `show_traceback` reads it."""
@@ -62,12 +75,12 @@ def root(
 app.add_typer(running.run_app, name="run")
 app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
-app.command("list")(methods.list_)
+app.command("list", cls=Command)(methods.list_)
 for _command in (
     methods.show, running.resume, running.verify, figures.quality, figures.export, tables.table, tables.claims,
     tables.pages, machine.smoke, machine.check, machine.bench,
 ):  # fmt: skip
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)
 
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from fedcli import registry
-from fedcli.cli.printing import console, print_table, try_write
+from fedcli.cli.printing import Command, completion, console, print_table, try_write
 from fedcli.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli.data import datasets
@@ -34,7 +34,7 @@ def data_list() -> None:
     typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
-@app.command()
+@app.command(cls=Command)
 def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
     """Download a data set into the cache."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -50,11 +50,11 @@ def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data se
                 tasks[file] = bar.add_task(file)
             bar.update(tasks[file], completed=so_far, total=total)
 
-        kept = datasets.download(name, moved)
+        kept = datasets.download(datasets.find_name(name), moved)
     typer.echo(f"{name}: {kept}")
 
 
-@app.command("import")
+@app.command("import", cls=Command)
 def import_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
     path: Annotated[
@@ -69,9 +69,12 @@ def import_(
     typer.echo(f"{name}: {about['train']} training and {about['test']} test images, {about['classes']} classes: {kept}")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def data_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set that is present.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A data set that is present.", autocompletion=completion("dataset")),
+    ],
     partition: Annotated[str | None, typer.Option(help="A partition to draw, as for 'fedcli run'.")] = None,
     num_clients: Annotated[int, typer.Option(help="Clients of the partition.")] = 10,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
@@ -88,6 +91,7 @@ def data_show(
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
     chosen = from_flag(partition) if partition is not None else None
+    name = datasets.find_name(name)
     dataset = datasets.load(name)
     if train_examples is not None:
         dataset = datasets.take(dataset, train_examples, partition_seed)
@@ -95,7 +99,7 @@ def data_show(
     rows = [
         ("images", f"{train:,} to train{' (reduced)' if dataset.reduced else ''}, {test:,} to test"),
         ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
-        ("classes", f"{dataset.num_classes}: {', '.join(dataset.class_names)}"),
+        ("classes", f"{dataset.num_classes}: {_classes(dataset.class_names)}"),
         *([("domains", _domains(dataset))] if dataset.domain_names else []),
         *([("writers", f"{len(writers.unique()):,} to train")] if writers is not None else []),
         ("fingerprint", dataset.fingerprint),
@@ -105,6 +109,11 @@ def data_show(
     if chosen is not None:
         chart = out or Path(f"{name}-partition.png")
         _show_partition(dataset, chosen.scaled(dataset.share), num_clients, partition_seed, chart)
+
+
+def _classes(names: Any) -> str:
+    """Name the classes, with their numbers unless these are the names."""
+    return ", ".join(name if name == str(number) else f"{number} {name}" for number, name in enumerate(names))
 
 
 def _domains(dataset: Any) -> str:
@@ -122,10 +131,10 @@ def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out:
     parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train)
     counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     few = dataset.num_classes <= 10  # more columns than that fit no terminal
-    names = dataset.class_names if few else ()
+    names = range(dataset.num_classes) if few else ()  # the classes' own names would not fit
     rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
-    print_table(("Client", "Images", "Classes", *names), rows)
+    print_table(("Client", "Images", "Classes", *map(str, names)), rows, gap=1)
     title = f"{dataset.name}, {chosen}, seed {seed}"
     files = try_write(out, lambda: plots.write(out, plots.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

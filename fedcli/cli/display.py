@@ -15,10 +15,12 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedcli.cli.describe import SELECTIONS as HEADLINES
 from fedcli.figures import plots
 from fedcli.results import claims
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
+from fedcli.results.grids import GridPlan
 from fedcli.results.jobs import Watch
 from fedcli.results.render import MISSING
 from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, estimate
@@ -32,6 +34,13 @@ SELECTIONS = {
     "last": "the last round",
     "mean-last-3": "mean of the last three rounds",
 }
+MEASURES = {
+    "server": "accuracy on the official test images",
+    "clients": "accuracy on the clients' own test parts",
+    "domains": "accuracy on other domains",
+}
+LONG = 2 * 3600  # seconds from which a run is said to take long
+FIRST = 5  # batches, and seconds at least, by which that is judged
 HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "branches": "as branches"}
 
 
@@ -47,12 +56,18 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     if (workers := engine.get("workers", 1)) > 1:
         engine_mode = f"{workers} workers, {engine_mode}"
     chosen = f" ({engine['chosen']})" if engine.get("chosen") else ""
+    epochs = f"{config['local_epochs']} local epoch{'s' * (config['local_epochs'] > 1)}"
     return [
         ("method", f"{record['method']}, protocol {record['protocol']}"),
         ("data set", f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients{reduced}"),
         ("partition", f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client"),
         ("network", f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters"),
         ("clients", f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds"),
+        (
+            "training",
+            f"{config['optimizer']}, rate {config['lr']:g}, {epochs}, batches of {config['batch_size']}",
+        ),
+        ("headline", f"{MEASURES[record['evaluation']]}, {HEADLINES[record['summary']['selection']]}"),
         ("machine", f"{engine['device']}, {engine['precision']}, {engine_mode}{chosen}"),
         ("seed", str(record["seed"])),
         ("folder", str(folder)),
@@ -121,14 +136,16 @@ class Display(Listener):
         bar: Its progress in rounds, drawn on a terminal only.
     """
 
-    def __init__(self, console: Console):
-        self.console = console
+    def __init__(self, console: Console, *logs: Console):
+        """Makes a display on a console, whose lines go to `logs` too."""
+        self.console, self._consoles = console, (console, *logs)
         self.folder: Path | None = None
         self.record: dict[str, Any] = {}
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and start the clock."""
-        self.record, self.folder, self._expected = record, folder, max(samples_per_round, 1)
+        self.record, self.folder, self._expected, self._batches = record, folder, max(samples_per_round, 1), 0
+        self._judged = False
         rounds, self._in_round, hidden = record["config"]["rounds"], 0, not self.console.is_terminal
         self._print(header(record, folder))
         if first_round:
@@ -146,6 +163,19 @@ class Display(Listener):
         self._in_round += count
         completed, number = (min(at, task.total) for at in (done + self._in_round / self._expected, done + 1))
         self.bar.update(task.id, completed=completed, number=number, samples=task.fields["samples"] + count)
+        self._batches += count > 0
+        if not self._judged and self._batches >= FIRST and task.elapsed >= FIRST:
+            self._judged = True
+            self._say_if_long(task.elapsed / (completed - task.fields["first"]) * (task.total - task.fields["first"]))
+
+    def _say_if_long(self, seconds: float) -> None:
+        """Tell what makes a run smaller that will take so many seconds, if these are many."""
+        if seconds >= LONG:
+            text = (
+                f"about {seconds / 3600:,.0f} hours here; lower --rounds, --local-epochs or --train-examples, or a "
+                "smaller --backbone, make it less, and the record is then labelled reduced"
+            )
+            self._print([("time", text)])
 
     def note(self, text: str) -> None:
         """Show what the engine has to say."""
@@ -155,10 +185,11 @@ class Display(Listener):
         """Show what a round came to."""
         self._in_round = 0
         self.samples(0)
-        if not self.console.is_terminal:
-            place = f"round {entry['round'] + 1}/{self.record['config']['rounds']}"
-            numbers = ", ".join([*metrics(entry), _Pace().render(self.bar.tasks[0]).plain])
-            self.console.print(f"{place}: {numbers}", soft_wrap=True, markup=False, highlight=False)
+        place = f"round {entry['round'] + 1}/{self.record['config']['rounds']}"
+        numbers = ", ".join([*metrics(entry), _Pace().render(self.bar.tasks[0]).plain])
+        for console in self._consoles:
+            if not console.is_terminal:
+                console.print(f"{place}: {numbers}", soft_wrap=True, markup=False, highlight=False)
 
     def finish(self, record: dict[str, Any]) -> None:
         """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
@@ -168,6 +199,11 @@ class Display(Listener):
             self._print(headline(record, self.folder))
             self.console.print()
             self.folder = None
+
+    def log(self, text: str) -> None:
+        """Write a line into the logs only."""
+        for console in self._consoles[1:]:
+            console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Says that a run has ended before, and draws its figures where a kill came before them."""
@@ -181,7 +217,8 @@ class Display(Listener):
     def _print(self, pairs: list[tuple[str, str]]) -> None:
         for title, text in pairs:
             line = Text.assemble((f"{title:<12}", "bold"), text)
-            self.console.print(line, soft_wrap=True, highlight=False)
+            for console in self._consoles:
+                console.print(line, soft_wrap=True, highlight=False)
 
 
 # A paper's table
@@ -240,17 +277,18 @@ def say(console: Console, pairs: list[tuple[str, str]]) -> None:
 
 
 class TableDisplay(Watch):
-    """Show the runs of a table or grid: a bar for all and one for each that goes on; lines only where no terminal is.
+    """Show the runs of a table or a grid: a bar for all and one for each that goes on; lines where no terminal is.
 
     Attributes:
         ended: Number of runs that have ended.
         total: Number of runs to do.
     """
 
-    def __init__(self, console: Console, runs: Sequence[PlannedRun]):
-        self.console, self.ended, self.total = console, 0, len(runs)
-        self._left = {run.folder: run.setup.run.rounds - run.rounds_done for run in runs}
-        self._work = {run.folder: run.round_work * self._left[run.folder] for run in runs}
+    def __init__(self, console: Console, plan: TablePlan | GridPlan, *logs: Console):
+        """Makes a display on a console, whose lines go to `logs` too."""
+        self._consoles, self.ended, self.total = (console, *logs), 0, len(plan.to_run)
+        self._left = {run.folder: run.setup.run.rounds - run.rounds_done for run in plan.to_run}
+        self._work = {run.folder: run.round_work * self._left[run.folder] for run in plan.to_run}
         self._done: dict[Path, float] = {}  # work, by folder
         self._begun: dict[Path, float] = {}
         columns = (
@@ -275,9 +313,10 @@ class TableDisplay(Watch):
         self._begun[run.folder] = time.perf_counter()
         self._tasks[run.folder] = self._bars.add_task(_label(run), total=run.setup.run.rounds, place="")
         self.advance(run, run.rounds_done)
-        if not self.console.is_terminal:
-            text = "starts" if run.record is None else f"goes on after {run.rounds_done} rounds"
-            self.console.print(f"{_label(run)}: {text}", soft_wrap=True, markup=False)
+        text = "starts" if run.record is None else f"goes on after {run.rounds_done} rounds"
+        for console in self._consoles:
+            if not console.is_terminal:
+                console.print(f"{_label(run)}: {text}", soft_wrap=True, markup=False)
 
     def advance(self, run: PlannedRun, rounds: float) -> None:
         """Move the run's bar and that of all runs."""
@@ -301,7 +340,8 @@ class TableDisplay(Watch):
 
     def _line(self, run: PlannedRun, text: str, style: str = "") -> None:
         number = f"[{self.ended}/{self.total}] "
-        self.console.print(Text(f"{number}{_label(run)}: {text}", style), soft_wrap=True, highlight=False)
+        for console in self._consoles:
+            console.print(Text(f"{number}{_label(run)}: {text}", style), soft_wrap=True, highlight=False)
 
     def _place(self) -> str:
         done, total = sum(self._done.values()), sum(self._work.values())

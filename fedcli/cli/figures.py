@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperCommand
 
-from fedcli.cli.printing import print_table, try_write
+from fedcli.cli.printing import Command, print_table, try_write
 from fedcli.errors import UserError
 from fedcli.registry import short_name
 
@@ -31,7 +30,7 @@ def quality(
     NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
     They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
     With --client, of that client's own model; where the images are of several domains, of each domain apart too.
-    With --clients, of the features of one more round's clients together, as 'fedcli plot --kind clients' draws them.
+    With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
     """
     from fedcli.figures.features import add_clients_quality
     from fedcli.figures.quality import add_quality, find_runs
@@ -51,7 +50,7 @@ def quality(
         typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
 
 
-class PlotCommand(TyperCommand):
+class PlotCommand(Command):
     """`plot`, whose help lists the kinds of figures that there are."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:

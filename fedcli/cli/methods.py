@@ -1,17 +1,20 @@
 """The commands that tell of methods: `list` and `show`."""
 
+import textwrap
 from dataclasses import fields
 from typing import Annotated
 
 import typer
 
 from fedcli import registry
-from fedcli.cli.printing import console, flag_of, print_table
+from fedcli.cli.printing import completion, console, print_table
+from fedcli.registry import flag_of
 
 
 def list_() -> None:
-    """List the methods, the protocols and the papers' tables."""
+    """List the methods, the protocols, the networks and the papers' tables."""
     from fedcli.cli.describe import protocol_names
+    from fedcli.core.backbones import BACKBONES
 
     methods = registry.methods().values()
     rows = [(method.name, method.title, protocol_names(method)) for method in methods]
@@ -22,6 +25,9 @@ def list_() -> None:
     typer.echo()
     protocols = registry.protocols().values()
     print_table(("Protocol", "Set-up"), [(protocol.name, protocol.summary) for protocol in protocols])
+    typer.echo()
+    typer.echo("Networks, --backbone")
+    typer.echo(textwrap.fill(", ".join(BACKBONES), console().width, break_on_hyphens=False))
     if tables := registry.tables().values():
         typer.echo()
         print_table(("Table", "What it shows"), [(table.name, table.title) for table in tables])
@@ -30,7 +36,14 @@ def list_() -> None:
 
 
 def show(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="Name of a method, or path of a method file.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="Name of a method, or path of a method file.",
+            autocompletion=completion("method"),
+        ),
+    ],
 ) -> None:
     """Show a method's card, its options and its protocols; also of a method file, or of a step for --post."""
     from fedcli.cli import describe

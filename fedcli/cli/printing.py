@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from traceback import format_exception
 from typing import Any, NoReturn, TextIO, TypeVar
@@ -12,8 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
+from fedcli import registry
 from fedcli.errors import UserError
+from fedcli.registry import flag_of
 
 Result = TypeVar("Result")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
@@ -51,6 +54,58 @@ class Lasting:
             os.close(nowhere)
 
 
+class Command(TyperCommand):
+    """A command that refuses an option given twice, and knows what other toolkits call ours."""
+
+    def unknown(self, flag: str) -> UserError | None:
+        """Make the error for an option that there is not; None where Typer's own says enough."""
+        from fedcli.runs.config import meant_option
+
+        guess = meant_option(flag, {}, [parameter.name for parameter in self.params])
+        return guess and UserError(
+            f"unknown option {flag}; did you mean {flag_of(guess)}? 'fedcli {self.name} --help' shows all."
+        )
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Read the arguments after having looked for such mistakes."""
+        if not ctx.resilient_parsing:
+            try:
+                *_, given = self.make_parser(ctx).parse_args(args=list(args))
+            except Exception as error:
+                if not getattr(error, "option_name", "").startswith("--") or not hasattr(error, "possibilities"):
+                    raise
+                raise self.unknown(error.option_name) or error from error
+            for parameter in given:
+                if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
+                    flag = parameter.opts[0]
+                    raise UserError(f"{flag} is given twice; give it once.")
+        return super().parse_args(ctx, args)
+
+
+def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
+    """Make what a shell is told that completes the value of an option or argument; None where there is nothing to tell.
+
+    Args:
+        name: "method", or an option's name.
+        choices: The values that the option allows, if it names them.
+    """
+
+    def known() -> Iterable[str]:
+        from fedcli.core.backbones import BACKBONES
+        from fedcli.data import datasets
+
+        return {
+            "method": registry.methods, "protocol": registry.protocols, "post": registry.posts,
+            "backbone": lambda: BACKBONES, "dataset": datasets.names, "public_dataset": datasets.names,
+        }[name]()  # fmt: skip
+
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in choices or known() if one.startswith(incomplete.lower())]
+
+    several = ("method", "protocol", "post", "backbone", "dataset", "public_dataset")
+    return complete if choices or name in several else None
+
+
 def stop(message: str, code: int) -> NoReturn:
     """End the program with one line on stderr."""
     typer.echo(message, err=True)
@@ -69,30 +124,43 @@ def show_traceback(ctx: typer.Context, error: BaseException) -> None:
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
-def console() -> Console:
-    """Make a console for stdout that leaves numbers and names uncoloured."""
-    return Console(highlight=False)
+def console(quiet: bool = False) -> Console:
+    """Make a console for stdout that leaves numbers and names uncoloured; a quiet one prints nothing."""
+    return Console(highlight=False, quiet=quiet)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
+    """Make the consoles that a run is shown on: the terminal's and, where there is a `--log-file`, one that adds to it.
+
+    Args:
+        quiet: Whether the first prints nothing.
+        log_file: The file; None for none.
+        stderr: Whether the first is that of stderr.
+    """
+    found = [Console(stderr=True, highlight=False, quiet=bool(quiet)) if stderr else console(bool(quiet))]
+    if log_file is not None:
+        path = Path(log_file)
+        try_write(path, lambda: path.parent.mkdir(parents=True, exist_ok=True), "--log-file")
+        file = try_write(path, lambda: path.open("a", encoding="utf-8", buffering=1), "--log-file")
+        found.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
+    return found
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], gap: int = 2) -> None:
     """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
 
     Args:
         columns: Titles; all empty for a table without a line of titles.
         rows: Cells, which are printed as `str` gives them.
+        gap: Spaces between two columns.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
         table.add_column(column, no_wrap=number == 0, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     console().print(table)
-
-
-def flag_of(name: str) -> str:
-    """Write an option's name as its flag."""
-    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def print_or_write(text: str, out: Path | None) -> None:

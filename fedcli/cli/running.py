@@ -1,22 +1,37 @@
 """The commands that run methods: `run`, `resume` and `tune`."""
 
+import contextlib
 import inspect
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import Field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
+from rich.markdown import Markdown
 from rich.markup import escape
-from typer.core import TyperCommand, TyperGroup
+from rich.text import Text
+from typer.core import TyperGroup
 
 from fedcli import registry
-from fedcli.cli.printing import console, find_cluster, flag_of, parse_seeds, print_table, stop, stop_if_full
+from fedcli.cli.printing import (
+    Command,
+    completion,
+    console,
+    consoles,
+    find_cluster,
+    parse_seeds,
+    print_table,
+    stop,
+    stop_if_full,
+)
 from fedcli.errors import UserError
+from fedcli.registry import flag_of
 
 Result = TypeVar("Result")
 ON_OPTIONS = (
@@ -25,6 +40,10 @@ ON_OPTIONS = (
     ("gpus_per_run", float, "With --on ray: GPUs for a run; 0.25 packs four on one. \\[default: 0]", "Machine"),
 )
 ON = [name for name, *_ in ON_OPTIONS]
+FILES = "Options from files"
+LOG_FILE = "File to which the lines of the run are added, without the bar."
+QUIET = "Print nothing but errors."
+SHOWN = (("log_file", str, LOG_FILE, "Output"), ("quiet", bool, QUIET, "Output"))
 
 
 class MethodGroup(TyperGroup):
@@ -44,13 +63,43 @@ class MethodGroup(TyperGroup):
         ctx.meta["post"] = dict(pairwise(args)).get("--post")
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Take the method of `--config` or `--from` where none is named."""
+        if args and args[0].startswith("-") and not ctx.resilient_parsing:
+            args = [*_method_of(args), *args]
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
         """Make the command of a method, or of a method file."""
         return _method_command(registry.find_method(cmd_name), cmd_name, self, ctx.meta.get("post"))
 
 
-class _HelpLast(TyperCommand):
-    """A command whose `--help` stands in the last panel, so that the method's own panel is the first."""
+def _method_of(args: list[str]) -> list[str]:
+    """Find the method that a file or a record names, as a list of one; empty where neither is given."""
+    named = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg)
+    if "--config" not in named and "--from" not in named:
+        return []
+    from fedcli.runs import experiment
+
+    method = experiment.read_config(named["--config"])[0] if "--config" in named else None
+    if method is None and "--from" in named:
+        method = experiment.recorded_method(named["--from"])
+    if method is None:
+        raise UserError(f'no method is named (got --config {named["--config"]}); add a line as method = "fedavg".')
+    return [method]
+
+
+class _MethodCommand(Command):
+    """A command of a method, whose `--help` stands in the last panel, so that the method's own panel is the first."""
+
+    method: registry.Method
+    post: str | None
+
+    def unknown(self, flag: str) -> UserError:
+        """Make the error for an option that there is not."""
+        from fedcli.runs.config import unknown_option
+
+        return unknown_option(flag, self.method, self.post)
 
     def get_help_option(self, ctx: typer.Context) -> Any:
         option = super().get_help_option(ctx)
@@ -68,7 +117,7 @@ def _method_command(method: registry.Method, given_name: str, group: MethodGroup
     parameters = []
     for title, panel in option_panels(method, post).items():
         for name, field in panel.items():
-            parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title))
+            parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title, field))
             parameters += [_parameter(*each) for each in group.more.get(name, ())]
     parameters += [_parameter(*each) for each in group.more["last"]]
 
@@ -81,17 +130,32 @@ def _method_command(method: registry.Method, given_name: str, group: MethodGroup
     about = f"{escape(method.title)}.{group.about}\n\n{card}"
     single = typer.Typer(add_completion=False)
     register = single.command(
-        given_name, cls=_HelpLast, help=about, short_help=escape(method.title), rich_help_panel="Methods"
+        given_name, cls=_MethodCommand, help=about, short_help=escape(method.title), rich_help_panel="Methods"
     )
     register(command)
-    return typer.main.get_command(single)
+    made = typer.main.get_command(single)
+    made.method, made.post = method, post
+    return made
 
 
-def _parameter(name: str, kind: Any, help_: str, panel: str) -> inspect.Parameter:
-    """Make a parameter of a command that is None unless its flag is given."""
+def _parameter(name: str, kind: Any, help_: str, panel: str, field: Field | None = None) -> inspect.Parameter:
+    """Make a parameter of a command that is None unless its flag is given; of several values it is a tuple."""
+    from fedcli.runs.experiment import parse_values, takes_several
+
     flag = f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if kind is bool else flag_of(name)
-    words = {"parser": _number_or_auto, "metavar": "INTEGER|auto"} if name == "checkpoint_every" else {}
-    option = typer.Option(flag, help=help_, rich_help_panel=escape(panel), show_default=False, **words)
+    several = {"parser": _number_or_auto, "metavar": "INTEGER|auto"} if name == "checkpoint_every" else {}
+    if not several and field is not None and takes_several(field):
+
+        def parse(text: str) -> Any:
+            values = parse_values(field, text)
+            return values if len(values) > 1 else values[0]
+
+        kinds = {*get_args(kind)} or {kind}
+        metavar = next((word for one, word in ((float, "FLOAT"), (int, "INTEGER")) if one in kinds), "TEXT")
+        several = {"parser": parse, "metavar": metavar}
+    told = completion(name, field.metadata["choices"] if field is not None else ())
+    look = {"help": help_, "rich_help_panel": escape(panel), "show_default": False, "autocompletion": told}
+    option = typer.Option(flag, **look, **several)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -108,9 +172,14 @@ def _tune(method: str, given: dict[str, Any]) -> None:
     """Run a grid, and print its trials and the options to use."""
     from fedcli.results.tune import TUNED, tune
 
-    texts, cluster = given.pop("grid") or (), find_cluster(*(given.pop(name) for name in ON))
-    spread = None if cluster is None else lambda todo: _on_cluster(todo, cluster, "the same command")
-    trials, folder = watch(lambda display: tune(method, texts, progress=display, spread=spread, **given))
+    shown = {name: given.pop(name) for name in ("quiet", "log_file")}
+    cluster = find_cluster(*(given.pop(name) for name in ON))
+    spread = None if cluster is None else lambda plan: _on_cluster(plan, cluster, shown)
+    several = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    texts = given.pop("grid") or []
+    texts += [f"{name}={','.join(map(str, values))}" for name, values in several.items()]
+    given = {name: value for name, value in given.items() if name not in several}
+    trials, folder = watch(lambda display: tune(method, texts, progress=display, spread=spread, **given), **shown)
     names = list(trials[0].values)
     rows = [
         (*trial.values.values(), "diverged" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}")
@@ -122,70 +191,91 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
 
 def _run(method: str, given: dict[str, Any]) -> None:
-    """Run a method with what was given; draw one curve over the seeds where there are several."""
+    """Run a method with what was given; of several runs, make their curves and, of a grid, their table."""
     from fedcli.figures import plots
     from fedcli.results import tables
     from fedcli.runs import run as runs
+    from fedcli.runs.experiment import gather
     from fedcli.runs.workers import joined
 
-    seeds = given["seeds"] = None if given["seeds"] is None else parse_seeds(given["seeds"])
-    more = {"continue_": given.pop("continue_")}
-    workers = given.pop("workers")
-    cluster = find_cluster(*(given.pop(name) for name in ON), workers is not None)
-    if cluster is not None:
-        return _run_on_cluster(method, given, **more, cluster=cluster)
+    given, sources = gather(method, given)
+    seeds, jobs = given.pop("seeds", None), given.pop("jobs", 1)
+    shown = {name: given.pop(name, None) for name in ("quiet", "log_file")}
+    seeds = parse_seeds(seeds) if isinstance(seeds, str) else seeds
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
+    workers = given.pop("workers", None)
+    cluster = find_cluster(*(given.pop(name, None) for name in ON), jobs > 1 or workers is not None)
+    if cluster is not None or jobs > 1 or any(isinstance(value, tuple) for value in given.values()):
+        if workers is not None:
+            raise UserError(f"--workers {workers} divides one run (got several at once); leave it out, or run one.")
+        _grid(method, given, seeds, {"jobs": jobs, "cluster": cluster}, shown)
+        return
+    options = {**given, "seeds": seeds, "sources": sources}
     if _to_launch(workers):
-        folder = runs.plan(method, **given)[1][0]  # also refuses what can be refused now
-        _launch(workers, () if given["out"] else ("--out", folder if seeds is None else folder.parent))
+        planned = {name: value for name, value in options.items() if name != "continue_"}
+        folder = runs.plan(method, **planned)[1][0]  # also refuses what can be refused now
+        _launch(workers, () if given.get("out") else ("--out", folder if seeds is None else folder.parent))
     with joined() as group:
-        done = watch(lambda display: runs.run(method, **given, **more, progress=display))
+        done = watch(lambda display: runs.run(method, **options, progress=display), **shown)
     if seeds is not None and group.number == 0:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
-        typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
+        console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
-def _run_on_cluster(method: str, given: dict[str, Any], continue_: bool | None, cluster: Any) -> None:
-    """Run a method, with every seed, as tasks of a cluster; draw one curve over the seeds."""
+def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any], shown: dict[str, Any]) -> None:
+    """Run every combination of options of several values; what goes on goes to stderr, the table to stdout."""
+    from fedcli.cli.display import TableDisplay
+    from fedcli.data.files import write_atomically
     from fedcli.figures import plots
-    from fedcli.results import tables
-    from fedcli.results.reproduce import PlannedRun
-    from fedcli.runs import run as runs
+    from fedcli.results import grids, tables
+    from fedcli.results.jobs import execute
+    from fedcli.results.render import render
+    from fedcli.runs.records import RECORD
+    from fedcli.runs.signals import exit_code
 
-    setups, folders = runs.plan(method, **given)
-    begun = runs.find_begun(setups, folders, bool(continue_))
-    others = {name: value for name, value in given.items() if name not in ("out", "seeds") and value is not None}
-    if "tuned" in others:
-        others["tuned"] = str(Path(others["tuned"]).resolve())
-    todo = [
-        PlannedRun(setup.method.name, method, {**others, "seed": setup.run.seed}, setup, {}, folder, record)
-        for setup, folder, record in zip(setups, folders, begun, strict=True)
-        if record is None or not runs.has_ended(record)
-    ]
-    errors = _on_cluster(todo, cluster, f"'fedcli resume {folders[0].parent if given['seeds'] else folders[0]}'")
-    if given["seeds"] is not None and not errors:
-        parent = folders[0].parent
-        files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
-        typer.echo(f"curve over the seeds: {' and '.join(map(str, files))}")
+    experiment = {name: given.pop(name, None) for name in ("out", "tuned", "continue_")}
+    plan = grids.plan(method, given, seeds=seeds, **experiment)
+    screen, *logs = consoles(**shown, stderr=True)
+    with TableDisplay(screen, plan, *logs) as display:
+        try:
+            errors = execute(plan, display, **where)
+        except KeyboardInterrupt as error:
+            place = f"{display.ended} of {display.total} runs"
+            again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+            stop(f"interrupted after {place}; {again} goes on.", exit_code(error))
+    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
+    records = tables.find_records(begun or [plan.folder])
+    table = render(tables.sheet(records))
+    with contextlib.suppress(UserError):  # no run has come to a test
+        plots.write(plan.folder / "curves", plots.learning_curves, records)
+    write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
+    output = console(shown["quiet"])
+    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
+    output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
     if errors:
         raise typer.Exit(1)
 
 
-def _on_cluster(todo: Sequence[Any], cluster: Any, command: str) -> dict[Path, str]:
-    """Run on a cluster what is to do, and show it; after an interruption tell the command that goes on."""
+def _on_cluster(plan: Any, cluster: Any, shown: dict[str, Any]) -> dict[Path, str]:
+    """Run on a cluster what is to do of a plan, and show it; after an interruption say what goes on."""
     from fedcli.cli.display import TableDisplay
-    from fedcli.results.jobs import on_cluster
+    from fedcli.results.jobs import execute
     from fedcli.runs.signals import exit_code
 
-    with TableDisplay(console(), todo) as display:
+    screen, *logs = consoles(**shown, stderr=True)
+    with TableDisplay(screen, plan, *logs) as display:
         try:
-            return on_cluster(todo, display, cluster)
+            return execute(plan, display, cluster=cluster)
         except KeyboardInterrupt as error:
-            place = f"{display.ended} of {display.total} runs"
-            stop(f"interrupted after {place}; {command} goes on.", exit_code(error))
+            stop(
+                f"interrupted after {display.ended} of {display.total} runs; the same command goes on.",
+                exit_code(error),
+            )
 
 
-def watch(start: Callable[[Any], Result]) -> Result:
+def watch(start: Callable[[Any], Result], quiet: bool | None = None, log_file: str | None = None) -> Result:
     """Start a run with a display; when it fails or is interrupted, say where it stands."""
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
@@ -193,21 +283,29 @@ def watch(start: Callable[[Any], Result]) -> Result:
     from fedcli.runs.signals import exit_code
     from fedcli.runs.workers import joined
 
-    display = Display(console())
+    display = Display(*consoles(quiet, log_file))
+
+    def end(message: str, code: int) -> NoReturn:
+        display.log(message)
+        stop(message, code)
+
     try:
         with joined() as group:
             return start(display if group.number == 0 else None)
+    except UserError as error:
+        display.log(f"error: {error}")
+        raise
     except NonFiniteLoss as error:
-        stop(f"error: {error} The record is {display.folder / RECORD}.", 1)
+        end(f"error: {error} The record is {display.folder / RECORD}.", 1)
     except OSError as error:
         if display.folder is not None:
             stop_if_full(error, f"'{_resume_command(display.folder, display.record)}'")
         raise
     except KeyboardInterrupt as error:
         if display.folder is None:
-            stop("interrupted before the first round.", exit_code(error))
+            end("interrupted before the first round.", exit_code(error))
         place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-        stop(
+        end(
             f"interrupted after {place}; '{_resume_command(display.folder, display.record)}' goes on.", exit_code(error)
         )
 
@@ -267,6 +365,8 @@ def resume(
         bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Divide each round among so many processes.")] = None,
+    log_file: Annotated[str | None, typer.Option(help=LOG_FILE)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help=QUIET)] = False,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
@@ -280,7 +380,7 @@ def resume(
         alone = len(folders) == 1 or group.count > 1  # of several workers one may have failed alone
         for folder in folders:
             try:
-                watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display))
+                watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display), quiet, log_file)
             except UserError as error:
                 if alone:
                     raise
@@ -321,14 +421,20 @@ class _Run(MethodGroup):
 
     action = staticmethod(_run)
     more: ClassVar = {
-        "seed": (("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),),
+        "seed": (
+            ("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),
+            ("jobs", int, "Runs at once, of several seeds or values; each is a process of its own.", "Machine"),
+        ),
         "clients_per_chunk": (
             ("workers", int, "Divide each round among so many processes of this machine; the same bits.", "Machine"),
         ),
         "last": (
-            ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", "Output"),
+            ("config", str, "TOML file of options, the method among them; what is typed goes before.", FILES),
+            ("from_", str, "Folder or record of a run whose options are taken; what is typed goes before.", FILES),
+            ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", FILES),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
-            ("continue_", bool, "Go on in OUT: skip runs that have ended, resume one that has begun.", "Output"),
+            ("continue_", bool, "Go on in OUT: skip runs that have ended, resume those that have begun.", "Output"),
+            *SHOWN,
             *ON_OPTIONS,
         ),
     }
@@ -346,6 +452,7 @@ class _Tune(MethodGroup):
                 "\\[default: what the method calls worth trying]", "Grid",
             ),
             ("out", str, "Folder of the trials; those that have run are kept. \\[default: runs/tune-...]", "Output"),
+            *SHOWN,
             *ON_OPTIONS,
         ),
     }  # fmt: skip
@@ -356,6 +463,7 @@ run_app = typer.Typer(
     no_args_is_help=True,
     subcommand_metavar="METHOD [OPTIONS]",
     help="Run a method, by its name or by the path of a method file.\n\n"
+    "Numbers and words of a choice may be several, as --lr 0.01,0.1: then every combination runs.\n\n"
     "'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.",
 )
 tune_app = typer.Typer(

@@ -1,6 +1,7 @@
 """The commands that make tables: `table`, `claims` and `pages`."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +95,7 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
     from fedcli.results import tables
+    from fedcli.results.pages import study_page
     from fedcli.results.render import render
 
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
@@ -119,7 +121,7 @@ def table(
                 f"--page is written in Markdown (got {flag} {value}), with its own columns; leave {flag} out."
             )
     if page is not None:
-        text = tables.page(page)
+        text = study_page(page)
     else:
         names = metric.split(",") if metric else ()
         text = render(tables.sheet(tables.find_records(map(Path, runs)), names), format)
@@ -154,7 +156,7 @@ def _paper_table(
         display.say(screen, display.cost(plan))
         screen.print()
     if plan.to_run and not dry_run:
-        with display.TableDisplay(screen, plan.to_run) as watch:
+        with display.TableDisplay(screen, plan) as watch:
             try:
                 errors = execute(plan, watch, **where)
             except KeyboardInterrupt as error:
@@ -215,8 +217,20 @@ def pages(
         Path, typer.Argument(metavar="DIR", help="Folder with records/, one subfolder a study, and README.md.")
     ],
 ) -> None:
-    """Write a page a paper into DIR/papers, and claims, coverage and studies into DIR/README.md, from the records."""
-    from fedcli.results.pages import pages as made
+    """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
-    for name, text in made(folder).items():
+    A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
+    """
+    from fedcli.figures import find_chart, plots
+    from fedcli.results import pages as made
+    from fedcli.results import tables
+
+    for name, text in made.pages(folder).items():
         print_or_write(text, folder / name)
+        for path, (study, kind) in made.figures(text).items():
+            chart, runs = find_chart(kind), [folder / "records" / study]
+            given = tables.find_records(runs) if chart.needs == "records" else runs
+            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given))
+    for file in folder.glob("speed/*.csv"):
+        out = file.with_name(f"{file.stem}-scaling.png")
+        try_write(out, partial(plots.write, out, plots.scaling_figure, plots.scaling_rows(file)))

@@ -6,10 +6,11 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 
 import gc
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_op
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
+# Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
+ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
@@ -43,16 +46,6 @@ class Stopped(Exception):
     """Ends the work of a thread after another one has failed."""
 
 
-class Workers:
-    """The processes that divide a run's work; this one does all of it."""
-
-    count = here = 1  # all of them, and those of this machine, which share its cores
-
-    def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
-        """Returns what `work` gives for all items, in their order, each done by one of the processes."""
-        return list(work(items))
-
-
 @dataclass
 class Engine:
     """Runs the local steps of a cohort."""
@@ -66,7 +59,7 @@ class Engine:
     graphs: CudaGraphs | None = None  # None without CUDA, and after one could not be made or was wrong
     notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
-    workers: Workers = field(default_factory=Workers)
+    workers: Any = field(default_factory=lambda: ALONE)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 

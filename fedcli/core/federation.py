@@ -381,6 +381,11 @@ class Federation:
         with self.timed("train"):
             return self.engine.forward(cohort.network, clients, x, train)
 
+    def class_counts(self, cohort: Cohort) -> Tensor:
+        """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""
+        parts = [torch.as_tensor(self.training[client], device=self.device) for client in cohort.client_ids]
+        return torch.stack([self.engine.labels[part].bincount(minlength=self.num_classes) for part in parts])
+
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Takes the mean features of each class, over a client's training part, by its model in evaluation mode.
 

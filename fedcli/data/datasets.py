@@ -21,7 +21,7 @@ from fedcli.data import archives, files
 from fedcli.data.builtin import BUILT_IN
 from fedcli.data.catalog import KNOWN, RECIPES, known_form, resize
 from fedcli.errors import UserError, unknown
-from fedcli.registry import file_hash, from_file, is_from_file, short_name
+from fedcli.registry import file_hash, from_file, is_from_file, short_name, spelt
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +84,11 @@ def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
     imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _is_name(path.stem))
     return list(dict.fromkeys([*BUILT_IN, *KNOWN, *imported]))
+
+
+def find_name(text: str) -> str:
+    """The name that a text is, whatever the case of its letters; a text that is none stays as it is."""
+    return text if is_from_file(text) else spelt(text, names())
 
 
 def available(name: str) -> None:

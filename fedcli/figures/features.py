@@ -4,8 +4,9 @@
 several domains, a row a setting with a panel a domain, the client's own first.
 
 `clients` shows what the clients' own models make of the same test images, and how alike these features are. No state
-keeps the models of a round's clients, so one more round is run from the last checkpoint of a finished run. The model of
-a client is shown with images of the classes (and domains, where there are any) that the client holds.
+keeps the models of a round's clients, so `add_clients_quality` runs one more round from the last checkpoint of a
+finished run, and keeps these features beside its record. The model of a client is shown with images of the classes (and
+domains, where there are any) that the client holds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ from fedcli.core.batches import generator
 from fedcli.core.federation import Cohort
 from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, STYLE, chart
-from fedcli.figures.quality import Shown, kept_outputs, one_a_setting, separation
+from fedcli.figures.quality import Shown, keep_arrays, kept_arrays, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.drift import EXAMPLES, SEED, Recording, local_features
@@ -38,6 +39,7 @@ CLASS_COLOURS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#000000",
 )  # fmt: skip
 CLIENT_MARKERS = ("o", "s", "^", "v", "<", ">", "D", "P", "X", "*")  # further clients are not shown
+CLIENTS = "clients.npz"
 PERPLEXITY = 30
 ACROSS = 5  # panels in a row where each is a setting
 SIDE, CLIENTS_SIDE = 1.7, 2.5  # inches, width and height of a panel of `tsne`, and of `clients`
@@ -176,8 +178,8 @@ def _dot(marker: str, colour: str, label: str) -> Line2D:
 # The clients' own models
 
 
-@chart("clients", "features of the clients' own models; each run does one more round for it", "models")
-def clients_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figure:
+@chart("clients", "features of the clients' own models, after 'fedcli quality --clients'", "folders")
+def clients_chart(paths: Iterable[Path]) -> Figure:
     """Draws the features of the clients' models of finished runs, a column for those that differ in more than the seed.
 
     Above they stand in the plane by t-SNE, colours for classes and markers for clients; below are the histograms of the
@@ -186,33 +188,45 @@ def clients_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figure:
 
     Args:
         paths: Run folders, or folders that hold run folders.
-        method: The user's files that the runs need, see `resume`.
 
     Raises:
-        UserError: If the runs are of several data sets, or one has no global model or cannot be opened again.
+        UserError: If the runs are of several data sets, or their clients' features have not been kept.
     """
     runs, title = one_a_setting(paths)
-    panels = [client_scatter(run.label, one_more_round(run.folder, method)) for run in runs]
+    panels = []
+    for run in runs:
+        kept = kept_arrays(run, CLIENTS, "clients_", "fedcli quality --clients")
+        points = Points(kept["features"].astype(float), kept["labels"], kept["clients"])
+        quality = {name: run.record["quality"][f"clients_{name}"] for name in ("nmi", "silhouette")}
+        panels.append(client_scatter(f"{run.label}\n{_numbers(quality)}", points))
     return clients_figure(panels, runs[0].record["class_names"], title)
 
 
 def add_clients_quality(folder: Path, method: Sequence[str] = ()) -> dict[str, float]:
-    """Measures the features that `clients` draws of a finished run, and writes the numbers into its record.
+    """Measures the features of the clients' models after one more round, keeps them, and writes the numbers down.
 
     Args:
         folder: Of the run.
         method: The user's files that the run needs, see `resume`.
 
     Returns:
-        `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients together.
+        What its record gets: `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients
+        together; the median cosines of two features of one class, `clients_cosine_same`, and of two classes,
+        `clients_cosine_other`; and `clients_features_sha256`, of the file.
 
     Raises:
         UserError: As `one_more_round` and `separation`.
     """
     points = one_more_round(folder, method)
-    measured = {**separation(points.features, points.labels), "examples": len(points.labels)}
-    found = {f"clients_{name}": value for name, value in measured.items()}
+    points = points._replace(features=points.features.astype(np.float16))  # as they are kept
+    cosines, same = pair_cosines(points.features.astype(float), points.labels)
+    measured = {
+        **separation(points.features.astype(float), points.labels), "examples": len(points.labels),
+        "cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same])),
+    }  # fmt: skip
     with owned(folder):
+        measured["features_sha256"] = keep_arrays(folder / CLIENTS, points._asdict())
+        found = {f"clients_{name}": value for name, value in measured.items()}
         record = read_record(folder)
         write_record(folder, {**record, "quality": {**record.get("quality", {}), **found}})
     return found
@@ -263,11 +277,9 @@ def _known(fed: Recording, client: int, labels: Tensor, domains: Tensor) -> Tens
 
 
 def client_scatter(title: str, points: Points) -> ClientScatter:
-    """The column of one run; NMI and silhouette are those of all clients' features together."""
+    """The column of one run."""
     cosines, same = pair_cosines(points.features, points.labels)
-    plane = embed(points.features)
-    title = f"{title}\n{_numbers(separation(points.features, points.labels))}"
-    return ClientScatter(title, plane, points.labels, points.clients, cosines[same], cosines[~same])
+    return ClientScatter(title, embed(points.features), points.labels, points.clients, cosines[same], cosines[~same])
 
 
 def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@
 `correlation` draws cross-correlations of the clients' logits, class by class. Every client's own model after the last
 round, in evaluation mode, is given the same images: some of the public ones, and some of each client's own training
 images. A client's logits are correlated with the mean logits of all clients, on the public images and on its own ones,
-and the matrices are averaged over the clients.
+and the matrices are averaged over the clients. They go into the records, so that the figure can be drawn again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,6 +31,8 @@ from fedcli.figures.plots import STYLE, chart
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
+from fedcli.runs.owner import owned
+from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import machine_settings, open_run
 
 SHARES_MAP = "Blues"  # one hue from white: the same order in grey print and for colour-blind readers, and little ink
@@ -144,7 +146,8 @@ def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figu
     """Draws the cross-correlation of the clients' logits with their mean, a row for runs that differ beyond the seed.
 
     On the left they are of public images: those of the run, or where it has none those of the first one shown that
-    has. On the right they are of the clients' own training images. Of several seeds the first is drawn.
+    has. On the right they are of the clients' own training images. Of several seeds the first is drawn. Where all
+    records have their matrices these are drawn, and no checkpoint is needed.
 
     Args:
         paths: Run folders, or folders that hold run folders.
@@ -155,10 +158,27 @@ def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figu
             checkpoint or another one's.
     """
     shown, title = one_a_setting(paths)
+    kept = [run.record.get("correlation") for run in shown]
+    if not all(kept):
+        kept = _measure(shown, method)
+    rows = []
+    for run, own in zip(shown, kept, strict=True):
+        rows.append(Matrices(run.label, np.array(own["public"]), np.array(own["private"])))
+    return correlation_figure(rows, title)
+
+
+def _measure(shown: Sequence[Shown], method: Sequence[str]) -> list[dict[str, list]]:
+    """Measures the matrices of runs, `public` and `private`, and writes them into their records."""
     _refuse(shown, method)
     lender = next(run.folder for run in shown if run.record["config"].get("public_dataset"))
     lent = public_sample(open_run(lender, method).fed)
-    return correlation_figure([Matrices(run.label, *correlations(run.folder, lent, method)) for run in shown], title)
+    found = []
+    for run in shown:
+        public, private = correlations(run.folder, lent, method)
+        found.append({"public": public.tolist(), "private": private.tolist()})
+        with owned(run.folder):
+            write_record(run.folder, {**read_record(run.folder), "correlation": found[-1]})
+    return found
 
 
 def _refuse(shown: Sequence[Shown], method: Sequence[str]) -> None:

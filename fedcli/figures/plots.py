@@ -5,11 +5,15 @@ A function that returns a figure becomes a kind of `fedcli plot` by `@chart`; `w
 Figures are made without pyplot, so no global state is touched and no window system is needed.
 """
 
+import csv
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean, mode
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -23,7 +27,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
-from fedcli.results.tables import SeedGroup, agreed, group
+from fedcli.results.comparison import printed_accuracy
+from fedcli.results.tables import SeedGroup, group, headline
 from fedcli.runs.records import quiet
 
 STYLE = {
@@ -49,10 +54,16 @@ STYLE = {
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-CURVES = (4.8, 3.0)  # inches, width and height of the figure of curves without its legend
+LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
+FEW = 4
+ACROSS = 3  # panels of curves in a row
+CURVES, PANEL = (4.8, 3.0), (3.2, 2.6)  # inches, width and height of a panel that is alone, and of one of several
+DIRECT = 44  # characters of the longest label that still stands at the end of its line, else there is a legend
+WRAP = 22  # characters in a line of such a label
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
+LINE_HEIGHT = 0.15  # inches that such a line takes
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
-LONG_LABEL = 32  # characters, beyond which two columns of labels are wider than the figure
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
 CELL = 0.3  # inches, the largest side of one of its cells
 BUBBLE = 0.1  # inches, the least diameter of its largest bubble; in narrow columns bubbles may overlap
@@ -125,6 +136,7 @@ class Curve(NamedTuple):
         places: Where these stand on the horizontal axis, the mean over the runs; `[R]`.
         values: `[n, R]`.
         diverged: Places and values of each run that diverged and has any.
+        printed: The paper's number where the runs are of a cell of one of its tables, in percent.
     """
 
     setting: SeedGroup
@@ -133,6 +145,7 @@ class Curve(NamedTuple):
     places: np.ndarray
     values: np.ndarray
     diverged: list[tuple[np.ndarray, np.ndarray]]
+    printed: float | None
 
     @property
     def all_diverged(self) -> bool:
@@ -150,8 +163,9 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """Draws test accuracy over rounds, floats or seconds, one line for the runs that agree in everything but the seed.
 
     The band is the mean ± the sample standard deviation over seeds. Only finished runs enter them where there are any;
-    a run that diverged is a thin line that ends in a cross. The legend tells what was left out. A ring marks the best
-    round of a single run, where the rule takes it.
+    a run that diverged is a thin line that ends in a cross. The names tell what was left out. A ring marks the best
+    round of a single run, where the rule takes it. A dotted line is the paper's number where the runs are of a cell of
+    one of its tables. More than `LINES` curves are drawn in several panels.
 
     Args:
         records: The runs.
@@ -172,16 +186,9 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     curves = _curves(groups, _accuracy, along)
     if not curves:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
-    figure = Figure(layout="constrained")
-    axes = figure.add_subplot()
-    _draw_curves(axes, curves, "Test accuracy (%)", label)
-    for index, curve in enumerate(curves):
-        if len(curve.drawn) == 1:
-            _mark_selected(axes, curve, LINE_COLOURS[index % len(LINE_COLOURS)])
     left_out = len(records) - len(known)
-    axes.set_title(_title(groups) + (f"; without {x}, left out: {left_out}" if left_out else ""))
-    _legend(figure, axes, curves)
-    return figure
+    title = _title(curves) + (f"; without {x}, left out: {left_out}" if left_out else "")
+    return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
 
 
 def _rounds(record: dict) -> list[float]:
@@ -258,13 +265,8 @@ def _curves_side_by_side(
         read: From what a record says of a round, and the key, to the value; None where there is none.
     """
     groups = group(records)
-    figure = Figure(layout="constrained")
-    panels = [_curves(groups, lambda row, key=key: read(row, key)) for key in labels]
-    for axes, curves, label in zip(figure.subplots(1, 2), panels, labels.values(), strict=True):
-        _draw_curves(axes, curves, label)
-    figure.suptitle(_title(groups), fontsize=STYLE["axes.titlesize"])
-    _legend(figure, figure.axes[0], panels[0], (CHART_WIDTH, 2.6))
-    return figure
+    columns = {label: _curves(groups, lambda row, key=key: read(row, key)) for key, label in labels.items()}
+    return _curves_figure(columns, _title(next(iter(columns.values()))), "Round")
 
 
 def _mean_accuracy(row: dict, key: str) -> float | None:
@@ -304,14 +306,66 @@ def _curves(
         if rounds or diverged:
             shape = len(curves), len(rounds), 2
             both = np.array([[curve[number] for number in rounds] for curve in curves]).reshape(shape)
-            found.append(Curve(member, drawn, np.array(rounds), both[..., 0].mean(0), both[..., 1], diverged))
+            places, values = both[..., 0].mean(0), both[..., 1]
+            found.append(Curve(member, drawn, np.array(rounds), places, values, diverged, printed_accuracy(drawn[0])))
     return found
 
 
-def _draw_curves(axes: Axes, curves: list[Curve], label: str, x_label: str = "Round") -> None:
-    """Draws mean and band of each group; the markers of different groups stand at different rounds."""
-    for index, curve in enumerate(curves):
-        colour, dashes = LINE_COLOURS[index % len(LINE_COLOURS)], DASHES[index % len(DASHES)]
+def _curves_figure(columns: dict[str, list[Curve]], title: str, x_label: str, headline: bool = False) -> Figure:
+    """Curves in as many panels as they need, with their names where the lines end, or in a legend where these are long.
+
+    Args:
+        columns: What is measured, the curves of it by the label of the axis.
+        title: Of the figure.
+        x_label: Of the horizontal axes.
+        headline: Whether it is the accuracy that the runs are judged by: the selected round and the paper's number are
+            shown too.
+    """
+    settings = list(dict.fromkeys(curve.setting.label for curves in columns.values() for curve in curves))
+    looks = {label: _look(index, len(settings)) for index, label in enumerate(settings)}
+    rows = 1 if len(settings) <= LINES else ceil(len(settings) / FEW)
+    parts = [part.tolist() for part in np.array_split(settings, rows)]
+    names = _names([curve for curves in columns.values() for curve in curves])
+    direct = max(map(len, names.values())) <= DIRECT
+    drawn = [(part, label, curves) for part in parts for label, curves in columns.items()]
+    across = min(len(drawn), ACROSS) if len(columns) == 1 else len(columns)
+    size = CURVES if len(drawn) == 1 else PANEL
+    figure = Figure(figsize=(across * size[0], ceil(len(drawn) / across) * size[1]), layout="constrained")
+    grid = figure.subplots(ceil(len(drawn) / across), across, squeeze=False, sharey=len(columns) == 1)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(drawn):
+            axes.set_axis_off()
+            continue
+        part, label, curves = drawn[place]
+        shown = [curve for curve in curves if curve.setting.label in part]
+        _draw_curves(axes, shown, looks, names, headline)
+        axes.set(xlabel=x_label, ylabel=label if len(columns) > 1 or place % across == 0 else "")
+    if direct:
+        last = [place for place in range(len(drawn)) if len(columns) == 1 or (place + 1) % across == 0]
+        for place in last:
+            part, _, curves = drawn[place]
+            shown = [curve for curve in curves if curve.setting.label in part]
+            _name_lines(grid.flat[place], shown, looks, names, size[1] - 0.7)
+    figure.suptitle(fill(title, int(16 * figure.get_figwidth())), fontsize=STYLE["axes.titlesize"])
+    _legend(figure, [curve for curves in columns.values() for curve in curves], direct)
+    return figure
+
+
+def _look(index: int, count: int) -> dict[str, Any]:
+    """How the line of that number looks; the markers of different lines stand at different rounds."""
+    return {
+        "color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)], "start": index / count,
+    }  # fmt: skip
+
+
+def _draw_curves(
+    axes: Axes, curves: list[Curve], looks: dict[str, dict], names: dict[str, str], headline: bool
+) -> None:
+    """Draws mean and band of each group."""
+    for curve in curves:
+        look = dict(looks[curve.setting.label])
+        colour, start = look["color"], look.pop("start")
         mean = curve.values.mean(0)
         if curve.has_band:
             spread = curve.values.std(0, ddof=1)
@@ -319,19 +373,65 @@ def _draw_curves(axes: Axes, curves: list[Curve], label: str, x_label: str = "Ro
         every = max(1, len(mean) // 8)
         shown = ([], []) if curve.all_diverged else (curve.places, mean)
         axes.plot(
-            *shown, label=_legend_label(curve), color=colour, linestyle=dashes,
-            marker=MARKERS[index % len(MARKERS)], markevery=(index * every // len(curves), every),
-            markeredgecolor="white", markeredgewidth=0.4,
+            *shown, label=names[curve.setting.label], markevery=(int(start * every), every),
+            markeredgecolor="white", markeredgewidth=0.4, **look,
         )  # fmt: skip
         for places, values in curve.diverged:
             axes.plot(
-                places, values, color=colour, linestyle=dashes, linewidth=0.8, marker="X", markersize=7,
+                places, values, color=colour, linestyle=look["linestyle"], linewidth=0.8, marker="X", markersize=7,
                 markevery=[len(places) - 1], markeredgewidth=0, gid="diverged",
             )  # fmt: skip
-    axes.set(xlabel=x_label, ylabel=label)
+        if headline and len(curve.drawn) == 1:
+            _mark_selected(axes, curve, colour)
+        if headline and curve.printed is not None:
+            axes.axhline(curve.printed, color=colour, linestyle=":", linewidth=1, gid="printed")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)
     axes.grid(axis="y")
+
+
+def _name_lines(axes: Axes, curves: list[Curve], looks: dict, names: dict[str, str], height: float) -> None:
+    """Writes the names of the lines and the paper's numbers to the right of axes that are so many inches high."""
+    low, high = axes.get_ylim()
+    last = max(curve.places.max(initial=0) for curve in curves)  # no leader goes through the curves from before it
+    entries = []
+    for curve in curves:
+        colour = looks[curve.setting.label]["color"]
+        for places, values in curve.diverged if curve.all_diverged else [(curve.places, curve.values.mean(0))]:
+            entries.append(
+                (places[-1], values[-1], fill(names[curve.setting.label], WRAP, break_long_words=False), colour)
+            )
+        if any(line.get_gid() == "printed" and line.get_color() == colour for line in axes.lines):
+            entries.append((axes.get_xlim()[1], curve.printed, f"paper: {curve.printed:.2f}", colour))
+    heights = [(text.count("\n") + 1) * LINE_HEIGHT / height * (high - low) for *_, text, _ in entries]
+    levels = apart([entry[1] for entry in entries], heights, low, high)
+    for (place, value, text, colour), level in zip(entries, levels, strict=True):
+        axes.annotate(
+            text, (place, value), (1.05, level), textcoords=axes.get_yaxis_transform(), color=colour, va="center",
+            gid="name", annotation_clip=False,
+            arrowprops={**LEADER, "color": colour} if place >= last else None,
+        )  # fmt: skip
+    axes.set_ylim(low, high)
+
+
+def apart(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
+    """The middles of labels that do not overlap, as near as may be to where they are wanted.
+
+    Args:
+        wanted: Their middles.
+        heights: How high they are; together at most `high - low`.
+        low: Where they may begin.
+        high: Where they must end.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    levels = list(wanted)
+    for _ in range(20 * len(order)):  # each step halves an overlap
+        for one, other in pairwise(order):
+            overlap = max(0, (heights[one] + heights[other]) / 2 - (levels[other] - levels[one]))
+            levels[one], levels[other] = levels[one] - overlap / 2, levels[other] + overlap / 2
+        for one, bound in ((order[0], max), (order[-1], min)):
+            levels[one] = bound(levels[one], low + heights[one] / 2 if bound is max else high - heights[one] / 2)
+    return levels
 
 
 def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
@@ -343,45 +443,54 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
         axes.plot(*point, marker="o", markersize=8, fillstyle="none", linestyle="none", color=colour, gid="selected")
 
 
-def _legend_label(curve: Curve) -> str:
-    """Label, number of runs, and what is unfinished or has diverged."""
-    member, n = curve.setting, len(curve.drawn)
-    if curve.all_diverged:
-        return f"{member.label} (n = {n}, diverged)"
-    left_out = len(member.records) - n - len(member.diverged)
-    notes = [
-        f"n = {n}",
-        *(["unfinished"] if not member.finished else []),
-        *([f"{left_out} unfinished not shown"] if left_out else []),
-        *([f"{len(member.diverged)} diverged"] if member.diverged else []),
-    ]
-    return f"{member.label} ({', '.join(notes)})"
+def _names(curves: list[Curve]) -> dict[str, str]:
+    """The names of the lines by setting: with the number of runs where others have more, and with what is left out."""
+    most, names = max(len(curve.drawn) for curve in curves), {}
+    for curve in curves:
+        member, n = curve.setting, len(curve.drawn)
+        left_out = len(member.records) - n - len(member.diverged)
+        notes = [
+            *([f"n = {n}"] if n < most else []),
+            *(["diverged"] if curve.all_diverged else ["unfinished"] if not member.finished else []),
+            *([f"{left_out} unfinished not shown"] if left_out and not curve.all_diverged else []),
+            *([f"{len(member.diverged)} diverged"] if member.diverged and not curve.all_diverged else []),
+        ]
+        whole = (note.replace(" ", "\N{NO-BREAK SPACE}") for note in notes)
+        names[member.label] = f"{member.label} ({', '.join(whole)})" if notes else member.label
+    return names
 
 
-def _title(groups: list[SeedGroup]) -> str:
-    """What all runs have in common."""
-    same = agreed(record for member in groups for record in member.records)
-    methods = {member.method for member in groups}
-    parts = [*methods] if len(methods) == 1 else []
-    return ", ".join([*parts, *(str(same[key]) for key in ("dataset", "partition") if key in same)])
+def _title(curves: list[Curve]) -> str:
+    """What all runs have in common, what makes them smaller than their protocol, and how many there are of each."""
+    methods = {curve.setting.method for curve in curves}
+    most = max(len(curve.drawn) for curve in curves)
+    about = headline(record for curve in curves for record in curve.setting.records)
+    if len(methods) == 1:
+        about = f"{methods.pop()}, {about}"
+    return f"{about}; {most} seeds" if most > 1 else f"{about}; one seed"
 
 
-def _legend(figure: Figure, axes: Axes, curves: list[Curve], size: tuple[float, float] = CURVES) -> None:
-    """The legend below the axes, where it can hide no curve; the figure of that size grows by its height."""
-    handles, labels = axes.get_legend_handles_labels()
+def _legend(figure: Figure, curves: list[Curve], direct: bool) -> None:
+    """The legend below the axes, where it can hide no curve: of what has no name at its end; the figure grows by it."""
+    every = [axes for axes in figure.axes if axes.axison]
+    entries = (
+        {} if direct else {line.get_label(): line for axes in every for line in axes.lines if line.get_gid() is None}
+    )
     if counts := sorted({len(curve.values) for curve in curves if curve.has_band}):
-        handles.append(Patch(color="#555555", alpha=0.18, linewidth=0))
-        labels.append(f"band: standard deviation over {' or '.join(map(str, counts))} seeds")
+        about = f"band: mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+        entries[about] = Patch(color="#555555", alpha=0.18, linewidth=0)
     for gid, label, look in (
-        ("selected", "selected round", {"marker": "o", "markersize": 8, "fillstyle": "none"}),
-        ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "markeredgewidth": 0}),
+        ("selected", "selected round", {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}),
+        ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "linestyle": "none"}),
+        ("printed", "the paper's number for the line of its colour", {"linestyle": ":", "linewidth": 1}),
     ):
-        if any(line.get_gid() == gid for line in axes.lines):
-            handles.append(Line2D([], [], linestyle="none", color="#555555", **look))
-            labels.append(label)
-    columns = 1 if max(map(len, labels)) > LONG_LABEL else 2
-    figure.set_size_inches(size[0], size[1] + 0.16 * ceil(len(labels) / columns))  # a line of text is 0.16 inches
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.4)
+        if any(line.get_gid() == gid for axes in every for line in axes.lines):
+            entries[label] = Line2D([], [], color="#555555", **look)
+    if entries:
+        width, height = figure.get_size_inches()
+        columns = max(1, int(width / (0.055 * max(map(len, entries)) + 0.6)))
+        figure.set_size_inches(width, height + 0.16 * ceil(len(entries) / columns))  # a line of text is 0.16 inches
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, handlelength=3.4)
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
@@ -406,6 +515,19 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
         sides.reverse()
         counts = counts.T
     return _bubbles(counts, sides, title)
+
+
+def scaling_rows(file: Path) -> list[dict]:
+    """Of the CSV that `fedcli bench --csv` has written, the rows of the figure; of a workload measured twice the last.
+
+    Args:
+        file: The CSV.
+    """
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = {row["workload"]: row for row in csv.DictReader(lines) if " K=" in row["workload"]}
+    numbers = ("cohort_size", "batch_size", "seconds_per_round", "seconds_spread", "plain_seconds_per_round",
+               "plain_spread")  # fmt: skip
+    return [{**row, **{name: json.loads(row[name]) for name in numbers}} for row in rows.values()]
 
 
 def scaling_figure(rows: Sequence[dict]) -> Figure:

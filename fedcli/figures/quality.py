@@ -19,7 +19,7 @@ from fedcli.core.evaluation import models
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import Method, find_method
-from fedcli.results.tables import agreed, group
+from fedcli.results.tables import group, headline
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD, file_digest, read_record, write_record
@@ -60,6 +60,8 @@ class Shown(NamedTuple):
 def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
     """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
 
+    The seed stands in the title, or where it is not the same for all in the labels.
+
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
     """
@@ -69,9 +71,11 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
         raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
     places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
     firsts = [(member.label, member.records[0]) for member in group(records)]
-    about = agreed(records)
-    title = ", ".join(str(about[key]) for key in ("dataset", "partition") if key in about)
-    return [Shown(label, record, places[id(record)]) for label, record in firsts], title
+    shown = [Shown(label, record, places[id(record)]) for label, record in firsts]
+    seeds = {record["seed"] for _, record in firsts}
+    if len(seeds) > 1:
+        return [run._replace(label=f"{run.label}, seed {run.record['seed']}") for run in shown], headline(records)
+    return shown, f"{headline(records)}; seed {seeds.pop()}"
 
 
 def separation(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
@@ -102,19 +106,40 @@ def kept_outputs(run: Shown) -> tuple[str, dict[str, np.ndarray]]:
     Raises:
         UserError: If it has kept nothing, or the file is not the one that its record names.
     """
-    if "quality" not in run.record or not (run.folder / FEATURES).is_file():
-        raise UserError(
-            f"the outputs of '{run.folder}' have not been kept (got no {FEATURES}); run 'fedcli quality' first."
-        )
+    kept = kept_arrays(run, FEATURES, "", "fedcli quality")
     quality = run.record["quality"]
-    if quality.get("features_sha256") != (found := file_digest(run.folder / FEATURES)):
-        raise UserError(
-            f"'{run.folder / FEATURES}' is not what the run's record names: it is damaged, another run's or older (got "
-            f"SHA-256 {found[:16]}, was {str(quality.get('features_sha256'))[:16]}); run 'fedcli quality' again."
-        )
     client = f", client\N{NO-BREAK SPACE}{quality['client']}" if "client" in quality else ""
-    with np.load(run.folder / FEATURES) as kept:
-        return run.label + client, dict(kept)
+    return run.label + client, kept
+
+
+def kept_arrays(run: Shown, file: str, prefix: str, command: str) -> dict[str, np.ndarray]:
+    """The arrays that were kept beside a record.
+
+    Args:
+        run: The run.
+        file: Their name.
+        prefix: Of the keys of what was measured with them.
+        command: What keeps them.
+
+    Raises:
+        UserError: If they have not been kept, or are not those that the record names.
+    """
+    digest, path = run.record.get("quality", {}).get(f"{prefix}features_sha256"), run.folder / file
+    if digest is None or not path.is_file():
+        raise UserError(f"the outputs of '{run.folder}' have not been kept (got no {file}); run '{command}' first.")
+    if digest != (found := file_digest(path)):
+        raise UserError(
+            f"'{path}' is not what the run's record names: it is damaged, another run's or older (got "
+            f"SHA-256 {found[:16]}, was {digest[:16]}); run '{command}' again."
+        )
+    with np.load(path) as kept:
+        return dict(kept)
+
+
+def keep_arrays(path: Path, arrays: dict[str, np.ndarray]) -> str:
+    """Writes arrays beside a record; the digest of their file."""
+    write_atomically(path, lambda path: _save(path, arrays))
+    return file_digest(path)
 
 
 def add_quality(folder: Path, client: int | None = None, method: Sequence[str] = ()) -> dict[str, Any]:
@@ -156,8 +181,7 @@ def add_quality(folder: Path, client: int | None = None, method: Sequence[str] =
             quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
     of_clients = {name: value for name, value in record.get("quality", {}).items() if name.startswith("clients_")}
     with owned(folder):
-        write_atomically(folder / FEATURES, lambda path: _save(path, kept))
-        quality["features_sha256"] = file_digest(folder / FEATURES)
+        quality["features_sha256"] = keep_arrays(folder / FEATURES, kept)
         write_record(folder, {**record, "quality": {**of_clients, **quality}})
     return quality
 

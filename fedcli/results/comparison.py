@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcli.registry import Gain, Table
+from fedcli.registry import Gain, Table, tables
+from fedcli.results import reproduce
 from fedcli.results.metrics import BOLD, DECIMALS, Metric, best, interval
 from fedcli.results.render import Sheet
 from fedcli.results.reproduce import IN_TEXT, STATES, PlannedCell, PlannedRun, TablePlan
@@ -19,6 +20,7 @@ from fedcli.results.tables import tuned
 
 NOT_REPORTED = "not reported"
 LINES = ("paper", "ours", "difference", "interval")
+ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
 SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
 
 
@@ -100,6 +102,18 @@ def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
     if name == IN_TEXT and name not in reported()[paper]:
         return {}
     return {(entry["method"], entry["column"]): entry for entry in reported()[paper][name]["rows"]}
+
+
+def printed_accuracy(record: dict[str, Any]) -> float | None:
+    """The paper's accuracy in percent for the setting of a run; None where the run is of no cell with a number."""
+    for table in tables().values():
+        paper = printed(table)
+        for cell in table.cells:
+            if (cell.method, cell.settings.get("dataset")) == (record["method"], record["dataset"]):
+                number = paper.get((cell.row, cell.column), {}).get("mean")
+                if number is not None and cell.metric in ACCURACIES and reproduce.is_run_of(record, table, cell):
+                    return number
+    return None
 
 
 def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Comparison:

@@ -1,4 +1,4 @@
-"""Running several planned runs: one after the other, several at once on this machine, or on a Ray cluster."""
+"""Running planned runs, of a table or a grid: one after the other, several at once here, or on a Ray cluster."""
 
 import importlib.util
 import logging
@@ -17,6 +17,7 @@ import torch
 
 from fedcli.errors import UserError
 from fedcli.registry import absolute, own_paths
+from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES, flags_of
@@ -73,11 +74,11 @@ def find_cluster(on: str, cpus: float | None = None, gpus: float | None = None) 
     return Cluster(address or None, 1.0 if cpus is None else cpus, gpus or 0.0)
 
 
-def execute(plan: TablePlan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None) -> dict[Path, str]:
+def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
-        plan: The table.
+        plan: The table, or the grid.
         watch: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
         cluster: Where they run instead.
@@ -86,7 +87,7 @@ def execute(plan: TablePlan, watch: Watch, jobs: int = 1, cluster: Cluster | Non
         The errors of the runs that failed, by their folders.
 
     Raises:
-        UserError: Another process runs what is in the table's folder.
+        UserError: Another process runs what is in the plan's folder.
     """
     with owned(plan.folder):
         if cluster is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -266,6 +267,44 @@ def _last_tenth(record: Record) -> float | None:
     first = record["config"]["rounds"] - max(1, record["config"]["rounds"] // 10)
     found = [entry["test_accuracy"] for entry in _tested(record) if entry["round"] >= first]
     return fmean(found) if found else None
+
+
+def _of_last(name: str, help: str, combine: Callable[[list[float]], float], **about: Any) -> None:
+    """Registers a number of the test accuracies of the last rounds, as many as its parameter says."""
+
+    def read(record: Record, rounds: int) -> float | None:
+        found = [one["test_accuracy"] for one in _tested(record) if one["round"] >= record["config"]["rounds"] - rounds]
+        return combine(found) if found else None
+
+    metric(name, help, parameter=int, needs="every", **about)(read)
+
+
+_of_last("mean-of-last", "mean test accuracy of so many last rounds, as mean-of-last:50", fmean)
+_of_last("least-of-last", "lowest test accuracy of so many last rounds, as least-of-last:50", min)
+_of_last("most-of-last", "highest test accuracy of so many last rounds, as most-of-last:50", max)
+_of_last(
+    "deviation-of-last", "sample standard deviation of the test accuracies of so many last rounds",
+    lambda found: stdev(found) if len(found) > 1 else 0.0, better="lower",
+)  # fmt: skip
+
+
+@metric("largest-step", "largest change of the test accuracy from a tested round to the next", needs="every", better="")
+def _largest_step(record: Record) -> float | None:
+    found = [entry["test_accuracy"] for entry in _tested(record)]
+    return max((abs(after - before) for before, after in pairwise(found)), default=None)
+
+
+@metric("round", "test accuracy of that round, counted from 1, as round:5", parameter=int, needs="every")
+def _of_round(record: Record, number: int) -> float | None:
+    return next((entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1), None)
+
+
+@metric(
+    "best-round", "the round with the highest test accuracy, counted from 1", unit="rounds", better="", needs="every"
+)
+def _best_round(record: Record) -> int | None:
+    best = max(_tested(record), key=lambda entry: entry["test_accuracy"], default=None)
+    return None if best is None else best["round"] + 1
 
 
 @metric("validation", "validation accuracy at the selected round", needs="selected")

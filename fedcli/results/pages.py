@@ -1,6 +1,7 @@
-"""The pages of `results/`: one a paper, from the card in its file and from the records, and the one that comes first.
+"""The pages of `results/`: one a study, one a paper from the card in its file and from the records, and a first one.
 
-They are made from text and numbers that are in the repository, so they are the same on every machine.
+They are made from text and numbers that are in the repository, so they are the same on every machine. So are the data
+of the figures that they show: `figures/<study>-<kind>.png` is the figure of that kind of the study's records.
 """
 
 import re
@@ -13,10 +14,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedcli import registry
+from fedcli.errors import UserError
 from fedcli.registry import Cell, Method, Table
 from fedcli.results import claims, comparison, reproduce, tables
 from fedcli.results.claims import Answer
 from fedcli.results.metrics import find_metric, lead
+from fedcli.results.prose import fill_in
 from fedcli.results.render import MISSING, github, render
 from fedcli.results.reproduce import ENDED, PlannedCell, TablePlan
 from fedcli.results.tables import SeedGroup, find_records
@@ -24,6 +27,8 @@ from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import reductions_of
 
 BEGIN, END = "<!-- claims: written by 'make tables' -->", "<!-- claims: end -->"
+FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
+POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
 
 
@@ -90,7 +95,7 @@ def papers() -> list[Paper]:
 
 
 def pages(results: Path) -> dict[Path, str]:
-    """All pages that are made here.
+    """All pages.
 
     Args:
         results: Folder with `records/<study>` and `papers/notes/<paper>.md` where there are notes; beside it may be a
@@ -100,11 +105,13 @@ def pages(results: Path) -> dict[Path, str]:
         Texts by path under `results`.
     """
     studies = find_studies(results / "records")
-    texts = {}
+    texts: dict[Path, str] = {
+        Path(f"{study.name}.md"): study_page(results / "records" / study.name) for study in studies
+    }
     for paper in papers():
         standings = [standing(table, results / "records", studies) for table in paper.tables]
         notes = results / "papers" / "notes" / f"{paper.key}.md"
-        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+        missed = fill_in(notes.read_text(encoding="utf-8"), results / "records") if notes.is_file() else ""
         text = paper_page(paper, standings, studies, missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{results / 'records'}/", "records/")
     found = claims.answers(registry.claims(), [results / "records"])
@@ -117,7 +124,44 @@ def pages(results: Path) -> dict[Path, str]:
 def find_studies(folder: Path) -> list[Study]:
     """The studies in a folder, by name."""
     files = sorted(folder.glob("*/intro.md"))
-    return [Study(file.parent.name, file.read_text(encoding="utf-8"), find_records([file.parent])) for file in files]
+    return [Study(file.parent.name, _introduction(file.parent), find_records([file.parent])) for file in files]
+
+
+def _introduction(study: Path) -> str:
+    """The prose of a study with its numbers."""
+    file = study / "intro.md"
+    if not file.is_file():
+        raise UserError(f"the study has no introduction (got {study}); write its question and protocol to {file.name}.")
+    return fill_in(file.read_text(encoding="utf-8").strip(), study)
+
+
+def study_page(study: Path) -> str:
+    """The page of a study: its introduction, and all that follows from its records.
+
+    Args:
+        study: Folder with `intro.md`, whose numbers stand as `fedcli.results.prose` says, and run folders.
+
+    Raises:
+        UserError: If the introduction or the records are missing, or one of its numbers.
+    """
+    intro, records = _introduction(study), find_records([study])
+    tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
+    sections = [
+        intro,
+        "## Results\n\n" + render(tables.sheet(records)).strip(),
+        *([f"![Test accuracy over rounds](figures/{study.resolve().name}-curves.png)"] if tested >= POINTS else []),
+        "## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))),
+        "## Machines and versions\n\n" + "\n".join(tables.machines(records)),
+    ]
+    typed = [record["command"] for record in records if record.get("command", "").startswith("fedcli ")]
+    if commands := dict.fromkeys(typed):
+        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in commands), "```"]))
+    return "\n\n".join(sections) + "\n"
+
+
+def figures(text: str) -> dict[Path, tuple[str, str]]:
+    """The figures that a page shows: the study and the kind of each, by its path under the folder of the results."""
+    return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
 def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:

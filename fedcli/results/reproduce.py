@@ -384,6 +384,12 @@ def _is_of(record: dict[str, Any], setup: Setup, metrics: Iterable[Metric] = ())
     return same and all(metric.fits(record, setup.run.eval_every) for metric in metrics)
 
 
+def is_run_of(record: dict[str, Any], table: Table, cell: Cell) -> bool:
+    """Whether a cell of a table can be read from a run of its method, whatever the seed."""
+    setup = _planned_run(table, cell, record["seed"], {}, HOME).setup
+    return _is_of(record, setup, [find_metric(cell.metric)])
+
+
 def _round_work(config: Mapping[str, Any]) -> float:
     """Examples of a round; where the size of the data set is unknown, passes over it."""
     examples = config["train_examples"] or train_size(config["dataset"]) or 1

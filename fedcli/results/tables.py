@@ -1,4 +1,4 @@
-"""Tables from run records, and the page of a study.
+"""Tables from run records.
 
 A record is read from `record.json` and never changed. Accuracies are fractions there and percent here.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from fedcli.errors import UserError
 from fedcli.registry import methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Sheet, github, render
+from fedcli.results.render import MISSING, Sheet, github
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
@@ -122,6 +122,14 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {key: rows[0][key] for key, values in named.items() if len(values) == 1 and rows[0].get(key)}
 
 
+def headline(records: Iterable[dict]) -> str:
+    """What all records agree in, and what makes any of them smaller than their protocol: the title of a figure."""
+    records = list(records)
+    smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
+    reduced = [f"reduced: {' or '.join(sorted(smaller))}"] if smaller else []
+    return "; ".join([", ".join(map(str, agreed(records).values())), *reduced])
+
+
 def settings_text(settings: dict[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
     words = {True: "on", False: "off", None: "none"}
@@ -181,34 +189,6 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(ahead))),
         details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
-
-
-def page(study: Path) -> str:
-    """The page of a study: its introduction, and all that follows from its records.
-
-    Args:
-        study: Folder with `intro.md` and run folders. The page links to `figures/<study>-curves.png` beside it.
-
-    Raises:
-        UserError: If the introduction or the records are missing.
-    """
-    intro = study / "intro.md"
-    if not intro.is_file():
-        raise UserError(
-            f"the study has no introduction (got {study}); write its question and protocol to {intro.name}."
-        )
-    records = find_records([study])
-    sections = [
-        intro.read_text(encoding="utf-8").strip(),
-        "## Results\n\n" + render(sheet(records)).strip(),
-        f"![Test accuracy over rounds](figures/{study.resolve().name}-curves.png)",
-        "## Every run\n\n" + "\n".join(_every_run(group(records))),
-        "## Machines and versions\n\n" + "\n".join(_machines(records)),
-    ]
-    typed = [record["command"] for record in records if record.get("command", "").startswith("fedcli ")]
-    if commands := dict.fromkeys(typed):
-        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in commands), "```"]))
-    return "\n\n".join(sections) + "\n"
 
 
 def _text(value: Any) -> str:
@@ -414,7 +394,7 @@ def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
     return row | {f"config.{key}": value for key, value in record["config"].items()}
 
 
-def _every_run(groups: list[SeedGroup]) -> list[str]:
+def every_run(groups: list[SeedGroup]) -> list[str]:
     """A table with one row a run."""
     rows = []
     for member in groups:
@@ -439,7 +419,7 @@ def _every_run(groups: list[SeedGroup]) -> list[str]:
     return github(columns, [[row[column] for column in columns] for row in rows])
 
 
-def _machines(records: list[dict]) -> list[str]:
+def machines(records: list[dict]) -> list[str]:
     """One line for each machine and set of versions, with the number of runs it did."""
 
     def words(part: Any) -> str:

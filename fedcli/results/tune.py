@@ -5,29 +5,28 @@ round, the mean of the last three, or, where the last round counts, the mean ove
 """
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 from fedcli import registry
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
 from fedcli.registry import Method
+from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.experiment import Grid, combinations, parse_values, place
 from fedcli.runs.records import RECORD, read_record
 
 SEED = 1000  # of the trials, where none is given
 VALIDATION = 0.2  # share of each client's examples held out, where the protocol holds out none
 TUNED = "tuned.json"
-
-Grid = dict[str, tuple[Any, ...]]  # the values to try, by option
 
 
 @dataclass(frozen=True)
@@ -89,24 +88,8 @@ def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method.name} --help' shows all.")
         if name in grid:
             raise UserError(f"--grid has '{name}' twice; put all its values into one, divided by commas.")
-        grid[name] = tuple(_value(fields[name], value.strip()) for value in values.split(","))
+        grid[name] = parse_values(fields[name], values)
     return grid
-
-
-def _value(field: dataclasses.Field, text: str) -> Any:
-    """A value of an option from its text, checked."""
-    kinds = {*get_args(field.type)} or {field.type}
-    value: Any = text
-    for kind in (int, float):
-        if kind in kinds and not isinstance(value, int | float):
-            try:
-                value = kind(text)
-            except ValueError:
-                continue
-    if bool in kinds:
-        value = {"true": True, "false": False}.get(text.lower(), text)
-    registry.check_value(field, value)
-    return value
 
 
 def tune(
@@ -116,7 +99,7 @@ def tune(
     out: str | Path | None = None,
     seed: int | None = None,
     progress: runs.Listener | None = None,
-    spread: Callable[[Sequence[PlannedRun]], dict[Path, str]] | None = None,
+    spread: Callable[[GridPlan], dict[Path, str]] | None = None,
     **given: Any,
 ) -> tuple[list[Trial], Path]:
     """Runs every combination of a grid, and writes down which one is best; trials that have run are not run again.
@@ -143,34 +126,34 @@ def tune(
     _refuse_reported_seed(seed, setups[0][1])
     first = setups[0][1].run
     folder = Path(out or Path("runs") / f"tune-{chosen.name}-{first.protocol.replace(':', '-')}-{first.dataset}")
-    places = [folder / ",".join(f"{name}={value}" for name, value in combination.items()) for combination, _ in setups]
+    places = [folder / place(combination) for combination, _ in setups]
     if spread is not None:
         planned = [
             PlannedRun(
-                place.name, method, {**given, "validation": setup.run.validation, **combination, "seed": seed}, setup,
-                {}, place, read_record(place) if (place / RECORD).is_file() else None,
+                at.name, method, {**given, "validation": setup.run.validation, **combination, "seed": seed}, setup,
+                {}, at, read_record(at) if (at / RECORD).is_file() else None,
             )
-            for place, (combination, setup) in zip(places, setups, strict=True)
-            if _finished(place, setup) is None
+            for at, (combination, setup) in zip(places, setups, strict=True)
+            if _finished(at, setup) is None
         ]  # fmt: skip
-        errors = spread(planned)
+        errors = spread(GridPlan(folder, tuple(planned)))
         for run in planned:
             if _finished(run.folder, run.setup) is None:
                 raise UserError(f"the trial '{run.folder}' has not ended ({errors.get(run.folder)}); see its record.")
     trials = []
-    for place, (combination, setup) in zip(places, setups, strict=True):
-        record = _finished(place, setup)
+    for own_folder, (combination, setup) in zip(places, setups, strict=True):
+        record = _finished(own_folder, setup)
         if record is None:
             try:
-                if (place / RECORD).is_file():
+                if (own_folder / RECORD).is_file():
                     own = registry.own_paths([method, *setup.values().values()])
-                    runs.resume(place, method=own, progress=progress)
+                    runs.resume(own_folder, method=own, progress=progress)
                 else:
                     options = {**given, "validation": setup.run.validation, **combination, "seed": seed}
-                    runs.run(method, out=place, progress=progress, **options)
+                    runs.run(method, out=own_folder, progress=progress, **options)
             except NonFiniteLoss:
                 pass  # a trial that diverges is no choice, and the record says so
-            record = read_record(place)
+            record = read_record(own_folder)
         trials.append(Trial(combination, record))
     trials.sort(key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy, reverse=True)
     best = trials[0]
@@ -188,11 +171,9 @@ def tune(
 def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Setup]]:
     """Every combination of values with the run it makes, all of them checked before the first starts."""
     if clash := [name for name in grid if name in given]:
-        flag = "--" + clash[0].replace("_", "-")
-        raise UserError(f"{flag} is given and in --grid; leave one of the two out.")
+        raise UserError(f"{registry.flag_of(clash[0])} is given and in --grid; leave one of the two out.")
     found = []
-    for combination in itertools.product(*grid.values()):
-        values = dict(zip(grid, combination, strict=True))
+    for values in combinations(grid):
         setup = resolve(method, {**given, **values})
         if not setup.run.validation:
             setup = resolve(method, {**given, "validation": VALIDATION, **values})

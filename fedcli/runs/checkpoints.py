@@ -66,11 +66,11 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> str:
     """
     tensors: dict[str, Tensor] = {}
     structure = _named(tree, "", tensors)
-    write_tensors(path, tensors, {"tree": json.dumps(structure), "about": json.dumps(dict(about))})
+    return write_tensors(path, tensors, {"tree": json.dumps(structure), "about": json.dumps(dict(about))})
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes tensors by name to a file, and texts that say more."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Writes tensors by name to a file, and texts that say more; returns its SHA-256 as `save` does."""
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # every one at a multiple
     header, offset = {"__metadata__": {"sha256": "0" * 64, **metadata}}, 0
     for name, tensor in tensors.items():

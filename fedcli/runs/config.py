@@ -1,7 +1,7 @@
 """The configuration of a run: its options, where each value comes from, and what is refused before anything starts."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
-from fedcli.errors import UserError
+from fedcli.errors import UserError, unknown
 from fedcli.registry import (
     DataSetting,
     Method,
@@ -21,9 +21,12 @@ from fedcli.registry import (
     default_protocol,
     find_post,
     find_protocol,
+    flag_of,
+    is_from_file,
     method_options,
     option,
     posts,
+    spelt,
 )
 
 DEFAULT_DATASET = "digits"
@@ -134,11 +137,66 @@ PANELS = {
 
 
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
-# Taken by the command line and by `fedcli.run`.
-_NOT_FIELDS = {
-    "method", "out", "seeds", "tuned", "grid", "progress", "help", "continue_", "workers", "on", "cpus_per_run",
-    "gpus_per_run", "spread",
+# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
+EXPERIMENT = (
+    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "quiet", "workers", "on",
+    "cpus_per_run", "gpus_per_run",
+)  # fmt: skip
+_NOT_FIELDS = {"method", "grid", "progress", "help", "spread", *EXPERIMENT}
+
+# What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
+WORDS = {
+    "epochs": "local_epochs", "num_epochs": "local_epochs", "local_ep": "local_epochs", "local_steps": "local_epochs",
+    "clients": "num_clients", "n_clients": "num_clients", "num_users": "num_clients", "users": "num_clients",
+    "clients_per_round": "cohort_size", "cohort": "cohort_size", "fraction": "cohort_size", "frac": "cohort_size",
+    "join_ratio": "cohort_size", "participation": "cohort_size", "sample_size": "cohort_size",
+    "num_rounds": "rounds", "global_rounds": "rounds", "comm_rounds": "rounds", "communication_rounds": "rounds",
+    "learning_rate": "lr", "local_lr": "lr", "step_size": "lr", "eta": "lr", "wd": "weight_decay",
+    "batch": "batch_size", "bs": "batch_size", "local_bs": "batch_size", "opt": "optimizer", "scheduler": "lr_schedule",
+    "model": "backbone", "network": "backbone", "net": "backbone", "arch": "backbone", "architecture": "backbone",
+    "data": "dataset", "data_set": "dataset", "split": "partition", "alpha": "partition", "beta": "partition",
+    "dirichlet": "partition", "non_iid": "partition", "noniid": "partition", "iid": "partition",
+    "val": "validation", "gpu": "device", "cuda": "device", "eval_freq": "eval_every", "eval_interval": "eval_every",
+    "repeats": "seeds", "times": "seeds", "trials": "seeds", "random_seed": "seed",
+    "output": "out", "output_dir": "out", "save_dir": "out", "log_dir": "out", "resume": "continue_",
 }  # fmt: skip
+GREEK = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "zeta": "ζ", "eta": "η", "theta": "θ",
+    "kappa": "κ", "lambda": "λ", "lam": "λ", "mu": "μ", "nu": "ν", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ",
+    "omega": "ω",
+}  # fmt: skip
+
+
+def meant_option(word: str, fields: Mapping[str, dataclasses.Field], others: Iterable[str] = EXPERIMENT) -> str | None:
+    """The option that somebody means who calls it by another toolkit's word or by its symbol; None for none.
+
+    Args:
+        word: What was typed, with or without dashes.
+        fields: The options there are, by name; of several with the symbol the last is meant.
+        others: Names of options that have no field.
+    """
+    word = word.lstrip("-").replace("-", "_")
+    symbols = {word, GREEK.get(word.lower())}
+    by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in symbols]
+    guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
+    return guess if guess in (*fields, *others) else None
+
+
+def unknown_option(name: str, method: Method, chosen: str | None = None, where: str = "") -> UserError:
+    """An error, to be raised by the caller, for an option that a method does not have.
+
+    Args:
+        name: What was given.
+        method: The method.
+        chosen: What `--post` says.
+        where: What it stands in, for example "'exp.toml'"; empty for the command line and for Python.
+    """
+    fields = recorded_fields(method, chosen)
+    remedy = f"'fedcli run {method.name} --help' shows all."
+    kind = f"option of '{method.name}'" + (f" in {where}" if where else "")
+    if guess := meant_option(name, fields):
+        return UserError(f"unknown {kind}: {flag_of(name)}; did you mean {flag_of(guess)}? {remedy}")
+    return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy)
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -262,12 +320,18 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Options as they are typed on the command line; those that are None are left out."""
     flags = []
     for name, value in options.items():
-        flag = name.replace("_", "-")
+        flag = flag_of(name)
         if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
+            flags.append(flag if value else f"--no-{flag[2:]}")
         elif value is not None:
-            flags.append(f"--{flag}={value}")
+            flags.append(f"{flag}={value}")
     return flags
+
+
+def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a run that somebody has given, in whatever way; the others follow from these."""
+    others = ("default", "protocol ", "seed", "num_clients")
+    return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(others)}
 
 
 def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:
@@ -283,15 +347,16 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         UserError: For the first thing that is wrong. No data are read.
     """
     option_panels(method)  # refuses clashes of names
-    given = {
-        name: absolute(value) if name in MAY_BE_FILES and isinstance(value, str) else value
-        for name, value in given.items()
-    }
+    given = {name: _spelt(name, value, method) if isinstance(value, str) else value for name, value in given.items()}
     run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
     run_given = {name: value for name, value in given.items() if name in run_fields}
     after = _post_options(method, run_given.get("post"))
     post_given = {name: value for name, value in given.items() if name in after}
     method_given = {name: value for name, value in given.items() if name not in (*run_fields, *post_given)}
+    if strange := [
+        name for name in method_given if name not in {field.name for field in dataclasses.fields(method.config)}
+    ]:
+        raise unknown_option(strange[0], method, run_given.get("post"))
     for name, value in run_given.items():
         check_value(run_fields[name], value)
     method_options(method, method_given)
@@ -328,6 +393,24 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     device = find_device(run.device)
     origin |= option_origin
     return Setup(method, options, run, protocol, setting, parts, selection, device, origin, post, post_options)
+
+
+def _spelt(name: str, value: str, method: Method) -> str:
+    """The value of an option as it is recorded: names in their own letters, paths of a user's files absolute."""
+    if name in ("dataset", "public_dataset"):
+        value = datasets.find_name(value)
+    elif name == "backbone":
+        value = ",".join(spelt(part, backbones.BACKBONES) for part in value.split(","))
+    elif name == "protocol" and not is_from_file(value):
+        value = find_protocol(value, method).name
+    elif name == "post" and not is_from_file(value):
+        value = find_post(value, method).name
+    elif name == "partition" and not is_from_file(value):
+        head, *rest = value.split(":", 1)
+        value = ":".join([head.lower(), *rest])
+    elif field := recorded_fields(method).get(name):
+        value = spelt(value, field.metadata["choices"])
+    return absolute(value) if name in MAY_BE_FILES else value
 
 
 def built_in(method: Method) -> tuple[str, str] | None:
@@ -387,9 +470,8 @@ def _post_values(
     post = find_post(name, method) if name is not None else None
     for option_name, owner in _post_options(method, name).items():
         if option_name in given and owner is not post:
-            flag = "--" + option_name.replace("_", "-")
             chosen = "no --post" if post is None else f"--post {post.name}"
-            raise UserError(f"{flag} is for --post {owner.name} (got {chosen}); give both or neither.")
+            raise UserError(f"{flag_of(option_name)} is for --post {owner.name} (got {chosen}); give both or neither.")
     if post is None:
         return None, None
     options, option_origin = _method_values(post, given, layers)
@@ -407,7 +489,7 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     if run.backbone is None:
         raise UserError(
             f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
-            f"choose one with --backbone: {', '.join(backbones.BACKBONES)}."
+            f"choose one with --backbone, e.g. {next(iter(backbones.BACKBONES))}; 'fedcli list' shows all."
         )
     kinds = run.backbone.split(",")
     for name in kinds:

@@ -27,6 +27,6 @@ def refuse_non_finite(state: Any, before: Any, round: int) -> None:
         finite = torch.stack([torch.isfinite(leaf).all() for leaf in here.values()])
         if bad := [path for path, whole in zip(here, finite.tolist(), strict=True) if not whole]:
             raise NonFiniteLoss(
-                f"'{bad[0]}' of the state is not finite in round {round}; a smaller --lr, or a smaller step of the "
-                f"server, usually helps (rounds are counted from 0)."
+                f"'{bad[0]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of the "
+                f"server, usually helps."
             )

@@ -27,6 +27,7 @@ from fedcli.registry import (
     PublicSetting,
     absolute,
     find_method,
+    is_from_file,
     own_paths,
     replace_paths,
     short_name,
@@ -37,6 +38,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, Pace, clear, clear_finished, rea
 from fedcli.runs.config import (
     Setup,
     flags_of,
+    given_options,
     parse_size,
     recorded_fields,
     recorded_options,
@@ -64,6 +66,7 @@ from fedcli.runs.records import (
 )
 from fedcli.runs.signals import as_interruptions
 from fedcli.runs.store import Store, Unkept, trimmed
+from fedcli.runs.strict import Strict
 from fedcli.runs.workers import current, launched
 
 SMALL_NETWORK = 100_000  # parameters
@@ -126,6 +129,7 @@ def run(
     seeds: Iterable[int] | None = None,
     tuned: str | Path | None = None,
     continue_: bool | None = None,
+    sources: Mapping[str, str] | None = None,
     progress: Listener | None = None,
     **given: Any,
 ) -> Run | list[Run]:
@@ -138,6 +142,7 @@ def run(
         tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
         continue_: Go on with what is in `out` already, by the same call: skip a run that has ended, resume one that has
             begun, start the rest. The `state` of a skipped run is None.
+        sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
 
@@ -150,16 +155,16 @@ def run(
     """
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
-    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, **given)
-    begun = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
+    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **given)
+    records = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
-    source = absolute(method)
+    source = absolute(method) if is_from_file(method) else find_method(method).name
     done = [
         _begin(setup, folder, source, progress)
         if record is None
         else _continue(record, folder, setup, source, progress)
-        for setup, folder, record in zip(setups, folders, begun, strict=True)
+        for setup, folder, record in zip(setups, folders, records, strict=True)
     ]
     return done[0] if seeds is None else done
 
@@ -170,6 +175,7 @@ def plan(
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
     tuned: str | Path | None = None,
+    sources: Mapping[str, str] | None = None,
     **given: Any,
 ) -> tuple[list[Setup], list[Path]]:
     """The runs that `run` makes of what it is given, and their folders.
@@ -183,10 +189,10 @@ def plan(
         del given["checkpoint_every"]
     if isinstance(given.get("clients_per_chunk"), int):
         given["clients_per_chunk"] = str(given["clients_per_chunk"])
-    origin = {}
+    origin = {name: source for name, source in (sources or {}).items() if name in given}
     if tuned is not None:
         options, source_of = read_tuned(tuned, chosen)
-        origin = {name: source_of for name in options if name not in given}
+        origin |= {name: source_of for name in options if name not in given}
         given = {**options, **given}
 
     def resolved(values: Mapping[str, Any]) -> Setup:
@@ -199,7 +205,7 @@ def plan(
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
     setups = [resolved(values) for values in each]
-    parent = Path(out or _new_name(setups[0]))
+    parent = Path(out or new_folder(setups[0]))
     folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
     return setups, folders
 
@@ -216,11 +222,11 @@ def find_begun(setups: Sequence[Setup], folders: Sequence[Path], going_on: bool)
         UserError: If a folder holds something else.
     """
     pairs = list(zip(setups, folders, strict=True))
-    begun = [_begun(setup, folder) if going_on else None for setup, folder in pairs]
-    for folder, record in zip(folders, begun, strict=True):
+    records = [begun(setup, folder) if going_on else None for setup, folder in pairs]
+    for folder, record in zip(folders, records, strict=True):
         if record is None:
-            _free_folder(folder)
-    return begun
+            free_folder(folder)
+    return records
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
@@ -237,7 +243,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
 
 
-def _begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
+def begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
     """The record of a run that has begun in a folder; None for a folder without one.
 
     Raises:
@@ -323,7 +329,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         state = _init(setup, fed)
         with _owned_by_first(folder):
             if current().number == 0:
-                _free_folder(folder)  # another process may have begun in it meanwhile
+                free_folder(folder)  # another process may have begun in it meanwhile
                 write_record(folder, record)
             fed.store.open(folder, identity(record), current().number)
             return _go_on(setup, fed, record, state, folder, progress or Listener())
@@ -534,7 +540,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     """
     dataset, parts, public = load_data(setup)
     on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
-    kind = drift.Recording if setup.run.drift_every else Federation
+    kind = drift.Recording if setup.run.drift_every else Strict
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
     return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
@@ -608,7 +614,7 @@ def federation(
     return fed
 
 
-def _free_folder(out: str | Path) -> Path:
+def free_folder(out: str | Path) -> Path:
     """The folder of a run that begins, which must be free."""
     folder = Path(out)
     if not is_free(folder):
@@ -616,7 +622,7 @@ def _free_folder(out: str | Path) -> Path:
     return folder
 
 
-def _new_name(setup: Setup) -> Path:
+def new_folder(setup: Setup) -> Path:
     """A folder that does not exist, named after the time, the method and the data set."""
     name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
     tries = [name, *(Path(f"{name}-{count}") for count in range(2, 1000))]
@@ -699,10 +705,7 @@ def _new_record(
 
 def _command(setup: Setup, source: str) -> str:
     """What to type to make a run like this in a folder of its own, wherever its options came from."""
-    others = ("default", "protocol ", "seed", "num_clients")
-    values = setup.values()
-    given = {name: values[name] for name in values if not setup.origin.get(name, "default").startswith(others)}
-    return shlex.join(["fedcli", "run", source, *flags_of(given)])
+    return shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))])
 
 
 def _public(fed: Federation) -> dict[str, Any] | None:

@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedcli.core.engine import Workers
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree
 from fedcli.errors import UserError
@@ -51,7 +50,7 @@ class Lost(KeyboardInterrupt):
         self.code = code
 
 
-class Group(Workers):
+class Group:
     """The processes of a run as this one sees them; by default it is alone.
 
     Attributes:

@@ -43,7 +43,6 @@ Run it
     fedcli run fedgen --dataset digits
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -224,12 +223,6 @@ def server_samples(class_counts: Tensor, cohort, fed, config: Config) -> Samples
     return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
 
 
-def count_classes(client_ids: Iterable[int], fed) -> Tensor:
-    """c_k: how many training examples of each class a client has, `[K, C]`, int64."""
-    labels = [fed.engine.labels[torch.as_tensor(fed.training[client])] for client in client_ids]
-    return torch.stack([torch.bincount(own, minlength=fed.num_classes) for own in labels])
-
-
 def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
     """Class counts of the cohort, `[C]`, from those of its clients `[K, C]`; the previous ones where all are 0."""
     total = counts.sum(0)
@@ -246,7 +239,7 @@ def init(fed, config: Config) -> ServerState:
     params, _ = fed.initial_model(fed.networks[0])
     class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
     if config.form == "code":  # Reading 4
-        class_counts = count_classes(range(fed.num_clients), fed).sum(0)
+        class_counts = fed.class_counts(fed.cohort_of(0, range(fed.num_clients))).sum(0)
     on_device = tree_map(lambda leaf: leaf.to(fed.device, fed.dtype), first)
     return ServerState({name: params[name] for name in HEAD}, on_device, class_counts, {})
 
@@ -281,7 +274,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     head = weighted_mean(fed.upload(heads), cohort.weights)
     if code:  # Reading 4
         return ServerState(head, state.generator, state.class_counts, states), terms
-    class_counts = sum_counts(fed.upload(count_classes(cohort.client_ids, fed)), state.class_counts)
+    class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
     trained = state.generator
     if config.generator_weight:
         samples = server_samples(class_counts, cohort, fed, config)

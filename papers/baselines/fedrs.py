@@ -56,9 +56,7 @@ CONTEXT_AXES = Context(scales=0)
 
 def class_shares(fed, cohort) -> Tensor:
     """p_k: shares of the classes in each client's training part, `[K, C]`; zeros for a client without examples."""
-    parts = [torch.as_tensor(fed.training[client], device=fed.device) for client in cohort.client_ids]
-    # Reading 3
-    counts = torch.stack([torch.bincount(fed.engine.labels[part], minlength=fed.num_classes) for part in parts])
+    counts = fed.class_counts(cohort)  # Reading 3
     return counts.to(fed.dtype) / counts.sum(1, keepdim=True).clamp(min=1)
 
 

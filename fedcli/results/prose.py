@@ -1,0 +1,120 @@
+"""Numbers in the prose of a page, which are read from records and from what the papers print.
+
+Between double braces stand terms with + or - between them, and how many decimals are shown:
+
+    {{ selected ours - selected theirs : 1 }}        a metric of runs, its mean over them
+    {{ config.rounds ours }}                         what the records of all these runs say alike; of a list its length
+    {{ protocol.rounds ours }}                       the same setting as the runs' protocol has it
+    {{ least partition.sizes ours/seed-0 }}          the smallest number there, or with `most` the largest
+    {{ rounds-ahead ours theirs }}                   in how many rounds the first has the higher test accuracy
+    {{ printed paper:2 "a row" "a column" }}         the paper's number, by table, row and column
+    {{ rounds ours/seed-0 + 1 }}                     a number
+
+Runs are named by their folder. A negative number is refused, since the words around it would be wrong then; where both
+signs are right, `: +2` shows the sign.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import partial, reduce
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcli.errors import UserError
+from fedcli.registry import find_table, protocols
+from fedcli.results.comparison import printed
+from fedcli.results.metrics import DECIMALS, METRICS, find_metric
+from fedcli.results.tables import find_records
+
+EXPRESSION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+FORM = re.compile(r"(?P<sum>.*?)(?:\s:\s*(?P<sign>\+?)(?P<decimals>\d))?\s*", re.DOTALL)
+ENDS = {"least": min, "most": max}
+
+
+def fill_in(text: str, folder: Path) -> str:
+    """The text with its numbers.
+
+    Args:
+        text: Prose.
+        folder: Where the folders of runs lie that it names.
+
+    Raises:
+        UserError: If a number cannot be read.
+    """
+    return EXPRESSION.sub(partial(_number, folder), text)
+
+
+def _number(folder: Path, found: re.Match) -> str:
+    form = FORM.fullmatch(found[1])
+    try:
+        value, decimals = 0, 0
+        for sign, term in _terms(shlex.split(form["sum"])):
+            one, own = _value(term, folder)
+            value, decimals = (value + one if sign == "+" else value - one), max(decimals, own)
+    except (UserError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"the number {found[0]} cannot be read (got {error}); see the head of fedcli/results/prose.py, and mend it."
+        ) from error
+    if value < 0 and not form["sign"]:
+        raise UserError(f"the number {found[0]} is negative (got {value:g}); turn the sentence round.")
+    decimals = int(form["decimals"] or decimals)
+    if decimals or isinstance(value, int) or form["decimals"]:
+        return f"{value:{form['sign'] or ''},.{decimals}f}"
+    return f"{value:g}"  # 0.01, 1e-05
+
+
+def _terms(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The terms with their signs."""
+    sign, term = "+", []
+    for word in [*words, "+"]:
+        if word not in ("+", "-"):
+            term.append(word)
+            continue
+        if not term:
+            raise ValueError("no number before a sign")
+        yield sign, term
+        sign, term = word, []
+
+
+def _value(term: list[str], folder: Path) -> tuple[float, int]:
+    """A term's number and its usual decimals."""
+    name, *rest = term
+    if not rest:
+        return int(name), 0
+    if name == "printed":
+        table, row, column = rest
+        return printed(find_table(table))[row, column]["mean"], DECIMALS["percent"]
+    if name == "rounds-ahead":
+        first, second = (_accuracies(folder / runs) for runs in rest)
+        return sum(first[place] > second[place] for place in first.keys() & second.keys()), 0
+    if name in ENDS:
+        values = [_at(record, rest[0]) for record in find_records([folder / rest[1]])]
+        return ENDS[name](one for value in values for one in (value if isinstance(value, list) else [value])), 0
+    (runs,) = rest
+    records = find_records([folder / runs])
+    if name.partition(":")[0] in METRICS:
+        metric = find_metric(name)
+        values = metric.values(records)
+        if not values:
+            raise ValueError("no run that has it")
+        return fmean(values), DECIMALS.get(metric.unit, 0)
+    values = [_at(record, name) for record in records]
+    if any(value != values[0] for value in values):
+        raise ValueError(f"different values, {', '.join(map(str, values))}")
+    return (len(values[0]) if isinstance(values[0], list) else values[0]), 0
+
+
+def _at(record: dict[str, Any], path: str) -> Any:
+    """What stands in a record, or in its protocol, at a path with dots."""
+    first, _, name = path.partition(".")
+    if first == "protocol":
+        return protocols()[record["protocol"]].settings[name]
+    return reduce(lambda part, key: part[key], path.split("."), record)
+
+
+def _accuracies(runs: Path) -> dict[tuple[int, int], float]:
+    """Test accuracies by seed and round."""
+    tested = ((record["seed"], entry) for record in find_records([runs]) for entry in record["rounds"])
+    return {(seed, one["round"]): one["test_accuracy"] for seed, one in tested if one["test_accuracy"] is not None}

@@ -1,0 +1,205 @@
+"""Experiments that are written down: options from a TOML file or a record, and lists of values that make a grid."""
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from fedcli.errors import UserError
+from fedcli.registry import Method, check_value, find_method, flag_of, own_paths, spelt
+from fedcli.runs.config import EXPERIMENT, given_options, recorded_fields, unknown_option
+from fedcli.runs.records import is_packaged, read_record
+
+Grid = dict[str, tuple[Any, ...]]  # the values to try, by option
+
+
+def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
+    """The values of an option from a text with commas between them.
+
+    Args:
+        field: The option, made by `fedcli.option`.
+        text: For example "0.01,0.1".
+
+    Raises:
+        UserError: If a value is of the wrong type or out of range, or one stands there twice.
+    """
+    values = tuple(_value(field, part.strip()) for part in text.split(","))
+    if len(set(values)) < len(values):
+        raise UserError(f"{flag_of(field.name)} has a value twice (got {text}); give each value once.")
+    return values
+
+
+def takes_several(field: dataclasses.Field) -> bool:
+    """Whether commas divide values of an option: of numbers and of fixed choices, but for the seed (see `--seeds`)."""
+    kinds = {*get_args(field.type)} or {field.type}
+    return field.name != "seed" and bool(kinds & {int, float} or field.metadata["choices"])
+
+
+def _value(field: dataclasses.Field, text: str) -> Any:
+    """A value of an option from its text, checked."""
+    kinds = {*get_args(field.type)} or {field.type}
+    value: Any = spelt(text, field.metadata["choices"])
+    for kind in (int, float):
+        if kind in kinds and not isinstance(value, int | float):
+            try:
+                value = kind(text)
+            except ValueError:
+                continue
+    if bool in kinds:
+        value = {"true": True, "false": False}.get(text.lower(), text)
+    check_value(field, value)
+    return value
+
+
+def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Every combination of a grid's values, by option; a single empty one of no grid."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def place(values: Mapping[str, Any]) -> str:
+    """What the folder of a combination is called, as `lr=0.01,batch_size=32`."""
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
+    """Method and options of a file for `--config`.
+
+    Args:
+        path: A TOML file whose keys are options as they are typed, with dashes or underscores, beside `method`; a list
+            stands for several values.
+
+    Returns:
+        The method, None where the file names none, and the options by field name; their values are checked later.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--config {path} cannot be read ({error}); give a TOML file, with lines as lr = 0.1."
+        ) from error
+    options: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in options:
+            raise UserError(f"the option '{key}' stands twice in '{path}' (with a dash and an underscore); keep one.")
+        if isinstance(value, dict):
+            raise UserError(f"'{path}' has a table [{key}]; options stand alone, with lines as lr = 0.1.")
+        options[name] = value
+    if "continue" in options:
+        options["continue_"] = options.pop("continue")
+    method = options.pop("method", None)
+    if method is not None and not isinstance(method, str):
+        raise UserError(f"the method in '{path}' must be a text (got {method!r}); write method = \"fedavg\".")
+    return method, options
+
+
+def check_config(path: str | Path, options: Mapping[str, Any], method: Method, chosen: str | None) -> dict[str, Any]:
+    """The options of a file for `--config` for a method, lists as tuples.
+
+    Args:
+        path: The file, for a refusal.
+        options: What `read_config` has found.
+        method: The method that is run with them.
+        chosen: What `--post` says.
+
+    Raises:
+        UserError: If an option is not known, or has several values and may not.
+    """
+    fields = recorded_fields(method, chosen)
+    checked = {}
+    for name, value in options.items():
+        if name not in (*fields, *EXPERIMENT) or name in ("config", "from_"):
+            raise unknown_option(name, method, chosen, f"'{path}'")
+        if isinstance(value, list) and name in fields:
+            if not takes_several(fields[name]) or not value:
+                raise UserError(f"'{name}' in '{path}' must be one value (got {value!r}); give one.")
+            for each in value:
+                check_value(fields[name], each)
+            value = value[0] if len(value) == 1 else tuple(value)
+        checked[name] = value
+    return checked
+
+
+def recorded_method(path: str | Path) -> str:
+    """The method of a run, to be run again by `--from`.
+
+    Raises:
+        UserError: If it is the user's own file, which is imported only where the user names it.
+    """
+    record = read_record(Path(path))
+    if not is_packaged(record):
+        source = record["method_source"]
+        raise UserError(
+            f"the record '{path}' has code of yours in '{source}', which is run only if you name it; write 'fedcli run "
+            f"{source} --from {path}'."
+        )
+    return record["method"]
+
+
+def from_record(path: str | Path, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a run was given, whose protocol and data set are among them.
+
+    What came from the protocol comes from it again, so that it follows where another protocol is given. Options of
+    another method are left out.
+
+    Args:
+        path: Folder of the run, or its record.
+        method: What is run with them, as the user names it.
+        given: What goes before them; a file of the user's in the record must be named anew here.
+
+    Raises:
+        UserError: If there is no such record, or one of its files is not named.
+    """
+    record = read_record(Path(path))
+    values, own = record["config"], find_method(method)
+    options = given_options(values, record["origin"])
+    options |= {name: values[name] for name in ("protocol", "dataset") if values.get(name) is not None}
+    options = {name: value for name, value in options.items() if name not in given}
+    if own.name != record["method"]:
+        options = {name: value for name, value in options.items() if name in recorded_fields(own, given.get("post"))}
+    for name, value in options.items():
+        if own_paths([value]):
+            part = f"{flag_of(name)} {value}"
+            raise UserError(
+                f"the record '{path}' has code of yours in {part}, which is run only if you name it; add {part}."
+            )
+    return options
+
+
+def gather(method: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """All options of a run that are given: typed ones, before those of `--config`, before those of `--from`.
+
+    Args:
+        method: As the user names it.
+        given: The typed options, `config` and `from_` among them; None counts as not given.
+
+    Returns:
+        The options without these two, and where those come from that were not typed.
+
+    Raises:
+        UserError: If a file cannot be read, or has an option that does not exist.
+    """
+    typed = {name: value for name, value in given.items() if value is not None}
+    config, from_ = typed.pop("config", None), typed.pop("from_", None)
+    options, sources = dict(typed), {}
+
+    def add(more: Mapping[str, Any], source: str) -> None:
+        seeded = {"seed", "seeds"} & options.keys()
+        more = {
+            name: v for name, v in more.items() if name not in options and not (seeded and name in ("seed", "seeds"))
+        }
+        options.update(more)
+        sources.update(dict.fromkeys(more, source))
+
+    if config is not None:
+        read = read_config(config)[1]
+        checked = check_config(config, read, find_method(method), typed.get("post", read.get("post")))
+        add(checked, f"file {config}")
+    if from_ is not None:
+        add(from_record(from_, method, options), f"run {from_}")
+    return options, sources

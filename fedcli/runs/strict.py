@@ -1,0 +1,55 @@
+"""What a local objective may not do, refused where one client trains alone too, as `vmap` refuses it for several."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedcli.core.clients import Aux, Client, Step, Update, under_vmap
+from fedcli.core.federation import Cohort, Federation
+
+REFUSED = {
+    torch.Tag.nondeterministic_seeded: "draws random numbers; what is drawn comes with the batch",
+    torch.Tag.data_dependent_output: "reads a number out of a tensor, as .item(), float() and if do; use torch.where",
+}
+
+
+class Refusing(TorchDispatchMode):
+    """Refuses operations that clients who train together cannot do, in the line that does one."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Calls an operation, unless it is one of those."""
+        for tag, what in REFUSED.items():
+            if tag in function.tags:
+                raise RuntimeError(f"a local objective {what}")
+        return function(*args, **(kwargs or {}))
+
+
+class Strict(Federation):
+    """A federation that looks at the first local step of each training in its first round."""
+
+    _round: int | None = None
+
+    def train(self, clients: Client, cohort: Cohort, local: Any, *more: Any, **options: Any) -> Any:
+        """As in `Federation`."""
+        self._round = cohort.round if self._round is None else self._round
+        if cohort.round == self._round and self.device.type == "cpu":
+            local = once_refusing(local if isinstance(local, Step) else self.optimizer_step(local))
+        return super().train(clients, cohort, local, *more, **options)
+
+
+def once_refusing(step: Step) -> Step:
+    """The same step, whose first call for a client alone refuses what it should not do."""
+    todo = [True]
+
+    def watched(update: Update) -> Update:
+        def run(client: Client, batch: Any, context: Any) -> tuple[Client, Aux]:
+            if not todo or under_vmap.get():
+                return update(client, batch, context)
+            todo.clear()
+            with Refusing():
+                return update(client, batch, context)
+
+        return run
+
+    return Step(watched(step.update), step.init_optimizer, step.in_place and watched(step.in_place))

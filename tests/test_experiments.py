@@ -1,0 +1,254 @@
+"""Experiments that are written down: options from files and records, grids, and what goes on beside them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fedcli
+from fedcli.cli import display
+from fedcli.errors import UserError
+from fedcli.papers.baselines import fedavg
+from fedcli.registry import find_method
+from fedcli.runs import experiment
+from fedcli.runs import run as runs
+from fedcli.runs.config import RunConfig, unknown_option
+from tests.test_cli import OPTIONS, TINY, done, interrupt, invoke, read, refused
+
+NETS = """from torch import nn
+def tiny(channels, size, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(size**2, classes))
+"""
+FIELDS = RunConfig.__dataclass_fields__
+TOML = """
+method = "fedprox"
+train-examples = 200
+num_clients = 4
+partition = "iid"
+rounds = 1
+proximal-weight = 0.5
+device = "cpu"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("exp.toml").write_text(TOML)
+    return tmp_path / "work"
+
+
+# From a file
+
+
+def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
+    done("run", "--config", "exp.toml", "--rounds", 2, "--out", "a")
+    record = read("a")
+    assert record["method"] == "fedprox"
+    expected = {"num_clients": 4, "train_examples": 200, "proximal_weight": 0.5, "rounds": 2}
+    assert {name: record["config"][name] for name in expected} == expected
+    origins = {"rounds": "command line", "num_clients": "file exp.toml", "proximal_weight": "file exp.toml"}
+    assert {name: record["origin"][name] for name in origins} == origins
+    assert "--num-clients=4" in record["command"]  # which needs no file
+    Path("exp.toml").write_text(TOML.replace("proximal-weight = 0.5\n", ""))
+    done("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
+    assert read("b")["method"] == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("roundz = 3", "unknown option of 'fedprox' in 'exp.toml' '--roundz'; did you mean '--rounds'?"),
+        ("epochs = 3", "unknown option of 'fedprox' in 'exp.toml': --epochs; did you mean --local-epochs?"),
+        ("lr = 'fast'", "--lr must be of type float (got 'fast')"),
+        ("lr = [0.1, -1]", "--lr must be > 0 (got -1)"),
+        ("num-clients = 4", "the option 'num-clients' stands twice in 'exp.toml'"),
+        ("backbone = ['cnn-small']", "'backbone' in 'exp.toml' must be one value (got ['cnn-small'])"),
+        ("[grid]\nlr = 1", "'exp.toml' has a table [grid]; options stand alone"),
+        ("lr = ", "--config exp.toml cannot be read ("),
+        ("seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_in_a_line(line, message):
+    Path("exp.toml").write_text(f"{TOML}{line}\n")
+    assert message in refused("run", "--config", "exp.toml")
+
+
+def test_a_file_without_a_method_needs_one():
+    Path("exp.toml").write_text("rounds = 1")
+    assert refused("run", "--config", "exp.toml").startswith("no method is named (got --config exp.toml); add a line")
+    assert "cannot be read" in refused("run", "--config", "none.toml")
+
+
+# From a run
+
+
+def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden():
+    done("run", "fedfm", *TINY, "--lr", 0.03, "--match-weight", 2, "--seed", 5, "--out", "a")
+    done("run", "--from", "a", "--out", "b")
+    first, again = read("a"), read("b")
+    assert again["config"] == first["config"]
+    assert again["summary"] == first["summary"]
+    assert again["origin"]["match_weight"] == "run a"
+    done("run", "--from", "a/record.json", "--match-weight", 0.5, "--num-clients", 3, "--out", "c")
+    config = read("c")["config"]
+    assert (config["match_weight"], config["lr"], config["seed"]) == (0.5, 0.03, 5)
+    assert (config["num_clients"], config["cohort_size"]) == (3, 3)  # what follows from an option follows
+    done("run", "fedavg", "--from", "a", "--out", "d")
+    assert read("d")["config"] == {name: value for name, value in first["config"].items() if name in FIELDS}
+
+
+def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
+    Path("mine.py").write_text(Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"'))
+    Path("nets.py").write_text(NETS)
+    here = Path.cwd()
+    named = ("./mine.py", "--backbone", "./nets.py:tiny")
+    done("run", *named, *TINY, "--protocol", "fedfm:digits", "--out", "a")
+    assert refused("run", "--from", "a").endswith(f"write 'fedcli run {here}/mine.py --from a'.")
+    assert refused("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
+    done("run", *named, "--from", "a", "--out", "b")
+    assert read("b")["summary"] == read("a")["summary"]
+
+
+# Grids
+
+
+def test_values_in_the_options_own_types():
+    method = find_method("fedprox").config.__dataclass_fields__
+    assert experiment.parse_values(FIELDS["rounds"], "1, 20") == (1, 20)
+    assert [type(value) for value in experiment.parse_values(method["proximal_weight"], "1,0.5")] == [float, float]
+    several = {name for name, field in FIELDS.items() if experiment.takes_several(field)}
+    assert {"lr", "rounds", "optimizer", "num_clients"} <= several
+    assert several.isdisjoint({"seed", "backbone", "partition", "drop_last", "clients_per_chunk"})
+    with pytest.raises(UserError, match="--lr has a value twice"):
+        experiment.parse_values(FIELDS["lr"], "0.1,0.10")
+
+
+GRID = ("run", "fedavg", *TINY, "--lr", "0.01,0.1", "--seeds", "0,1", "--rounds", 2, "--out", "g")
+
+
+def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(monkeypatch):
+    with monkeypatch.context() as patch:
+        one_round, rounds = runs.one_round, []
+
+        def interrupted(*arguments):
+            rounds.append(1)
+            if len(rounds) == 4:  # in the second round of the second run
+                raise KeyboardInterrupt
+            return one_round(*arguments)
+
+        patch.setattr(runs, "one_round", interrupted)
+        result = invoke(*GRID)
+    assert result.exit_code == 130
+    end = "interrupted after 1 of 4 runs; the same command with --out g --continue goes on."
+    assert result.stderr.splitlines()[-1] == end
+    text = done(*GRID, "--continue", "--log-file", "log.txt")
+    places = [f"lr={lr}/seed-{seed}" for lr in (0.01, 0.1) for seed in (0, 1)]
+    assert [read(f"g/{one}")["resumed"] for one in places] == [[], [1], [], []]
+    assert {(record["config"]["lr"], record["seed"]) for record in map(read, map(Path("g").joinpath, places))} == {
+        (0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1),
+    }  # fmt: skip
+    alone = fedcli.run("fedavg", lr=0.1, seed=1, out="alone", **{**OPTIONS, "rounds": 2}).record
+    assert read(f"g/{places[3]}")["summary"] == alone["summary"]
+    assert Path("g/table.md").read_text() in text
+    assert all(f"| lr {lr} | 0, 1 |" in text for lr in (0.01, 0.1))
+    assert all(Path(f"g/curves{kind}").stat().st_size > 1000 for kind in (".png", ".pdf"))
+    log = Path("log.txt").read_text().splitlines()
+    assert log[0] == "lr 0.01, seed 1: goes on after 1 rounds"
+    assert [line[:5] for line in log if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
+    assert done(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
+
+
+def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on():
+    result = invoke("run", "fedavg", *TINY, "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
+    assert result.exit_code == 1
+    assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr
+    assert read("g/lr=0.1")["status"] == "finished"
+    assert "1 diverged" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--lr", "0.1,0"), "--lr must be > 0 (got 0)"),
+        (("--lr", "0.1,"), "--lr must be of type float (got '')"),
+        (("--lr", "0.1,0.1"), "--lr has a value twice (got 0.1,0.1)"),
+        (("--rounds", "1,x"), "--rounds must be of type int (got 'x')"),
+        (("--cohort-size", "2,30"), "--cohort-size 30 is larger than --num-clients 4"),
+        (("--seed", "0,1"), "Invalid value for '--seed'"),
+        (("--lr", "0.1", "--lr", "0.2"), "--lr is given twice; give it once."),
+        (("--drop-last", "--no-drop-last"), "--drop-last is given twice; give it once."),
+        (("--jobs", "0"), "--jobs must be a whole number from 1 (got 0)"),
+        (("--lr", "0.1,0.2", "--continue"), "--continue goes on in a folder (got no --out)"),
+        (("--lr", "0.1,0.2", "--seed", 0, "--seeds", "0,1"), "--seed 0 was given with --seeds"),
+    ],
+)
+def test_a_grid_that_cannot_start_is_refused(arguments, message):
+    result = invoke("run", "fedavg", *TINY[:4], *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_grid_in_a_folder_of_other_runs_is_refused():
+    done("run", "fedavg", *TINY, "--lr", "0.01,0.1", "--out", "g")
+    assert "the output folder 'g/lr=0.1' exists" in refused("run", "fedavg", *TINY, "--lr", "0.1,0.2", "--out", "g")
+    other = ("--lr", "0.1,0.2", "--batch-size", 7, "--out", "g", "--continue")
+    assert "'g/lr=0.1' holds a run with another --batch-size (got 7, was" in refused("run", "fedavg", *TINY, *other)
+
+
+def test_commas_of_tune_are_its_grid():
+    done("tune", "fedavg", *TINY, "--lr", "0.01,0.05", "--out", "t", "--quiet")
+    assert sorted(path.name for path in Path("t").iterdir()) == ["lr=0.01", "lr=0.05", "tuned.json"]
+    assert json.loads(Path("t/tuned.json").read_text())["grid"] == {"lr": [0.01, 0.05]}
+
+
+# What is shown
+
+
+def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=1)
+        result = invoke("run", "fedavg", *TINY, "--rounds", 2, "--out", "a", "--quiet", "--log-file", "logs/a.txt")
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    assert done("resume", "a", "--quiet", "--log-file", "logs/a.txt") == ""
+    lines = Path("logs/a.txt").read_text().splitlines()
+    assert lines[0] == "method      fedavg, protocol fedfm:digits"
+    assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
+    assert result.stderr.strip() in lines
+    assert "logs' cannot be written" in refused("run", "fedavg", *TINY, "--log-file", "logs")
+
+
+# Words of the field
+
+
+@pytest.mark.parametrize(
+    ("method", "word", "meant"),
+    [
+        ("fedprox", "--mu", "--proximal-weight"), ("fedavg", "--epochs", "--local-epochs"),
+        ("fedavg", "--clients", "--num-clients"), ("fedavg", "--learning-rate", "--lr"),
+        ("fedavg", "--E", "--local-epochs"),
+        ("fedavg", "--alpha", "--partition"), ("feddyn", "--alpha", "--alpha"), ("fedavg", "--model", "--backbone"),
+        ("fedavg", "--workers", "--jobs"),
+    ],
+)  # fmt: skip
+def test_words_of_other_toolkits_and_symbols_lead_to_our_options(method, word, meant):
+    if meant == word:
+        assert word.removeprefix("--") in find_method(method).config.__dataclass_fields__
+        return
+    text = f"unknown option of '{method}': {word}; did you mean {meant}? 'fedcli run {method} --help' shows all."
+    assert str(unknown_option(word, find_method(method))) == text
+    assert refused("run", method, word, 1) == text
+
+
+def test_python_and_other_commands_know_the_words_too():
+    with pytest.raises(UserError, match=r"unknown option of 'fedavg': --epochs; did you mean --local-epochs\?"):
+        fedcli.run("fedavg", epochs=3)
+    assert refused("data", "show", "digits", "--clients", 3).startswith(
+        "unknown option --clients; did you mean --num-c"
+    )

@@ -1,0 +1,77 @@
+"""Numbers in prose against hand numbers of three small runs."""
+
+import pytest
+
+from fedcli.errors import UserError
+from fedcli.results.prose import fill_in
+from tests.test_tables import record, write
+
+
+def curve(method, seed, accuracies, **options):
+    run = record(method, seed, done=len(accuracies), **options)
+    for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
+        entry["test_accuracy"] = accuracy
+    run["summary"]["last"] = accuracies[-1]
+    run["partition"]["sizes"] = [1200, 30 + seed]
+    return run
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    write(folder / "a" / "seed-0", curve("one", 0, (0.1, 0.5, None, 0.75), protocol="fedfm:niid-1", lr=1e-5))
+    write(folder / "a" / "seed-1", curve("one", 1, (0.1, 0.2, None, 0.85), protocol="fedfm:niid-1", lr=1e-5))
+    write(folder / "b" / "seed-0", curve("two", 0, (0.3, 0.4, None, 0.6), protocol="fedfm:niid-1", lr=0.01))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("expression", "number"),
+    [
+        ("last a", "80.00"),
+        ("last a : 1", "80.0"),
+        ("last a - last b/seed-0 : 0", "20"),
+        ("last b - last a : +1", "-20.0"),
+        ("last a - last b : +1", "+20.0"),
+        ("mean-of-last:3 a/seed-0", "62.50"),  # rounds 2 and 4; 3 was not tested
+        ("least-of-last:3 a", "35.00"),  # the mean over seeds of 50 and 20
+        ("most-of-last:3 a/seed-0", "75.00"),
+        ("deviation-of-last:2 a/seed-0", "0.00"),
+        ("deviation-of-last:3 a/seed-0 : 3", "17.678"),  # 25 / sqrt(2)
+        ("largest-step a/seed-0", "40.00"),
+        ("round:2 b", "40.00"),
+        ("best-round a", "4"),
+        ("config.lr a", "1e-05"),
+        ("config.lr b", "0.01"),
+        ("config.rounds a", "4"),
+        ("protocol.rounds a", "100"),
+        ("model.parameters a", "12,345"),
+        ("rounds b + 1", "5"),
+        ("least partition.sizes a", "30"),
+        ("most partition.sizes a", "1,200"),
+        ("rounds-ahead a b", "2"),  # of seed 0 alone, which both have: rounds 2 and 4
+        ("rounds-ahead b a", "1"),
+        ('printed fedfa:2 FedAvg "FMNIST #C=2"', "74.60"),
+    ],
+)
+def test_a_number_is_what_the_records_say(study, expression, number):
+    assert fill_in(f"It is {{{{ {expression} }}}}, so.", study) == f"It is {number}, so."
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("last b - last a", "is negative .got -20"),
+        ("last c", "there is no record at"),
+        ("lost a", "cannot be read"),
+        ("config.seed a", "different values, 0, 1"),
+        ("config.nothing a", "cannot be read"),
+        ("quality:nmi a", "no run that has it"),
+        ("last a -", "no number before a sign"),
+        ('printed fedfa:2 FedAvg "FMNIST #C=3"', "cannot be read"),
+        ("", "no number before a sign"),
+    ],
+)
+def test_what_cannot_be_read_or_would_turn_a_sentence_round_is_refused(study, expression, message):
+    with pytest.raises(UserError, match=message):
+        fill_in(f"{{{{ {expression} }}}}", study)
