@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint smoke tables docs clean
+.PHONY: help install demo test torture lint smoke tables docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -29,6 +29,9 @@ demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table
 test: install ## Run the tests on two cores
 	$(BIN)/pytest -n $(WORKERS) -q
 
+torture: install ## Kill, damage and fuzz for an hour; the table goes into results/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write
+
 lint: install ## Check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,6 +41,7 @@ smoke: install ## Run every method for two rounds on built-in data
 
 tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/fedcli pages results
+	$(BIN)/fedcli report results/records --title "fedcli: the committed runs" --out results/report.html
 
 docs: install ## Write the reference of the code into docs/api, from its docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -1,7 +1,8 @@
 """fedcli: federated-learning papers, reproduced.
 
-`fedcli.run(METHOD, dataset="digits")` is `fedcli run METHOD` from Python; a method file imports `Method`, `Protocol`,
-`DataSetting` and `option` from here. `fedcli.load(RUN).model()` is a trained model.
+`fedcli.run("fedavg", dataset="digits")` is `fedcli run fedavg --dataset digits` from Python; a method file imports
+`Method`, `Protocol`, `DataSetting` and `option` from here. `fedcli.load(RUN).model()` is a trained
+model.
 """
 
 from fedcli.errors import UserError
@@ -25,11 +26,40 @@ __all__ = [
 ]
 
 
-def run(method: str, **options):
-    """Runs a method; see `fedcli.runs.run`, which this is."""
-    from fedcli.runs.run import run as run_  # late: a method file imports this module before the engine exists
+def run(
+    method, *, out=None, seeds=None, tuned=None, continue_=None, log=None, exist_ok=False, progress=None, **options
+):
+    """Runs a method, and returns what came of it; in a notebook, with a live display.
 
-    return run_(method, **options)
+    Args:
+        method: Name of a method, as `fedcli list` shows it, or path of a method file.
+        out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
+        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`.
+        tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
+        continue_: Go on with what is in `out` already, by the same call.
+        log: Where each round's numbers go as well: "tensorboard", "wandb", "./mine.py:Logger", an object with some of
+            the methods of `fedcli.runs.run.Listener`, or a list of these.
+        exist_ok: A run that is in `out` already is renamed, to `out` with a number behind it.
+        progress: What shows the run in the place of the display, a `fedcli.runs.run.Listener`.
+        **options: Any option of `fedcli run METHOD --help`, with underscores, as `dataset="digits"`, `rounds=5`,
+            `lr=0.1`; None counts as not given.
+
+    Returns:
+        The run, or the list of runs where `seeds` is given. A run has `record`, `state`, `path`, `history` (the rounds'
+        numbers by name, a list each) and `plot()`; a notebook shows it as a table and a curve.
+
+    Raises:
+        UserError: If a run cannot start; nothing is written then.
+        NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
+
+    Example:
+        >>> run = fedcli.run("fedavg", dataset="digits", rounds=5)  # doctest: +SKIP
+        >>> run.history["test_accuracy"]  # doctest: +SKIP
+    """
+    from fedcli.figures.notebook import run as run_  # late: a method file imports this module before the engine exists
+
+    several = {"seeds": seeds, "tuned": tuned, "continue_": continue_}
+    return run_(method, out, log, exist_ok, progress, **several, **options)
 
 
 def load(path, method=()):

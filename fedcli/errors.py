@@ -4,6 +4,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def printable(text: object) -> str:
+    """A text for a terminal: what would move the cursor, colour or begin a line is written as `\\x1b`."""
+    return "".join(
+        one if one.isprintable() or one == "\u00a0" else one.encode("unicode_escape", "surrogatepass").decode()
+        for one in str(text)
+    )
+
+
 class UserError(Exception):
     """A mistake of the user's: one line that says what is wrong, what was given, what is allowed and what to do.
 

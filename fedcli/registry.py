@@ -99,6 +99,9 @@ def help_text(metadata: Mapping[str, Any]) -> str:
     return text + "."
 
 
+LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32
+
+
 def check_value(field: dataclasses.Field, value: Any) -> None:
     """Refuses a value of the wrong type or outside of an option's range.
 
@@ -121,14 +124,17 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
         return
     if isinstance(value, bool | str) or value is None:
         return
-    low, high = metadata["low"], metadata["high"]
+    low, high, most = metadata["low"], metadata["high"], LARGEST[type(value)]
     too_low = low is not None and (value <= low if metadata["open_low"] else value < low)
     too_high = high is not None and (value >= high if metadata["open_high"] else value > high)
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         allowed = f"finite and {allowed}" if allowed else "finite"
+    elif high is None and abs(value) > most:
+        allowed = f"from {-most if low is None else low} to {most}"
     elif not (too_low or too_high):
         return
-    raise UserError(f"{flag} must be {allowed} (got {value:g}); choose a value in that range.")
+    text = f"{value:g}" if isinstance(value, float) or abs(value) < 10**300 else "a number of over 300 digits"
+    raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
 
 
 @dataclass(frozen=True)
@@ -424,6 +430,8 @@ def is_from_file(text: str) -> bool:
 
 def absolute(text: str) -> str:
     """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
+    if text.startswith("file:"):
+        return f"file:{Path(text.removeprefix('file:')).resolve()}"
     parts = text.split(",")
     return ",".join(":".join(filter(None, _place(part))) if is_from_file(part) else part for part in parts)
 

@@ -436,7 +436,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
         (("fedavg", "--seeds", "0,x"), "--seeds must be distinct whole numbers from 0 (got '0,x'); write --seeds"),
         (("fedavg", "--seeds", "1,1"), "--seeds must be distinct whole numbers from 0 (got '1,1')"),
         (("fedavg", "--seeds", "-1"), "--seeds must be distinct whole numbers from 0 (got '-1')"),
-        (("fedavg", "--seeds", ""), "--seeds must be distinct whole numbers from 0 (got '')"),
+        (("fedavg", "--seeds", ""), "an empty text is no value (got it after '--seeds')"),
         (("./none.py",), "there is no method file at '"),
     ],
 )  # fmt: skip
@@ -624,7 +624,10 @@ def test_data_show_draws_a_partition():
         (("digits", "--out", "a.png"), "--out a.png is for the chart of a partition (got no --partition)"),
         (("digits", "--partition", "x"), "unknown partition 'x'"),
         (("digits", "--partition", "iid", "--num-clients", 0), "--num-clients must be >= 1 (got 0)"),
-        (("digits", "--partition", "iid", "--partition-seed", -1), "--partition-seed must be >= 0 (got -1)"),
+        (
+            ("digits", "--partition", "iid", "--partition-seed", -1),
+            "--partition-seed must be >= 0 and <= 4294967295 (got -1)",
+        ),
     ],
 )
 def test_data_show_refuses(arguments, message):

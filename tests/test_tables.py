@@ -42,7 +42,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:.5", "partition_seed": seed,
         "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
-        "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
+        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
     }  # fmt: skip
     summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
     if done:
@@ -284,7 +284,9 @@ def test_seconds_that_other_work_disturbed_are_not_shown():
 
 
 def test_a_seed_that_ran_twice_is_pointed_out():
-    assert "more than once, and each run counts, in: one." in markdown([record(), record(checkpoint_every=2)])
+    other = record(checkpoint_every=2)
+    other["summary"]["params_sha256"] = "f" * 64
+    assert "more than once, and each run counts, in: one." in markdown([record(), other])
     assert "more than once" not in markdown([record(), record(seed=1), record("two")])
 
 

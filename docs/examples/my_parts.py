@@ -1,4 +1,6 @@
-"""A backbone, a partition, a data set, a metric and a chart of one's own; see `docs/bring-your-own.md`."""
+"""A backbone, a partition, a data set, a metric, a chart and a logger of one's own; see `docs/bring-your-own.md`."""
+
+from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
@@ -51,3 +53,15 @@ def my_chart(records: list[dict]) -> matplotlib.figure.Figure:
         axes.plot(range(1, len(seconds) + 1), seconds, label=record["method"])  # a record counts rounds from 0
     axes.legend()
     return figure
+
+
+class MyLogger:
+    """Adds a line to a file for every round."""
+
+    def start(self, record: dict, folder: Path, samples_per_round: int, first_round: int) -> None:
+        """The run is about to train its first round, or the first one after it was resumed."""
+        self.file = (folder / "rounds.txt").open("a")
+
+    def round(self, entry: dict) -> None:
+        """A round has ended; `entry` is what the record says of it."""
+        print(entry["round"] + 1, entry["test_accuracy"], file=self.file, flush=True)

@@ -4,8 +4,10 @@ PyTorch and the papers are imported inside the commands, so that help comes at o
 """
 
 import os
+import re
 import sys
 from importlib.metadata import version
+from itertools import pairwise
 from platform import python_version
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Command, Lasting, show_traceback, stop, stop_if_full
+from fedcli.cli.printing import Command, Lasting, is_lack_of_memory, short, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import as_interruptions, exit_code
 
@@ -23,9 +25,16 @@ class _Root(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         return [
-            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "export", "table", "claims",
-            "pages", "smoke", "check", "bench",
+            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "report", "export", "table",
+            "claims", "pages", "smoke", "check", "bench",
         ]  # fmt: skip
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Refuse an empty text in any place: as a path it would be the folder one is in, as a name everything."""
+        for before, text in pairwise(["fedcli", *args]):
+            if not text or re.fullmatch(r"--[a-z-]+=", text):
+                stop(f"error: an empty text is no value (got it after '{short(text or before)}'); give one.", 2)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
@@ -37,7 +46,17 @@ class _Root(TyperGroup):
         except OSError as error:
             show_traceback(ctx, error)
             stop_if_full(error, "the same command")
-            raise
+            if error.filename is None:
+                raise
+            stop(f"error: '{short(error.filename)}' cannot be used ({error.strerror}); choose another path.", 2)
+        except (MemoryError, RuntimeError) as error:
+            if not is_lack_of_memory(error):
+                raise
+            show_traceback(ctx, error)
+            stop(
+                f"error: the memory does not suffice ({short(str(error))}); a smaller --batch-size, --cohort-size, "
+                "--local-epochs or network needs less.", 1,
+            )  # fmt: skip
         except KeyboardInterrupt as error:
             stop("interrupted.", exit_code(error))
 
@@ -77,8 +96,8 @@ app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list", cls=Command)(methods.list_)
 for _command in (
-    methods.show, running.resume, running.verify, figures.quality, figures.export, tables.table, tables.claims,
-    tables.pages, machine.smoke, machine.check, machine.bench,
+    methods.show, running.resume, running.verify, figures.quality, figures.report, figures.export, tables.table,
+    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench,
 ):  # fmt: skip
     app.command(cls=Command)(_command)
 app.command(cls=figures.PlotCommand)(figures.plot)
@@ -90,5 +109,6 @@ def main() -> None:
         for name in ("stdout", "stderr"):
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open for as long as the program runs)
     for name in ("stdout", "stderr"):
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # a file's name may be no text
         setattr(sys, name, Lasting(getattr(sys, name)))
     app(prog_name="fedcli")

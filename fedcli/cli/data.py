@@ -1,7 +1,8 @@
 """The commands for data sets: `data list | download | import | show`."""
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -60,13 +61,31 @@ def import_(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="An .npz file, an image folder, or the official archive.")
     ],
+    convert: Annotated[
+        bool,
+        typer.Option(
+            "--convert",
+            help="Bring images and labels into form: pixels in 0 to 1 or -1 to 1, channels first, sides that differ "
+            "(padded), labels from 1.",
+        ),
+    ] = False,
+    source: Annotated[
+        Literal["pfllib"] | None,
+        typer.Option("--from", help="PATH is a folder that PFLlib's generator wrote: images, clients, test parts."),
+    ] = None,
 ) -> None:
     """Take a data set from files into the cache."""
     from fedcli.data import datasets
 
-    kept = datasets.import_path(name, path)
+    if source is None:
+        kept = datasets.import_path(name, path, convert)
+    else:
+        kept, split, clients = datasets.import_pfllib(name, path)
     about = datasets.describe(name)
     typer.echo(f"{name}: {about['train']} training and {about['test']} test images, {about['classes']} classes: {kept}")
+    if source is not None:
+        flags = shlex.join(["--partition", f"file:{split}", "--num-clients", str(clients)])
+        typer.echo(f"its clients: {flags}, under a protocol that tests on their own parts")
 
 
 @app.command("show", cls=Command)
@@ -93,6 +112,8 @@ def data_show(
     chosen = from_flag(partition) if partition is not None else None
     name = datasets.find_name(name)
     dataset = datasets.load(name)
+    if partition is not None and partition.startswith("file:"):
+        dataset = datasets.merge(dataset)  # its lists count the test images too
     if train_examples is not None:
         dataset = datasets.take(dataset, train_examples, partition_seed)
     train, test, writers = len(dataset.y_train), len(dataset.y_test), dataset.writer_train
@@ -128,7 +149,7 @@ def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out:
     from fedcli.core import partition
     from fedcli.figures import plots
 
-    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train)
+    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train, dataset.place_train)
     counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     few = dataset.num_classes <= 10  # more columns than that fit no terminal
     names = range(dataset.num_classes) if few else ()  # the classes' own names would not fit

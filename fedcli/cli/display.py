@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedcli.cli.describe import SELECTIONS as HEADLINES
+from fedcli.errors import printable
 from fedcli.figures import plots
 from fedcli.results import claims
 from fedcli.results.claims import Answer
@@ -216,7 +217,7 @@ class Display(Listener):
 
     def _print(self, pairs: list[tuple[str, str]]) -> None:
         for title, text in pairs:
-            line = Text.assemble((f"{title:<12}", "bold"), text)
+            line = Text.assemble((f"{title:<12}", "bold"), printable(text))
             for console in self._consoles:
                 console.print(line, soft_wrap=True, highlight=False)
 
@@ -272,7 +273,7 @@ def say(console: Console, pairs: list[tuple[str, str]]) -> None:
     grid.add_column(width=11, style="bold")
     grid.add_column(overflow="fold")
     for title, text in pairs:
-        grid.add_row(title, Text(text))
+        grid.add_row(title, Text(printable(text)))
     console.print(grid)
 
 
@@ -341,7 +342,7 @@ class TableDisplay(Watch):
     def _line(self, run: PlannedRun, text: str, style: str = "") -> None:
         number = f"[{self.ended}/{self.total}] "
         for console in self._consoles:
-            console.print(Text(f"{number}{_label(run)}: {text}", style), soft_wrap=True, highlight=False)
+            console.print(Text(f"{number}{_label(run)}: {printable(text)}", style), soft_wrap=True, highlight=False)
 
     def _place(self) -> str:
         done, total = sum(self._done.values()), sum(self._work.values())

@@ -7,11 +7,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcli.cli.printing import Command, print_table, try_write
+from fedcli.cli.printing import Command, print_or_write, print_table, try_write
 from fedcli.errors import UserError
-from fedcli.registry import short_name
+from fedcli.registry import is_from_file, short_name
 
 METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
+DATASET = typer.Option(help="Only runs on this data set; several times for several.", show_default=False)
+LABEL = typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False)
 RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
 
 
@@ -65,30 +67,71 @@ def plot(
     runs: Annotated[list[Path], RUNS],
     kind: Annotated[str, typer.Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
     out: Annotated[
-        Path | None, typer.Option(help="File to write; PNG and PDF are both written. \\[default: <kind>.png]")
+        Path | None,
+        typer.Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too. \\[default: <kind>.png]"),
     ] = None,
     x: Annotated[
         str, typer.Option("--x", help="What learning curves stand over: round, floats sent up, or seconds.")
     ] = "round",
-    method: Annotated[list[str] | None, METHOD] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs of this method; or a file of yours that the runs need, which no other brings in."),
+    ] = None,
+    dataset: Annotated[list[str] | None, DATASET] = None,
+    label: Annotated[list[str] | None, LABEL] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the figure. \\[default: what the runs share]")] = None,
 ) -> None:
     """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
     Your own is a function of the runs' records that returns a matplotlib Figure.
     """
     from fedcli.figures import find_chart, plots
-    from fedcli.results import tables
+    from fedcli.results import boards, tables
 
     chart = find_chart(kind)
+    files = [one for one in method or () if is_from_file(one)]
+    names = [one for one in method or () if one not in files]
+    if chart.needs != "records" and (given := next(filter(None, (names, dataset, label)), None)):
+        raise UserError(f"--kind {kind} draws the folders that it is given (got {given[0]}); name fewer folders.")
     if kind != "curves" and x != "round":
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     out = out or Path(f"{short_name(kind)}.png")
-    given = [tables.find_records(runs) if chart.needs == "records" else runs]
-    given += [method or ()] if chart.needs == "models" else []
+    given = [runs]
+    if chart.needs == "records":
+        given = [boards.select(tables.find_records(runs, label or ()), names, dataset or ())]
+    given += [files] if chart.needs == "models" else []
     given += [x] if kind == "curves" else []
+
+    def draw(*given: Any) -> Any:
+        figure = chart.draw(*given)
+        if title is not None:
+            figure.suptitle(title)
+        return figure
+
     with Console(stderr=True).status(escape(kind)):
-        files = try_write(out, lambda: plots.write(out, chart.draw, *given))
-    typer.echo(" and ".join(map(str, files)))
+        written = try_write(out, lambda: plots.write(out, draw, *given))
+    typer.echo(" and ".join(map(str, written)))
+
+
+def report(
+    runs: Annotated[list[Path], RUNS],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only runs of this method; several times for several.", show_default=False)
+    ] = None,
+    dataset: Annotated[list[str] | None, DATASET] = None,
+    label: Annotated[list[str] | None, LABEL] = None,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",
+) -> None:
+    """Write a page to look at: one HTML file that needs no network.
+
+    Tables to sort, curves with methods to switch on and off, costs, partitions and commands, by protocol and data set.
+    """
+    from fedcli.figures.report import report as made
+    from fedcli.results import boards, tables
+
+    records = boards.select(tables.find_records(runs, label or ()), method or (), dataset or ())
+    print_or_write(made(records, title), out)
 
 
 def export(

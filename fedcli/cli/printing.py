@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from fedcli import registry
-from fedcli.errors import UserError
+from fedcli.errors import UserError, printable
 from fedcli.registry import flag_of
 
 Result = TypeVar("Result")
@@ -108,7 +108,7 @@ def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[s
 
 def stop(message: str, code: int) -> NoReturn:
     """End the program with one line on stderr."""
-    typer.echo(message, err=True)
+    typer.echo(printable(message), err=True)
     raise typer.Exit(code)
 
 
@@ -116,6 +116,17 @@ def stop_if_full(error: OSError, command: str) -> None:
     """End the program with one line if a disk is full, and tell the command that goes on."""
     if error.errno in FULL:
         stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Whether an error, of NumPy or of PyTorch, says that there is not enough memory."""
+    return isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", str(error)) is not None
+
+
+def short(text: object) -> str:
+    """The beginning of the first line of a text, as much of it as a message has room for."""
+    line = (str(text).splitlines() or [""])[0]
+    return line if len(line) <= 100 else line[:97] + "..."
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
@@ -157,9 +168,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], gap: int 
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
-        table.add_column(column, no_wrap=number == 0, justify="right" if numbers else "left")
+        table.add_column(printable(column), no_wrap=number == 0, justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console().print(table)
 
 
@@ -187,7 +198,7 @@ def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Re
 
 def parse_seeds(text: str) -> list[int | str]:
     """Read the seeds of `--seeds 0,1,2`; a part that is no number stays as it is, and is refused with the others."""
-    return [int(part) if re.fullmatch(r"\s*-?\d+\s*", part) else part for part in text.split(",")]
+    return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in text.split(",")]
 
 
 def find_cluster(on: str | None, cpus: float | None, gpus: float | None, elsewhere: bool = False) -> Any:

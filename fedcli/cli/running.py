@@ -44,6 +44,7 @@ FILES = "Options from files"
 LOG_FILE = "File to which the lines of the run are added, without the bar."
 QUIET = "Print nothing but errors."
 SHOWN = (("log_file", str, LOG_FILE, "Output"), ("quiet", bool, QUIET, "Output"))
+LOG = "Where each round's numbers go as well: tensorboard, wandb, ./file.py:NAME, or several, divided by commas."
 
 
 class MethodGroup(TyperGroup):
@@ -204,11 +205,16 @@ def _run(method: str, given: dict[str, Any]) -> None:
     seeds = parse_seeds(seeds) if isinstance(seeds, str) else seeds
     if type(jobs) is not int or jobs < 1:
         raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
+    log = given.pop("log", None)
     workers = given.pop("workers", None)
     cluster = find_cluster(*(given.pop(name, None) for name in ON), jobs > 1 or workers is not None)
     if cluster is not None or jobs > 1 or any(isinstance(value, tuple) for value in given.values()):
         if workers is not None:
             raise UserError(f"--workers {workers} divides one run (got several at once); leave it out, or run one.")
+        if log is not None:
+            raise UserError(
+                f"--log is of one run, or several seeds one after the other (got {log} with a grid); leave it out."
+            )
         _grid(method, given, seeds, {"jobs": jobs, "cluster": cluster}, shown)
         return
     options = {**given, "seeds": seeds, "sources": sources}
@@ -217,7 +223,7 @@ def _run(method: str, given: dict[str, Any]) -> None:
         folder = runs.plan(method, **planned)[1][0]  # also refuses what can be refused now
         _launch(workers, () if given.get("out") else ("--out", folder if seeds is None else folder.parent))
     with joined() as group:
-        done = watch(lambda display: runs.run(method, **options, progress=display), **shown)
+        done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
     if seeds is not None and group.number == 0:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
@@ -275,12 +281,15 @@ def _on_cluster(plan: Any, cluster: Any, shown: dict[str, Any]) -> dict[Path, st
             )
 
 
-def watch(start: Callable[[Any], Result], quiet: bool | None = None, log_file: str | None = None) -> Result:
-    """Start a run with a display; when it fails or is interrupted, say where it stands."""
+def watch(
+    start: Callable[[Any], Result], quiet: bool | None = None, log_file: str | None = None, log: str | None = None
+) -> Result:
+    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.records import RECORD
     from fedcli.runs.signals import exit_code
+    from fedcli.runs.trackers import with_loggers
     from fedcli.runs.workers import joined
 
     display = Display(*consoles(quiet, log_file))
@@ -291,7 +300,7 @@ def watch(start: Callable[[Any], Result], quiet: bool | None = None, log_file: s
 
     try:
         with joined() as group:
-            return start(display if group.number == 0 else None)
+            return start(with_loggers(display, log) if group.number == 0 else None)
     except UserError as error:
         display.log(f"error: {error}")
         raise
@@ -367,6 +376,7 @@ def resume(
     workers: Annotated[int | None, typer.Option(help="Divide each round among so many processes.")] = None,
     log_file: Annotated[str | None, typer.Option(help=LOG_FILE)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help=QUIET)] = False,
+    log: Annotated[str | None, typer.Option(help=LOG)] = None,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
@@ -380,7 +390,12 @@ def resume(
         alone = len(folders) == 1 or group.count > 1  # of several workers one may have failed alone
         for folder in folders:
             try:
-                watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display), quiet, log_file)
+                watch(
+                    lambda display, folder=folder: runs.resume(folder, **options, progress=display),
+                    quiet,
+                    log_file,
+                    log,
+                )
             except UserError as error:
                 if alone:
                     raise
@@ -434,6 +449,7 @@ class _Run(MethodGroup):
             ("tuned", str, "Folder of 'fedcli tune', whose options are taken.", FILES),
             ("out", str, "Folder of the run, which must not exist. \\[default: runs/<time>-<method>-<data>]", "Output"),
             ("continue_", bool, "Go on in OUT: skip runs that have ended, resume those that have begun.", "Output"),
+            ("log", str, LOG, "Output"),
             *SHOWN,
             *ON_OPTIONS,
         ),

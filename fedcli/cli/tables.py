@@ -38,6 +38,20 @@ def table(
     metric: Annotated[
         str | None, typer.Option(help="Metrics that get a column, e.g. best,at:1/2; or your own, ./file.py:NAME.")
     ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only runs of this method; several times for several.", show_default=False)
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Only runs on this data set; several times.", show_default=False)
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to show, by parts of their titles, e.g. method,seeds,last.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the table.", show_default=False)] = "",
     page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. \\[default: the terminal]")] = None,
     dry_run: Annotated[
@@ -88,20 +102,25 @@ def table(
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
-    Of run folders: mean and standard deviation over seeds, from their records.
+    Of run folders: mean and standard deviation over seeds, from their records; a table for each protocol and data set.
 
     PAPER:ID is a paper's table: what is missing of it is run, then ours stands beside the paper's.
     First it says what that costs: runs to do, hours (from runs timed here before), data sets.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
-    from fedcli.results import tables
+    from fedcli.results import boards, tables
     from fedcli.results.pages import study_page
     from fedcli.results.render import render
 
+    of_runs = {"--metric": metric, "--method": method, "--dataset": dataset, "--label": label, "--columns": columns,
+               "--title": title}  # fmt: skip
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
            "--train-examples": train_examples, "--jobs": jobs > 1, "--on": on, "--runs": folder}  # fmt: skip
     names = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    if names and (len(runs) > 1 or page is not None or metric is not None):
+    if given := [flag for flag, value in of_runs.items() if value and (names or page is not None)]:
+        what = names[0] if names else f"--page {page}"
+        raise UserError(f"{given[0]} is for a table of runs (got {what}, which has its own columns); leave it out.")
+    if names and (len(runs) > 1 or page is not None):
         raise UserError(f"one paper's table at a time (got {names[0]} with others); give it alone.")
     if names:
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
@@ -115,16 +134,20 @@ def table(
     if bool(runs) == (page is not None):
         given = "both" if runs else "neither"
         raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
-    for flag, value in (("--format", format), ("--metric", metric)):
-        if page is not None and value not in (None, Format.markdown):
-            raise UserError(
-                f"--page is written in Markdown (got {flag} {value}), with its own columns; leave {flag} out."
-            )
+    if page is not None and format is not Format.markdown:
+        raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
+    if columns and format is Format.csv:
+        raise UserError("--columns is for tables that are read (got --format csv, which has them all); leave it out.")
     if page is not None:
         text = study_page(page)
     else:
+        records = boards.select(tables.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
-        text = render(tables.sheet(tables.find_records(map(Path, runs)), names), format)
+        if format is Format.csv:
+            text = render(tables.sheet(records, names), format)
+        else:
+            shown = columns.split(",") if columns else ()
+            text = "\n".join(render(one, format) for one in boards.sheets(records, names, shown, title))
     if out is None and format is Format.markdown and console().is_terminal:
         console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
     else:
@@ -156,12 +179,13 @@ def _paper_table(
         display.say(screen, display.cost(plan))
         screen.print()
     if plan.to_run and not dry_run:
-        with display.TableDisplay(screen, plan) as watch:
-            try:
+        watch = display.TableDisplay(screen, plan)
+        try:
+            with watch:
                 errors = execute(plan, watch, **where)
-            except KeyboardInterrupt as error:
-                place = f"{watch.ended} of {watch.total} runs"
-                stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
+        except KeyboardInterrupt as error:  # its bars, which go, would take the line with them
+            place = f"{watch.ended} of {watch.total} runs"
+            stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:

@@ -85,24 +85,25 @@ def plan_batches(
     """
     counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]
     steps, num_clients = max(counts, default=0) * len(epochs), len(parts)
-    index = np.zeros((steps, num_clients, batch_size), np.int64)
+    width = min(batch_size, max(4096, *map(len, parts)))  # a very large batch is padded to the largest client's data
+    index = np.zeros((steps, num_clients, width), np.int64)
     size = np.zeros((steps, num_clients), np.int64)
     epoch_end = np.zeros((steps, num_clients), bool)
-    draws = np.zeros((steps, num_clients, batch_size, num_draws), np.float32) if num_draws else None
+    draws = np.zeros((steps, num_clients, width, num_draws), np.float32) if num_draws else None
     keys = np.zeros((steps, num_clients), np.int64)
     for k, (part, client, count) in enumerate(zip(parts, client_ids, counts, strict=True)):
         used = min(len(part), count * batch_size)
         for e, epoch in enumerate(epochs):
             rows = slice(e * count, (e + 1) * count)
             order = generator(seed, round, client, "order", epoch).permutation(len(part))[:used]
-            padded = np.zeros(count * batch_size, np.int64)
+            padded = np.zeros(count * width, np.int64)
             padded[:used] = part[order]
-            index[rows, k] = padded.reshape(count, batch_size)
+            index[rows, k] = padded.reshape(count, width)
             size[rows, k] = np.clip(used - batch_size * np.arange(count), 0, batch_size)
             epoch_end[rows.stop - 1 : rows.stop, k] = count > 0
             keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
             if draws is not None:
-                uniform = generator(seed, round, client, "augment", epoch).random((count, batch_size, num_draws))
+                uniform = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
                 draws[rows, k] = uniform.astype(np.float32)
     return Plan(index, size, epoch_end, np.array(counts), draws, keys)
 

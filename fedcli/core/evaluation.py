@@ -124,8 +124,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _by_domain(fed: Federation, hits: list[Hits]) -> list[dict[str, float]]:
-    """Returns each model's accuracy on the test images of each domain."""
-    parts = {name: fed.test_domains == d for d, name in enumerate(fed.domain_names)}
+    """Returns each model's accuracy on the test images of each domain that has any."""
+    parts = {name: part for d, name in enumerate(fed.domain_names) if (part := fed.test_domains == d).any()}
     return [{name: _fraction(each.headline[part]) for name, part in parts.items()} for each in hits]
 
 
@@ -135,7 +135,7 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
     found = {"test_accuracy": _mean(own), "clients": None if method.personal is None else spread(own)}
     if fed.test_domains is not None:
         rows = _by_domain(fed, hits)
-        found["domains"] = {name: _mean(row[name] for row in rows) for name in fed.domain_names}
+        found["domains"] = {name: _mean(row[name] for row in rows) for name in rows[0]}
     if hits[0].classifier is not None:
         found["classifier_accuracy"] = _mean(_fraction(each.classifier) for each in hits)
     return found
@@ -156,10 +156,10 @@ def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> di
     for d, name in enumerate(fed.domain_names):
         own = [row for client, row in enumerate(rows) if fed.domain_of[client] == d]
         if own:
-            intra[name] = _mean(row[name] for row in own)
-            others = [row[other] for row in own for other in fed.domain_names if other != name]
+            intra |= {name: _mean(row[name] for row in own)} if name in own[0] else {}
+            others = [accuracy for row in own for other, accuracy in row.items() if other != name]
             inter[name] = _mean(others) if others else intra[name]
-    domains = {name: _mean(row[name] for row in rows) for name in fed.domain_names}
+    domains = {name: _mean(row[name] for row in rows) for name in rows[0]}
     return {"test_accuracy": _mean(inter.values()), "domains": domains, "intra": intra, "inter": inter}
 
 

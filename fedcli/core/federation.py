@@ -455,10 +455,11 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
     Raises:
         UserError: If no client has enough to train on.
     """
-    if run.local_test:
+    num_test = getattr(parts, "num_test", None)  # of a split in a file, where a client's own test part comes first
+    if run.local_test and num_test is None:
         draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
         parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
-    testing, kept = _cut(parts, [int(len(part) * run.local_test) for part in parts])
+    testing, kept = _cut(parts, num_test or [int(len(part) * run.local_test) for part in parts])
     training, validation = _cut(kept, [len(part) - int(len(part) * run.validation) for part in kept])
     largest = max(map(len, training), default=0)
     if largest == 0:

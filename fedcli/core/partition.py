@@ -14,6 +14,7 @@ As a flag (`from_flag`), options in brackets:
     missing:COUNT                         each client lacks so many classes
     domains[+LABEL_SKEW]                  every client from one domain, optionally with a label skew inside each
     writers[:shares]                      whole writers, dealt to the clients; or each class cut as writers have it
+    file:PATH                             lists made elsewhere (fedcli/data/splits.py)
     ./file.py:NAME                        a function of the user's own
 """
 
@@ -40,19 +41,23 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 
 @dataclass(frozen=True)
-class _Parameter:
+class FlagParameter:
     """One parameter of a partition: how it is read from a flag and which values it may take."""
 
     keyword: str  # of the partitioner
     meaning: str  # in an error message
     example: str  # a flag that is right
     read: Callable[[str], Any] = int
-    low: float = 1
+    low: float | None = 1  # None for any text
     high: float = math.inf
     default: Any = None
     words: tuple[str, ...] = ()  # where the parameter is one of some words; else it is a number from low to high
 
     def parse(self, text: str) -> Any:
+        """Reads the parameter from a flag."""
+        odd = len(text) > 40 or not text.isascii() or "_" in text or "e" in text.lower()[:-5]  # 1e-9999 is no share
+        if odd and self.low is not None:
+            raise self._error(text[:40])
         try:
             value = self.read(text)
         except (ValueError, ZeroDivisionError):  # the latter for a share of 4/0
@@ -61,7 +66,8 @@ class _Parameter:
         return value
 
     def check(self, value: Any) -> None:
-        if not (value in self.words if self.words else self.low <= value <= self.high):
+        """Refuses a value out of range."""
+        if self.low is not None and not (value in self.words if self.words else self.low <= value <= self.high):
             raise self._error(value)
 
     def _error(self, value: Any) -> UserError:
@@ -73,29 +79,29 @@ class _Parameter:
         )
 
 
-_ALPHA = _Parameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
-_PLAIN = _Parameter("capped", "cap", "dirichlet:0.5:plain", lambda _: False, 0, default=True)
-_MIN = _Parameter("min_examples", "minimum", "dirichlet:0.5:min=1", default=MIN_EXAMPLES)
-_DRAW = _Parameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", str, default="own", words=("own", "pfllib"))
-_CLASSES = _Parameter("classes_per_client", "number of classes", "classes:2")
-_DOMINANT = _Parameter("dominant_classes", "number of dominant classes", "dominant:1")
-_SHARE = _Parameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
-_MISSING = _Parameter("missing_classes", "number of missing classes", "missing:3", low=0)
-_SHARES = _Parameter("by_shares", "kind", "writers:shares", lambda _: True, 0, default=False)
+_ALPHA = FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
+_PLAIN = FlagParameter("capped", "cap", "dirichlet:0.5:plain", lambda _: False, 0, default=True)
+_MIN = FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1", default=MIN_EXAMPLES)
+_DRAW = FlagParameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", str, default="own", words=("own", "pfllib"))
+_CLASSES = FlagParameter("classes_per_client", "number of classes", "classes:2")
+_DOMINANT = FlagParameter("dominant_classes", "number of dominant classes", "dominant:1")
+_SHARE = FlagParameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
+_MISSING = FlagParameter("missing_classes", "number of missing classes", "missing:3", low=0)
+_SHARES = FlagParameter("by_shares", "kind", "writers:shares", lambda _: True, 0, default=False)
 
 
 class _Form(NamedTuple):
     """A partitioner as a flag."""
 
     function: Callable[..., Parts]
-    parameters: dict[str, _Parameter]  # by their prefix in the flag; "" is the required one, which comes first
-    needs: str  # what it takes from the data set beside labels: "domain", "writer" or nothing
+    parameters: dict[str, FlagParameter]  # by their prefix in the flag; "" is the required one, which comes first
+    needs: str  # what it takes from the data set beside labels: "domain", "writer", "place" or nothing
 
 
 PARTITIONS: dict[str, _Form] = {}
 
 
-def partitioner(parameters: dict[str, _Parameter] | None = None, needs: str = "") -> Callable[[Callable], Callable]:
+def partitioner(parameters: dict[str, FlagParameter] | None = None, needs: str = "") -> Callable[[Callable], Callable]:
     """Registers a function as the partition of its name; arguments as in `_Form`."""
 
     def register(function: Callable[..., Parts]) -> Callable[..., Parts]:
@@ -233,6 +239,8 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     """
     labels = _prepared(labels, num_clients)
     _CLASSES.check(classes_per_client)
+    if classes_per_client > (present := len(np.unique(labels))):
+        raise _too_many("classes", classes_per_client, present, present)
     num_shards = num_clients * classes_per_client
     if num_shards > len(labels):
         raise UserError(
@@ -382,24 +390,24 @@ class Partition:
     parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
 
     def __call__(
-        self, labels: Labels, num_clients: int, seed: int, domain: Labels | None = None, writer: Labels | None = None
+        self, labels: Labels, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
     ) -> Parts:
-        """Shares labels `[N]` out among K clients; `domain` and `writer` are `[N]`, where the data have them.
+        """Shares labels `[N]` out among K clients; domain, writer and place are `[N]`, where the data have them.
 
         Raises:
             UserError: The data do not allow this partition.
         """
         if is_from_file(self.name):
-            groups = writer if domain is None else domain
-            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
+            known = writer if domain is None else domain
+            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, known)
         function, _, needs = PARTITIONS[self.name]
-        groups = {"domain": domain, "writer": writer}.get(needs)
-        if needs and groups is None:
+        known = {"domain": domain, "writer": writer, "place": place}.get(needs)
+        if needs and known is None:
             raise UserError(
-                f"partition '{self}' needs a data set with {self.name} (got one without); choose such a data set or "
-                "another partition, such as iid."
+                f"partition '{self}' needs a data set with {needs}s (got one without); choose such a data set, import "
+                "this one anew, or choose another partition, such as iid."
             )
-        return function(labels, num_clients, seed=seed, **dict(self.parameters), **({needs: groups} if needs else {}))
+        return function(labels, num_clients, seed=seed, **dict(self.parameters), **({needs: known} if needs else {}))
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
@@ -484,7 +492,7 @@ def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed:
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
     """Returns the first 16 hexadecimal digits of a SHA-256 over sizes and positions, the same on every platform."""
-    sizes = np.array([len(part) for part in parts], "<i8")
+    sizes = np.array([*map(len, parts), *(getattr(parts, "num_test", None) or ())], "<i8")
     digest = hashlib.sha256(sizes.tobytes())
     for part in parts:
         digest.update(np.asarray(part, "<i8").tobytes())

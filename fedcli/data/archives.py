@@ -8,6 +8,7 @@ Arrays are those of `fedcli.data.files`.
 import hashlib
 import io
 import json
+import lzma
 import re
 import shutil
 import tarfile
@@ -24,7 +25,7 @@ import numpy as np
 
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import KNOWN, Known
-from fedcli.data.files import PARTS, Arrays, checked, decoded, one_line, stacked
+from fedcli.data.files import PARTS, Arrays, Room, checked, decoded, one_line, stacked
 from fedcli.errors import UserError
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
@@ -89,7 +90,7 @@ def synth_digits(path: Path) -> Arrays:
             raise UserError(
                 f"'{match.group()}' in '{path}' cannot be read ({one_line(error)}); it must be MATLAB's; get it again."
             ) from error
-        arrays |= {f"x_{match[1]}": images, f"y_{match[1]}": labels % 10}  # a zero may be class 10, as in SVHN
+        arrays |= {f"x_{match[1]}": images, f"y_{match[1]}": np.where(labels == 10, 0, labels)}  # as in SVHN
     return checked(arrays, path)
 
 
@@ -102,9 +103,11 @@ def femnist(path: Path) -> Arrays:
         path: One of its files `all_data_*.json`, or the folder of them.
     """
     folder = path / "all_data" if (path / "all_data").is_dir() else path
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else [path]
+    files = sorted(filter(Path.is_file, folder.glob("*.json"))) if folder.is_dir() else [path]
+    room = Room(path)
     images, labels = {}, {}
     for file in files:
+        room.take(file.stat().st_size)
         for writer, x, y in _leaf_users(file):
             if writer in labels:
                 raise UserError(
@@ -134,7 +137,7 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             if x.ndim != 2 or x.shape[1] != 784 or not 0 <= x.min() <= x.max() <= 1:
                 raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1")
             yield writer, np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-    except (ValueError, KeyError, TypeError) as error:  # also of a file that is no JSON, or none of LEAF's
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # of what is no JSON, or none of LEAF's
         raise UserError(
             f"'{file}' is not one of LEAF's files ({one_line(error)}); it must have users and user_data; give others."
         ) from error
@@ -201,25 +204,35 @@ def _assembled(pictures: list[_Picture], path: Path, needed: str) -> Arrays:
     return checked(arrays, path)
 
 
+# What a damaged archive raises; the last two one with a password, or in a form that Python does not know.
+_DAMAGED = (
+    tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, RuntimeError,
+    NotImplementedError,
+)  # fmt: skip
+
+
 def _members(path: Path, pattern: str) -> Iterator[tuple[re.Match, bytes]]:
     """The files of an archive or folder whose names end as the pattern says, with their contents."""
-    wanted = re.compile(rf"(?:^|/)(?:{pattern})$")
+    wanted, room = re.compile(rf"(?:^|/)(?:{pattern})$"), Room(path)
     try:
         if path.is_dir():
             for file in sorted(path.rglob("*")):
-                if match := wanted.search(file.relative_to(path).as_posix()):
+                if (match := wanted.search(file.relative_to(path).as_posix())) and file.is_file():
+                    room.take(file.stat().st_size)
                     yield match, file.read_bytes()
         elif zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    if match := wanted.search(name):
-                        yield match, archive.read(name)
+                for member in archive.infolist():
+                    if match := wanted.search(member.filename):
+                        room.take(member.file_size)
+                        yield match, archive.read(member)
         else:
             with tarfile.open(path, "r|*") as archive:  # one after the other: a compressed file cannot be searched
                 for member in archive:
                     if member.isfile() and (match := wanted.search(member.name)):
+                        room.take(member.size)
                         yield match, archive.extractfile(member).read()
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+    except _DAMAGED as error:
         raise UserError(
             f"'{path}' cannot be read ({one_line(error)}); it must be the official archive or its folder; get it again."
         ) from error
@@ -300,15 +313,22 @@ def _files(name: str) -> list[_File]:
     """The files of a data set that can be downloaded, with their addresses and checksums."""
     known = KNOWN[name]
     if known.source is None:
-        return [ARCHIVES[name]] if name in ARCHIVES else []
+        return [_secure(ARCHIVES[name])] if name in ARCHIVES else []
     source = _torchvision_class(known)
     if known.source == "EMNIST":
-        return [_File(source.url.rpartition("/")[2], (source.url,), source.md5)]
+        return [_secure(_File(source.url.rpartition("/")[2], (source.url,), source.md5))]
     if known.source.startswith("CIFAR"):
-        return [_File(source.filename, (source.url,), source.tgz_md5)]
+        return [_secure(_File(source.filename, (source.url,), source.tgz_md5))]
     if known.source in ("SVHN", "USPS"):
-        return [_File(name, (url,), md5) for url, name, md5 in (source.split_list[part] for part in PARTS)]
-    return [_File(name, tuple(mirror + name for mirror in source.mirrors), md5) for name, md5 in source.resources]
+        return [_secure(_File(name, (url,), md5)) for url, name, md5 in (source.split_list[part] for part in PARTS)]
+    mirrors = source.mirrors
+    return [_secure(_File(name, tuple(mirror + name for mirror in mirrors), md5)) for name, md5 in source.resources]
+
+
+def _secure(file: _File) -> _File:
+    """The file with the addresses by HTTPS first, which nobody on the way can change."""
+    by_https = [re.sub("^http:", "https:", url) for url in file.urls]
+    return file._replace(urls=tuple(dict.fromkeys([*by_https, *file.urls])))
 
 
 def _read(name: str, obtain: Callable[[_File, Path], str]) -> Arrays:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data import archives, files
+from fedcli.data import archives, files, splits
 from fedcli.data.builtin import BUILT_IN
 from fedcli.data.catalog import KNOWN, RECIPES, known_form, resize
 from fedcli.errors import UserError, unknown
@@ -39,6 +39,8 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
     writer_test: Tensor | None = None
+    place_train: Tensor | None = None  # int64 [N], where each image stood in the files; None for those kept long ago
+    place_test: Tensor | None = None
     share: float = 1.0  # of the training images that are kept
 
     @property
@@ -147,13 +149,14 @@ def download(name: str, progress: archives.Progress | None = None) -> Path:
     return _cache_file(name) if _cache_file(name).is_file() else _keep(name, archives.download(name, progress))
 
 
-def import_path(name: str, path: Path) -> Path:
+def import_path(name: str, path: Path, convert: bool = False) -> Path:
     """The cache file into which a data set was taken from files of the user's; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
         path: `.npz` file; folder `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`, or
             `<domain>/<class>/*`; or the archive or folder of files that the set's site gives.
+        convert: Bring images of an `.npz` file or folder into form, see `files.converted`.
 
     Raises:
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
@@ -164,9 +167,38 @@ def import_path(name: str, path: Path) -> Path:
         raise UserError(f"the name '{name}' {what}; an imported set is called by a-z, 0-9 and -; choose another name.")
     if name in RECIPES and not KNOWN[name].files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
-    if not path.exists():
-        raise UserError(f"there is nothing at '{path}'; give an .npz file, an image folder or the official archive.")
-    return _keep(name, _read(name, path))
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(
+            f"there is no file or folder at '{path}'; give an .npz file, an image folder or the official archive."
+        )
+    return _keep(name, _read(name, path, convert))
+
+
+def import_pfllib(name: str, folder: Path) -> tuple[Path, Path, int]:
+    """The cache file of the images in a folder that PFLlib wrote, the split with its clients, and their number.
+
+    Args:
+        name: A new one of a-z, 0-9 and -.
+        folder: See `splits.read_pfllib`.
+
+    Raises:
+        UserError: The name cannot be given, or the folder is not such a one.
+    """
+    if name in KNOWN or name in BUILT_IN or not _is_name(name):
+        raise UserError(
+            f"the name '{name}' is not possible for another division of images; it must be a new one of a-z, 0-9 and "
+            "-; choose for example fmnist-pfllib."
+        )
+    arrays, split = splits.read_pfllib(Path(folder))
+    kept = _keep(name, arrays)
+    lists = kept.with_suffix(".split.npz")
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, **split)
+
+    files.write_atomically(lists, write)
+    return kept, lists, len(split) // 2
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -225,7 +257,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     if dataset.domain_train is not None:
         order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
     kept = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    fields = ("x_train", "y_train", "domain_train", "writer_train")
+    fields = ("x_train", "y_train", "domain_train", "writer_train", "place_train")
     present = {field: getattr(dataset, field) for field in fields if getattr(dataset, field) is not None}
     share = dataset.share * num_train / count
     return replace(dataset, **{field: values[kept] for field, values in present.items()}, share=share)
@@ -234,6 +266,8 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
 def merge(dataset: Dataset) -> Dataset:
     """The set with its test images among the training images, in canonical order of each part, training part first."""
     pairs = {kind: (getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")) for kind in files.KINDS}
+    if dataset.place_train is not None:
+        pairs["place"] = dataset.place_train, len(dataset.y_train) + dataset.place_test
     joined = {f"{kind}_train": torch.cat(pair) for kind, pair in pairs.items() if pair[0] is not None}
     return replace(dataset, **joined)
 
@@ -332,15 +366,15 @@ def _arrays(name: str) -> files.Arrays:
     return files.canonical(RECIPES[name].make(_arrays))
 
 
-def _read(name: str, path: Path) -> files.Arrays:
+def _read(name: str, path: Path, convert: bool) -> files.Arrays:
     """The arrays of whatever is at a path; with a known name in their official form."""
     known = KNOWN.get(name)
     if path.suffix == ".npz":
-        arrays = files.read_npz(path)
+        arrays = files.read_npz(path, convert)
     elif known and archives.holds(name, path):
         arrays = archives.read(name, path)
     elif path.is_dir():
-        arrays = files.read_folder(path, known.image_size if known and known.resized else None)
+        arrays = files.read_folder(path, known.image_size if known and known.resized else None, convert)
     else:
         raise UserError(
             f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "

@@ -2,7 +2,7 @@
 
 By name: `x_train`, `x_test` uint8 `[N, H, W, channels]`, `y_train`, `y_test` int64 `[N]`, `class_names`; with several
 domains `domain_train`, `domain_test` int64 `[N]`, `domain_names`; with known writers `writer_train`, `writer_test`
-int64 `[N]`.
+int64 `[N]`. In canonical order also `place_train`, `place_test` int64 `[N]`: where each image stood before.
 """
 
 import hashlib
@@ -19,8 +19,12 @@ from PIL import Image
 from fedcli.errors import UserError
 
 Arrays = dict[str, np.ndarray]
+_OR_CONVERT = "or use 'fedcli data import ... --convert'"
 PARTS = ("train", "test")
-KINDS = ("x", "y", "domain", "writer")  # of arrays with an entry for each example
+KINDS = ("x", "y", "domain", "writer", "place")  # of arrays with an entry for each example
+LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
+PIXELS = 1 << 25  # of an image in a file
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -39,6 +43,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o666))
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -93,12 +99,37 @@ def remove_leftovers(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def read_npz(path: Path) -> Arrays:
+class Room:
+    """Counts the bytes that a set takes while it is read, and refuses it beyond `LIMIT`.
+
+    Args:
+        path: Where it comes from, for the refusal.
+    """
+
+    def __init__(self, path: Path):
+        self._path, self._left = path, LIMIT
+
+    def take(self, count: int) -> None:
+        """Takes so many bytes.
+
+        Raises:
+            UserError: If there is no room for them.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise UserError(
+                f"'{self._path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes more); a set may have so "
+                "much in all; leave images out, or make them smaller."
+            )
+
+
+def read_npz(path: Path, convert: bool = False) -> Arrays:
     """The arrays of an `.npz` file.
 
     Args:
         path: File with `x_train`, `y_train`, `x_test`, `y_test` and perhaps `class_names`, `domain_train`,
-            `domain_test`, `domain_names`, `writer_train`, `writer_test`.
+            `domain_test`, `domain_names`, `writer_train`, `writer_test`, `place_train`, `place_test`.
+        convert: Bring the arrays into form first, see `converted`.
 
     Raises:
         UserError: It is damaged, or an array is missing or not as it should be.
@@ -106,11 +137,17 @@ def read_npz(path: Path) -> Arrays:
     if not zipfile.is_zipfile(path):
         raise UserError(f"'{path}' is not a whole .npz file; it must be what numpy.savez writes; write it again.")
     try:
+        with zipfile.ZipFile(path) as file:
+            room = Room(path)
+            for member in file.infolist():
+                room.take(member.file_size)  # no more than that is unpacked
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
+    except UserError:
+        raise
     except Exception as error:  # zipfile, zlib and numpy have about ten kinds of them for a damaged file
         raise UserError(f"'{path}' cannot be read ({one_line(error)}); it is damaged; get it again.") from error
-    return checked(arrays, path)
+    return checked(converted(arrays, path) if convert else arrays, path)
 
 
 def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
@@ -139,7 +176,7 @@ def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
 
 def one_line(error: Exception) -> str:
     """The first line of an error's text, since a refusal has one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def checked(arrays: Arrays, path: Path) -> Arrays:
@@ -164,26 +201,73 @@ def checked(arrays: Arrays, path: Path) -> Arrays:
         sizes = " and ".join(" x ".join(map(str, shape)) for shape in shapes)
         raise UserError(
             f"the images in '{path}' are not usable (got {sizes} for train and test); they must be square and of one "
-            "size; resize them."
+            f"size; resize them, {_OR_CONVERT} to pad them."
         )
     lengths = {part: len(result[f"x_{part}"]) for part in PARTS}
     result |= _indices(arrays, "y", "class_names", lengths, path)
     if _both_parts(arrays, "domain", path):
         result |= _indices(arrays, "domain", "domain_names", lengths, path)
-    if _both_parts(arrays, "writer", path):
-        result |= {f"writer_{part}": _whole_numbers(arrays, f"writer_{part}", lengths[part], path) for part in PARTS}
+    for kind in ("writer", "place"):
+        if _both_parts(arrays, kind, path):
+            result |= {
+                f"{kind}_{part}": _whole_numbers(arrays, f"{kind}_{part}", lengths[part], path) for part in PARTS
+            }
     return result
 
 
+def converted(arrays: Arrays, path: Path) -> Arrays:
+    """Images as uint8 `[N, H, W, channels]`, square; labels from 0.
+
+    Pixels in [0, 1] or in [-1, 1] are stretched to 0 to 255, those in [0, 255] rounded; the range is that of both
+    parts together. A second axis of 1 or 3 is the channels' where the last one is not. Black borders make images
+    square, and those of both parts alike. Labels that count from 1 count from 0.
+
+    Args:
+        arrays: In any form that an `.npz` file may have; what is in no known form stays as it is.
+        path: Where they come from, for the refusal.
+
+    Raises:
+        UserError: Pixels are in no such range.
+    """
+    arrays, images, labels = dict(arrays), [f"x_{part}" for part in PARTS], [f"y_{part}" for part in PARTS]
+    if not all(name in arrays and arrays[name].size for name in (*images, *labels)):
+        return arrays
+    for name in images:
+        shape = arrays[name].shape
+        if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
+            arrays[name] = np.moveaxis(arrays[name], 1, 3)
+    if any(arrays[name].dtype != np.uint8 for name in images):
+        low, high = (float(f([f(arrays[name]) for name in images])) for f in (np.min, np.max))
+        if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
+            raise UserError(
+                f"the pixels in '{path}' cannot be converted (got {low:g} to {high:g}); they must be in 0 to 255, 0 "
+                "to 1 or -1 to 1; undo their normalisation."
+            )
+        shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
+        arrays |= {name: np.rint((arrays[name] + shift) * scale).astype(np.uint8) for name in images}
+    if all(arrays[name].ndim in (3, 4) for name in images):
+        side = max(max(arrays[name].shape[1:3]) for name in images)
+        for name in images:
+            missing = [side - size for size in arrays[name].shape[1:3]]
+            borders = [(0, 0), *((size // 2, size - size // 2) for size in missing)]
+            arrays[name] = np.pad(arrays[name], borders + [(0, 0)] * (arrays[name].ndim - 3))
+    if min(arrays[name].min() for name in labels) == 1:
+        arrays |= {name: arrays[name] - 1 for name in labels}
+    return arrays
+
+
 def canonical(arrays: Arrays) -> Arrays:
-    """The arrays with each part in order of label, hash of the pixels `[H, W, channels]`, domain and writer."""
-    result = dict(arrays)
+    """The arrays with each part in order of label, hash of the pixels `[H, W, channels]`, domain and writer.
+
+    Where nothing tells the place of an image, it is that in the arrays.
+    """
+    result = {f"place_{part}": np.arange(len(arrays[f"y_{part}"])) for part in PARTS} | arrays
     for part in PARTS:
         also = [arrays[f"{kind}_{part}"] for kind in ("domain", "writer") if f"{kind}_{part}" in arrays]
         order = canonical_order(arrays[f"x_{part}"], arrays[f"y_{part}"], *also)
         for kind in KINDS:
-            if f"{kind}_{part}" in arrays:
-                result[f"{kind}_{part}"] = arrays[f"{kind}_{part}"][order]
+            if f"{kind}_{part}" in result:
+                result[f"{kind}_{part}"] = result[f"{kind}_{part}"][order]
     return result
 
 
@@ -213,7 +297,7 @@ def _images(arrays: Arrays, key: str, path: Path) -> np.ndarray:
         shape = " x ".join(map(str, images.shape))
         raise UserError(
             f"{key} in '{path}' is not usable (got {images.dtype} of shape {shape}); it must be uint8 images, "
-            "N x H x W, N x H x W x 1 or N x H x W x 3; convert it."
+            f"N x H x W, N x H x W x 1 or N x H x W x 3; convert it, {_OR_CONVERT}."
         )
     return images if images.ndim == 4 else images[..., None]
 
@@ -231,9 +315,19 @@ def _indices(arrays: Arrays, kind: str, names_key: str, lengths: dict[str, int],
         source = "the number of training images" if names is None else f"the length of {names_key}"
         raise UserError(
             f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); they must be from 0 "
-            f"to {limit - 1}, below {source}; number them from 0."
+            f"to {limit - 1}, below {source}; number them from 0, {_OR_CONVERT} where they count from 1."
+        )
+    if kind == "y" and names is None and lowest == 1:
+        raise UserError(
+            f"the labels in '{path}' count from 1 (got {lowest} to {highest}); they must count from 0; number them "
+            f"anew, {_OR_CONVERT}, or give class_names if class 0 has no image."
         )
     result[names_key] = (np.arange(highest + 1) if names is None else np.atleast_1d(names)).astype(str)
+    if odd := [name for name in result[names_key].tolist() if not NAME.fullmatch(name)]:
+        raise UserError(
+            f"{names_key} in '{path}' has a name that cannot be shown (got {odd[0][:40]!a}); a name has 1 to 100 "
+            "characters on one line; rename it."
+        )
     if len(np.unique(result[names_key])) < len(result[names_key]):
         raise UserError(f"{names_key} in '{path}' has a name twice; every class and domain needs its own; rename one.")
     return result
@@ -254,7 +348,7 @@ def _whole_numbers(arrays: Arrays, key: str, length: int, path: Path) -> np.ndar
 # Folders and files of images
 
 
-def read_folder(path: Path, size: int | None = None) -> Arrays:
+def read_folder(path: Path, size: int | None = None, convert: bool = False) -> Arrays:
     """The arrays of an image folder.
 
     It holds `train/<class>/*` and `test/<class>/*`; or both in a folder for each domain; or `<domain>/<class>/*`, of
@@ -264,6 +358,7 @@ def read_folder(path: Path, size: int | None = None) -> Arrays:
     Args:
         path: The folder that holds `train` and `test`, or the domains.
         size: Height and width to which all images are resized; where None they must have one size.
+        convert: Pad images that are not square, see `converted`.
 
     Raises:
         UserError: A folder is missing or empty, a file is no image, or the images differ in size.
@@ -272,7 +367,7 @@ def read_folder(path: Path, size: int | None = None) -> Arrays:
     domains = [""] if single else _folders(path)
     whole = not any((path / domain / part).is_dir() for domain in domains for part in PARTS)
     if whole and any(_folders(_inner(path / domain)) for domain in domains):
-        return _divided(path, domains, size)
+        return _divided(path, domains, size, convert)
     absent = [path / d / part for d in domains or [""] for part in PARTS if not (path / d / part).is_dir()]
     if absent:
         raise UserError(
@@ -282,19 +377,20 @@ def read_folder(path: Path, size: int | None = None) -> Arrays:
     classes = _folders(path / domains[0] / "train")
     result: Arrays = {"class_names": np.array(classes, dtype=str)}
     files: list[Path] = []
+    room = Room(path)
     for part in PARTS:
         own, result[f"domain_{part}"], result[f"y_{part}"] = _listing([path / d / part for d in domains], classes)
         files += own
-    images = stacked([decoded(file, str(file), size) for file in files], files)
+    images = stacked([decoded(file, str(file), size, room) for file in files], files)
     result["x_train"], result["x_test"] = np.split(images, [len(result["y_train"])])
     if single:
         del result["domain_train"], result["domain_test"]
     else:
         result["domain_names"] = np.array(domains)
-    return checked(result, path)
+    return checked(converted(result, path) if convert else result, path)
 
 
-def _divided(path: Path, domains: list[str], size: int | None) -> Arrays:
+def _divided(path: Path, domains: list[str], size: int | None, convert: bool) -> Arrays:
     """The arrays of `<domain>/<class>/*`.
 
     The test part is the first fifth of each class and domain by the hash of the pixels, so it is random but does not
@@ -303,7 +399,8 @@ def _divided(path: Path, domains: list[str], size: int | None) -> Arrays:
     folders = [_inner(path / domain) for domain in domains]
     classes = _folders(folders[0])
     files, domain, labels = _listing(folders, classes)
-    images = stacked([decoded(file, str(file), size) for file in files], files)
+    room = Room(path)
+    images = stacked([decoded(file, str(file), size, room) for file in files], files)
     order, groups = canonical_order(images, labels, domain), labels * len(domains) + domain
     test = np.zeros(len(files), bool)
     for group in np.unique(groups):
@@ -312,7 +409,7 @@ def _divided(path: Path, domains: list[str], size: int | None) -> Arrays:
     result: Arrays = {"class_names": np.array(classes, dtype=str), "domain_names": np.array(domains)}
     for part, chosen in (("train", ~test), ("test", test)):
         result |= {f"x_{part}": images[chosen], f"y_{part}": labels[chosen], f"domain_{part}": domain[chosen]}
-    return checked(result, path)
+    return checked(converted(result, path) if convert else result, path)
 
 
 def _inner(folder: Path) -> Path:
@@ -377,21 +474,28 @@ def stacked(images: Sequence[np.ndarray], names: Sequence[object]) -> np.ndarray
     return result
 
 
-def decoded(file: Path | IO[bytes], name: str, size: int | None = None) -> np.ndarray:
-    """One image `[H, W, 1 or 3]` of a file; bilinear at `size` x `size` where that is given.
+def decoded(file: Path | IO[bytes], name: str, size: int | None = None, room: Room | None = None) -> np.ndarray:
+    """One image `[H, W, 1 or 3]` of a file; bilinear at `size` x `size` where that is given; `room` counts it.
 
     Raises:
-        UserError: The file, which the refusal calls `name`, is not an image of 8 bits a channel.
+        UserError: The file, which the refusal calls `name`, is not an image of 8 bits a channel, or too large.
     """
     try:
+        if isinstance(file, Path) and not file.is_file():
+            raise ValueError("no file")  # as a pipe, which would never end
         with Image.open(file) as image:
+            if image.width * image.height > PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels")
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"mode {image.mode}")  # more than 8 bits a pixel
             whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             pixels = np.array(whole.resize((size, size), Image.Resampling.BILINEAR) if size else whole)
     except Exception as error:  # Pillow's formats have about ten kinds of them for a damaged file
         raise UserError(
-            f"'{name}' is not a usable image ({one_line(error)}); class folders hold only images of 8 bits a channel; "
+            f"'{name}' is not a usable image ({one_line(error)}); class folders hold only images of 8 bits a channel "
+            f"and at most {PIXELS >> 20} million pixels; "
             "replace or remove it."
         ) from error
+    if room is not None:
+        room.take(pixels.nbytes)
     return pixels if pixels.ndim == 3 else pixels[..., None]

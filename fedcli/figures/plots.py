@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -27,8 +28,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
+from fedcli.registry import FromFile
+from fedcli.results.boards import boards
 from fedcli.results.comparison import printed_accuracy
-from fedcli.results.tables import SeedGroup, group, headline
+from fedcli.results.tables import SeedGroup, group, headline, settings_text
 from fedcli.runs.records import quiet
 
 STYLE = {
@@ -62,6 +65,7 @@ DIRECT = 44  # characters of the longest label that still stands at the end of i
 WRAP = 22  # characters in a line of such a label
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
 LINE_HEIGHT = 0.15  # inches that such a line takes
+BOARD = (2.6, 2.3)  # inches, width and height of a panel of mixed runs without its legend
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
@@ -107,17 +111,27 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
     Args:
-        out: Where to write, with or without suffix.
+        out: Where to write, with or without suffix: `.pdf` and `.svg` alone, else PNG and PDF.
         draw: A function of this package or of a user that returns the figure.
         *given: What it is given.
 
     Returns:
-        The two files, PNG and PDF.
+        The files.
+
+    Raises:
+        UserError: If the suffix is of another kind of image.
     """
-    stem = out.with_suffix("") if out.suffix in (".png", ".pdf") else out  # "dirichlet:0.5" has no suffix
-    undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
-    files = [stem.with_name(stem.name + suffix) for suffix in undated]
-    with matplotlib.rc_context(STYLE):
+    undated = {
+        ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+        ".svg": {"Date": None, "Creator": None},
+    }  # fmt: skip
+    if out.suffix not in undated and out.suffix[1:] in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
+    stem = out.with_suffix("") if out.suffix in undated else out  # "dirichlet:0.5" has no suffix
+    suffixes = (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
+    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
+    parse = isinstance(draw, FromFile)  # a name of ours may have a dollar sign
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli", "text.parse_math": parse}):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -167,6 +181,8 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     round of a single run, where the rule takes it. A dotted line is the paper's number where the runs are of a cell of
     one of its tables. More than `LINES` curves are drawn in several panels.
 
+    Runs of several protocols or data sets have a panel for each, without rings, in which a method keeps its colour.
+
     Args:
         records: The runs.
         x: One of `AXES`.
@@ -182,6 +198,8 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     if records and not known:
         why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
         raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
+    if len(boards(known)) > 1:
+        return _board_panels(known, label, along)
     groups = group(known)
     curves = _curves(groups, _accuracy, along)
     if not curves:
@@ -189,6 +207,49 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     left_out = len(records) - len(known)
     title = _title(curves) + (f"; without {x}, left out: {left_out}" if left_out else "")
     return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
+
+
+def _board_panels(records: list[dict], x_label: str, along: Callable[[dict], list[float]]) -> Figure:
+    """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below."""
+    panels = {name: _curves(group(own), _accuracy, along) for name, own in boards(records).items()}
+    panels = {name: curves for name, curves in panels.items() if curves}
+    if not panels:
+        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+    methods = dict.fromkeys(curve.setting.method for curves in panels.values() for curve in curves)
+    colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
+    rows, longest = ceil(len(panels) / ACROSS), max(map(len, panels.values()))
+    across = min(len(panels), ACROSS)
+    figure = Figure(figsize=(BOARD[0] * across, rows * (BOARD[1] + 0.12 * ceil(longest / 2))), layout="constrained")
+    numbers: dict[str, str] = {}
+    for place, (name, curves) in enumerate(panels.items(), 1):
+        axes, seen = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0)
+        for curve in curves:
+            method, settings = curve.setting.method, settings_text(curve.setting.settings)
+            number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
+            colour = colours[method]  # which other methods may have; its lines differ in a panel
+            look = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
+            look["marker"] = "o" if len(curve.places) == 1 else None  # a line of one point is none
+            seen[colour] += 1
+            mean = curve.values.mean(0)
+            if curve.has_band:
+                spread = curve.values.std(0, ddof=1)
+                axes.fill_between(
+                    curve.places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0
+                )
+            lines = curve.diverged if curve.all_diverged else [(curve.places, mean)]
+            for line, (places, values) in enumerate(lines):
+                axes.plot(places, values, label="" if line else method + number, **look)
+        axes.set_title(name, fontsize=7)
+        axes.set(xlabel=x_label, ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.grid(axis="y")
+        axes.legend(fontsize=6, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
+    width = int(19 * figure.get_figwidth())  # characters in a line of this size
+    listed = "\n".join(fill(f"{number.strip()} {text}", width) for text, number in numbers.items())
+    if listed:
+        figure.set_figheight(figure.get_figheight() + 0.11 * (listed.count("\n") + 1))
+        figure.supxlabel(listed, fontsize=6, x=0.01, ha="left")
+    return figure
 
 
 def _rounds(record: dict) -> list[float]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedcli import registry
-from fedcli.errors import UserError
+from fedcli.errors import UserError, printable
 from fedcli.registry import Cell, Method, Table
 from fedcli.results import claims, comparison, reproduce, tables
 from fedcli.results.claims import Answer
@@ -153,7 +153,7 @@ def study_page(study: Path) -> str:
         "## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))),
         "## Machines and versions\n\n" + "\n".join(tables.machines(records)),
     ]
-    typed = [record["command"] for record in records if record.get("command", "").startswith("fedcli ")]
+    typed = [printable(record["command"]) for record in records if record.get("command", "").startswith("fedcli ")]
     if commands := dict.fromkeys(typed):
         sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in commands), "```"]))
     return "\n\n".join(sections) + "\n"

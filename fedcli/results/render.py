@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcli.errors import printable
+
 MISSING = "–"
 Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best" or ""
 MARKS = {
@@ -16,6 +18,8 @@ MARKS = {
 SPECIAL = {character: "\\" + character for character in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", MISSING: "--"}
+# Of GitHub's Markdown, with its HTML and mathematics.
+_MARKUP = re.compile(r"[\\`*\[\]<>$|~]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,11 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 
 
 def _markdown(sheet: Sheet) -> str:
-    rows = [[MARKS["markdown"][mark].format(text) for text, mark in line] for block in sheet.blocks for line in block]
+    lines = [line for block in sheet.blocks for line in block]
+    rows = [[MARKS["markdown"][mark].format(markdown(text)) for text, mark in line] for line in lines]
     above = [f"### {sheet.title}"] if sheet.title else []
     above += [sheet.setting] if sheet.setting else []
-    table = "\n".join(github(sheet.columns, rows, sheet.numbers))
+    table = "\n".join(github([markdown(column) for column in sheet.columns], rows, sheet.numbers))
     return "\n\n".join([*above, table, "\n".join(f"- {note}" for note in sheet.notes)]).rstrip() + "\n"
 
 
@@ -60,7 +65,7 @@ def _latex(sheet: Sheet) -> str:
     r"""A `tabular`; it needs `\usepackage{booktabs}`."""
     kept = [place for place, column in enumerate(sheet.columns) if column not in sheet.details]
     texts = sum(place < sheet.numbers for place in kept)
-    lines = [f"% {text}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
+    lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}"]
     lines += [rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(kept) - texts)}}}", r"\toprule"]
     lines.append(" & ".join(_tex(sheet.columns[place]) for place in kept) + r" \\")
@@ -69,7 +74,8 @@ def _latex(sheet: Sheet) -> str:
         for line in block:
             cells = (MARKS["latex"][line[place][1]].format(_tex(line[place][0])) for place in kept)
             lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in sheet.notes)]) + "\n"
+    notes = (f"% {printable(note)}" for note in sheet.notes)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
 def _csv(sheet: Sheet) -> str:
@@ -78,8 +84,13 @@ def _csv(sheet: Sheet) -> str:
     columns = list(dict.fromkeys(column for row in sheet.values for column in row))
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(sheet.values)
+    writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in sheet.values)
     return out.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 FORMS = {"markdown": _markdown, "csv": _csv, "latex": _latex}
@@ -89,10 +100,17 @@ def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int |
     """The lines of a GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
     texts = len(columns) if numbers is None else numbers
     rules = ["---" if place < texts else "---:" for place in range(len(columns))]
-    lines = [columns, rules, *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    whole = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
+    lines = [columns, rules, *whole]
     return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def markdown(text: str) -> str:
+    """A text for Markdown, in which none of it is markup, HTML or mathematics, on one line."""
+    return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
 def _tex(text: str) -> str:
     """The text with LaTeX's special characters escaped, and a minus sign before a negative number."""
+    text = printable(text)
     return re.sub(r"^-(?=\d)", "$-$", text.translate(str.maketrans(SPECIAL)))

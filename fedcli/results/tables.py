@@ -13,7 +13,7 @@ from typing import Any
 from fedcli.errors import UserError
 from fedcli.registry import methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Sheet, github
+from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
@@ -66,48 +66,67 @@ class SeedGroup:
         return " / ".join(sorted(rules))
 
 
-def find_records(paths: Iterable[Path]) -> list[dict]:
+def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[dict]:
     """The records under `paths`, in the order given and sorted by path within each; none is read twice.
 
     Args:
         paths: Run folders, record files, or folders that hold run folders at any depth.
+        labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
 
     Raises:
         UserError: If one of the paths holds no record or holds one that cannot be read.
     """
-    files: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    paths, files, named = list(map(Path, paths)), {}, {}
+    if labels and len(labels) != len(paths):
+        raise UserError(
+            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
+        )
+    for path, label in zip(paths, labels or [None] * len(paths), strict=True):
         found = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not found:
             raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
         for file in found:
             files.setdefault(file.resolve(), file)
-    return [read_record(file) for file in files.values()]
+            named.setdefault(file.resolve(), {} if label is None else {"label": label})
+    return [read_record(file) | named[place] for place, file in files.items()]
 
 
 def group(records: Iterable[dict]) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
     A partition seed that follows the run's seed does not divide a group, nor does the machine (device, chunk
-    size, checkpoint interval). Other numerics do, of a user's own method another version of its file.
+    size, checkpoint interval). Other numerics do, of a user's own method another version of its file, and a label.
+    Of finished runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
     """
     members: dict[str, list[dict]] = {}
     for record in records:
-        members.setdefault(_text((record["method"], _settings(record))), []).append(record)
+        members.setdefault(_text((record["method"], record.get("label"), _settings(record))), []).append(record)
     if not members:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
     firsts = [runs[0] for runs in members.values()]
     one_method = len({record["method"] for record in firsts}) == 1
     groups = []
     for first, runs, settings in zip(firsts, members.values(), _differences(firsts), strict=True):
-        method = first["method"] + (" (reduced)" if _is_part(first) else "")
+        method = first.get("label", first["method"]) + (" (reduced)" if _is_part(first) else "")
         told_apart = settings_text(settings)
-        label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
-        groups.append(SeedGroup(label, method, settings, sorted(runs, key=lambda record: record["seed"])))
+        if "label" in first and sum(other.get("label") == first["label"] for other in firsts) == 1:
+            told_apart = ""
+        alone = one_method and told_apart and "label" not in first
+        label = told_apart if alone else ", ".join(filter(None, (method, told_apart)))
+        groups.append(SeedGroup(label, method, settings, sorted(_distinct(runs), key=lambda record: record["seed"])))
     return groups
+
+
+def _distinct(records: list[dict]) -> list[dict]:
+    """The runs of one setting, of which those with the same seed and last parameters are one run and its copies."""
+    kept: dict[Any, dict] = {}
+    for place, record in enumerate(records):
+        same = record["seed"], _summary(record, "params_sha256")
+        kept.setdefault(same if record["status"] == "finished" and same[1] else place, record)
+    return list(kept.values())
 
 
 def _is_part(record: dict) -> bool:
@@ -153,7 +172,7 @@ def tuned(records: Iterable[dict]) -> Iterator[str]:
                 value = settings_text({name: record["config"][name]}).removeprefix(name.replace("_", " ") + " ")
                 option = f"{_title(record)} --{name.replace('_', '-')} {value} on {record['dataset']}"
                 rules.setdefault(f"{rule.capitalize()} ({seed})", {})[option] = None
-    yield from (f"{rule}: {'; '.join(sorted(options))}." for rule, options in rules.items())
+    yield from (markdown(f"{rule}: {'; '.join(sorted(options))}.") for rule, options in rules.items())
 
 
 def _title(record: dict) -> str:
@@ -183,7 +202,7 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         [(row[column], "best" if strong and column in (columns[0], selected) else "") for column in columns]
         for row, strong in zip(rows, ahead, strict=True)
     ]
-    same = ", ".join(f"{key} {value}" for key, value in agreed(records).items())
+    same = ", ".join(f"{key} {markdown(value)}" for key, value in agreed(records).items())
     return Sheet(
         columns, [lines], columns.index(selected), [_flat(record, own) for record in records],
         setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(ahead))),
@@ -365,7 +384,7 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
     if any(record["status"] != "finished" and not diverged(record) for record in records):
         yield "Unfinished runs enter no mean."
     if repeated:
-        yield f"A seed was run more than once, and each run counts, in: {'; '.join(repeated)}."
+        yield f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}."
     if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
         yield f"Reduced against the protocol: {'; or '.join(smaller)}."
     yield from tuned(records)
@@ -403,16 +422,16 @@ def every_run(groups: list[SeedGroup]) -> list[str]:
             chosen, total = _summary(record, "selected_round"), _total_seconds(record)
             rows.append(
                 {
-                    "Method": member.method,
-                    "Settings": settings_text(member.settings),
+                    "Method": markdown(member.method),
+                    "Settings": markdown(settings_text(member.settings)),
                     "Seed": str(record["seed"]),
                     "Status": _progress(record),
                     "Selected, %": MISSING if selected is None else f"{100 * selected:.2f}",
                     "Selected round": MISSING if chosen is None else str(chosen + 1),
                     "Last round, %": MISSING if last is None else f"{100 * last:.2f}",
                     "Seconds": MISSING if total is None else f"{total:,.0f}",
-                    "Partition": f"`{record.get('partition', {}).get('fingerprint', MISSING)[:12]}`",
-                    "Parameters": f"`{(_summary(record, 'params_sha256') or MISSING)[:12]}`",
+                    "Partition": f"`{markdown(record.get('partition', {}).get('fingerprint', MISSING)[:12])}`",
+                    "Parameters": f"`{markdown((_summary(record, 'params_sha256') or MISSING)[:12])}`",
                 }
             )
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
@@ -424,8 +443,9 @@ def machines(records: list[dict]) -> list[str]:
 
     def words(part: Any) -> str:
         if not isinstance(part, dict):
-            return str(part)
-        return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
+            return markdown(str(part))
+        known = (f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
+        return markdown(", ".join(known))
 
     places = [
         " · ".join(words(record[part]) for part in ("hardware", "versions") if record.get(part)) for record in records

@@ -20,7 +20,7 @@ from fedcli.registry import Method
 from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun
 from fedcli.runs import run as runs
-from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import Grid, combinations, parse_values, place
 from fedcli.runs.records import RECORD, read_record
 
@@ -177,6 +177,7 @@ def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[
         setup = resolve(method, {**given, **values})
         if not setup.run.validation:
             setup = resolve(method, {**given, "validation": VALIDATION, **values})
+        refuse_without_effect(setup, {**given, **values})
         found.append((values, setup))
     return found
 

@@ -1,6 +1,7 @@
 """The configuration of a run: its options, where each value comes from, and what is refused before anything starts."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,11 @@ class RunConfig:
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
-        "writers; or ./file.py:NAME",
+        "writers; file:split.json of lists made elsewhere; or ./file.py:NAME",
     )
-    partition_seed: int | None = option(None, "Seed of the partition; the run's seed where not given", low=0)
+    partition_seed: int | None = option(
+        None, "Seed of the partition; the run's seed where not given", low=0, high=2**32 - 1
+    )
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
     cohort_size: int | None = option(None, "Clients that take part in a round; all where not given", symbol="K", low=1)
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
@@ -139,10 +142,10 @@ PANELS = {
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
 EXPERIMENT = (
-    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "quiet", "workers", "on",
+    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
     "cpus_per_run", "gpus_per_run",
 )  # fmt: skip
-_NOT_FIELDS = {"method", "grid", "progress", "help", "spread", *EXPERIMENT}
+_NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", "spread", *EXPERIMENT}
 
 # What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
 WORDS = {
@@ -479,6 +482,27 @@ def _post_values(
     return post, options
 
 
+def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
+    """The options among those given that change nothing in a run, each with the reason."""
+    reasons = {}
+    if setup.run.optimizer != "sgd" and given.get("momentum"):
+        reasons["momentum"] = f"is for SGD (got --optimizer {setup.run.optimizer})"
+    if not setup.method.uses_public_data:
+        for name in ("public_examples", "public_batch_size"):
+            reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
+    return {name: reason for name, reason in reasons.items() if given.get(name) is not None}
+
+
+def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
+    """Refuses what a user gives in vain; a protocol or a record, which tell all options, may.
+
+    Raises:
+        UserError: For the first option of `without_effect`.
+    """
+    for name, reason in without_effect(setup, given).items():
+        raise UserError(f"--{name.replace('_', '-')} {reason}; leave it out.")
+
+
 def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses combinations that cannot run."""
     if run.cohort_size > run.num_clients:
@@ -554,15 +578,12 @@ def find_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,9})?", name):
         raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
         raise UserError(
             f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA devices); "
             f"use --device cpu or a PyTorch built for CUDA."
         )
-    return device
+    return torch.device(name)

@@ -21,7 +21,7 @@ from torch import Tensor
 import fedcli
 from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
-from fedcli.data.files import write_atomically
+from fedcli.data.files import one_line, write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import Method, methods, own_paths, protocols, replace_paths
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
@@ -29,10 +29,36 @@ from fedcli.runs.consent import THEN
 
 SCHEMA = 1
 RECORD = "record.json"
-NEEDED = (  # of a record, so that its run can be taken up again
-    "status", "method_source", "method_hash", "config", "origin", "dataset_fingerprint", "partition", "rounds",
-    "resumed", "summary", "seconds_total", "peak_bytes",
-)  # fmt: skip
+NUMBER = (int, float)
+MAYBE = (int, float, type(None))
+# What is read of a record, by name, "?" behind what an older one may lack: types; `[form]`, a list of such;
+# `{"": form}`, such by any names. All else is left alone, as long as it is JSON.
+FORM = {
+    "schema": int, "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str,
+    "dataset": str, "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE,
+    "config": {"": (str, int, float, type(None)), "rounds": int, "num_clients": int, "cohort_size": int},
+    "origin": {"": str}, "partition": {"flag?": str, "fingerprint": str, "sizes?": [int], "class_counts?": [[int]]},
+    "rounds": [
+        {
+            "round": int, "test_accuracy": MAYBE, "validation_accuracy": MAYBE, "seconds?": {"": NUMBER},
+            "domains?": ({"": NUMBER}, type(None)), "intra?": {"": NUMBER}, "inter?": {"": NUMBER},
+            "drift?": {"": MAYBE}, "terms?": {"": NUMBER}, "floats_up?": NUMBER, "floats_down?": NUMBER,
+            "classifier_accuracy?": MAYBE,
+        }
+    ],
+    "summary": {
+        "selection": str, "selected": MAYBE, "selected_round": (int, type(None)), "last": MAYBE, "params_sha256?": str,
+    },
+    "resumed": [int], "numerics?": {"": int}, "user_files?": {"": str}, "command?": str, "error?": str,
+    "class_names?": [str], "cost?": ({"": MAYBE}, type(None)), "post?": {"test_accuracy": MAYBE},
+    "load?": [{"start": NUMBER, "end?": MAYBE, "others?": MAYBE}], "commit?": (str, type(None)),
+    "hardware?": {"threads?": int}, "engine?": {"clients_per_chunk": int, "way?": str, "notes?": [{"round": int}]},
+    "model?": {"backbone?": str, "parameters?": int}, "quality?": {"nmi?": NUMBER, "silhouette?": NUMBER},
+    "reduced?": ([{"what": str, "protocol": (int, type(None)), "run": int}], bool),
+}  # fmt: skip
+STATES = ("running", "finished", "interrupted", "failed")
+ANY_TEXT = ("command", "error", "notes")  # may hold lines of any kind; what shows them takes care
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -53,8 +79,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no record at '{file}'; give the folder of a run, which holds {RECORD}.")
     try:
         record = json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"the record '{file}' is not JSON ({error}); run the experiment again.") from error
+    except (ValueError, RecursionError) as error:  # also of bytes that are no text
+        raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); run the experiment again.") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise UserError(f"the record '{file}' has schema {found}; this version reads schema {SCHEMA}.")
@@ -63,9 +89,48 @@ def read_record(path: Path) -> dict[str, Any]:
             f"the record '{file}' is damaged or was changed by hand (its digest is {str(digest)[:16]}, of its content "
             f"{_digest(record)[:16]}); put a copy back, or run the experiment again."
         )
-    if absent := [key for key in NEEDED if key not in record]:
-        raise UserError(f"the record '{file}' lacks {', '.join(absent)}; run the experiment again.")
+    if wrong := _misfit(record, FORM) or _odd(record):
+        raise UserError(f"the record '{file}' is not usable ({wrong}); put a copy back, or run the experiment again.")
     return record
+
+
+def _misfit(value: Any, form: Any, place: str = "") -> str:
+    """Where a value has not a form as in `FORM`, in words; empty where it has."""
+    if isinstance(form, tuple) and not all(isinstance(one, type) for one in form):  # of several forms any
+        found = [_misfit(value, one, place) for one in form]
+        return "" if "" in found else found[0]
+    if isinstance(form, dict | list):
+        if not isinstance(value, type(form)):
+            return f"'{place}' is of type {type(value).__name__}"
+        if isinstance(form, list):
+            parts = [(f"{place}[{number}]", part, form[0]) for number, part in enumerate(value)]
+        else:
+            if absent := [key for key in form if key and key[-1] != "?" and key not in value]:
+                return f"it lacks {', '.join(filter(None, (place, absent[0])))}"
+            forms = {key.rstrip("?"): one for key, one in form.items()}
+            known = {key: forms.get(key, forms.get("")) for key in value}
+            parts = [(f"{place}.{key}".lstrip("."), value[key], one) for key, one in known.items() if one is not None]
+        return next(filter(None, (_misfit(part, one, where) for where, part, one in parts)), "")
+    return "" if isinstance(value, form) else f"'{place}' is of type {type(value).__name__}"
+
+
+def _odd(record: dict[str, Any]) -> str:
+    """What a record holds that no run writes: another status, wild numbers, or texts that are no name of anything."""
+    if record["status"] not in STATES:
+        return f"its status is {record['status'][:20]!r}"
+    todo: list[Any] = [{key: value for key, value in record.items() if key not in ANY_TEXT}]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += [part for key, part in value.items() if key not in ANY_TEXT]
+            todo += value
+        elif isinstance(value, list):
+            todo += value
+        elif isinstance(value, int | float) and not abs(value) < 2**63:
+            return "a number in it is too large"
+        elif isinstance(value, str) and (len(value) > 10_000 or _CONTROL.search(value)):
+            return f"it has the text {value[:40]!r}"
+    return ""
 
 
 def identity(record: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +44,7 @@ from fedcli.runs.config import (
     recorded_options,
     recorded_value,
     reductions,
+    refuse_without_effect,
     resolve,
 )
 from fedcli.runs.consent import THEN, own_files, with_own_files
@@ -74,7 +75,10 @@ _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's 
 
 
 class Listener:
-    """What a run reports while it goes on; this one keeps silent."""
+    """What a run reports while it goes on; this one keeps silent.
+
+    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
+    """
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """The run in `folder` is about to train its first round."""
@@ -160,12 +164,19 @@ def run(
     for setup in setups[1:]:
         check(setup)  # refused now rather than after the first run; the first is checked as it begins
     source = absolute(method) if is_from_file(method) else find_method(method).name
-    done = [
-        _begin(setup, folder, source, progress)
-        if record is None
-        else _continue(record, folder, setup, source, progress)
-        for setup, folder, record in zip(setups, folders, records, strict=True)
-    ]
+    try:
+        done = [
+            _begin(setup, folder, source, progress)
+            if record is None
+            else _continue(record, folder, setup, source, progress)
+            for setup, folder, record in zip(setups, folders, records, strict=True)
+        ]
+    finally:
+        if out is None:
+            parent = folders[0] if seeds is None else folders[0].parent
+            for folder in (parent, parent.parent):  # where no run has begun, they are empty
+                with suppress(OSError):
+                    folder.rmdir()
     return done[0] if seeds is None else done
 
 
@@ -197,6 +208,7 @@ def plan(
 
     def resolved(values: Mapping[str, Any]) -> Setup:
         setup = resolve(chosen, values)
+        refuse_without_effect(setup, {name: value for name, value in values.items() if name not in origin})
         return dataclasses.replace(setup, origin={**setup.origin, **origin})
 
     if seeds is not None and "seed" in given:
@@ -294,6 +306,8 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     """
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
     try:
+        if not file.is_file():  # as a pipe, which would never end
+            raise FileNotFoundError(f"no file '{file}'")
         about = json.loads(file.read_text())
         name, options, seed = about["method"], dict(about["options"]), about["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -319,6 +333,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
+    _refuse_empty_parts(setup, fed.testing, fed.validation)
     with machine_settings(fed):
         engine, chosen = fed.engine, autotune.autotune(fed)
         engine.way, engine.clients_per_chunk, chosen = current().first(
@@ -552,7 +567,22 @@ def check(setup: Setup) -> None:
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
     """
-    divide(load_data(setup)[1], setup.run)
+    _, testing, _, validation = divide(load_data(setup)[1], setup.run)
+    _refuse_empty_parts(setup, testing, validation)
+
+
+def _refuse_empty_parts(setup: Setup, testing: list, validation: list) -> None:
+    """Refuses a run with nothing to test on, or to choose its best round by; both are each client's positions."""
+    config = setup.run
+    for needed, parts, what, flag in (
+        (config.local_test > 0, testing, "a test part", f"--local-test {config.local_test:g}"),
+        (setup.selection == "best-validation", validation, "a validation part", f"--validation {config.validation:g}"),
+    ):
+        if needed and not any(map(len, parts)):
+            raise UserError(
+                f"no client has {what} (got {flag} of clients with too few examples); give a larger share, more data "
+                "or fewer clients."
+            )
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
@@ -567,8 +597,13 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
-    skews = dataset.domain_train, dataset.writer_train
+    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    if getattr(parts, "num_test", None) and not config.local_test:
+        raise UserError(
+            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
+            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+        )
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
@@ -623,10 +658,19 @@ def free_folder(out: str | Path) -> Path:
 
 
 def new_folder(setup: Setup) -> Path:
-    """A folder that does not exist, named after the time, the method and the data set."""
+    """Makes a folder named after the time, the method and the data set; two processes never get the same."""
     name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
-    tries = [name, *(Path(f"{name}-{count}") for count in range(2, 1000))]
-    return next(folder for folder in tries if not folder.exists())
+    for folder in (name, *(Path(f"{name}-{count}") for count in range(2, 1000))):
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
+            ) from error
+    raise UserError(f"there are too many runs of this second (got 1000 like '{name}'); name a folder with --out.")
 
 
 def _new_record(

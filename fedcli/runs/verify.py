@@ -8,7 +8,7 @@ from typing import Any
 from fedcli.core.engine import WAYS
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.config import recorded_options
+from fedcli.runs.config import recorded_options, resolve, without_effect
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import read_record
 from fedcli.runs.run import Listener, Run, run
@@ -58,7 +58,10 @@ def verify(
             f"the run '{path}' has not finished (it is {record['status']}); only a finished one can be compared."
         )
     record = with_own_files(record, method, "the same command with")
-    options = recorded_options(record["config"], find_method(record["method_source"]))
+    chosen = find_method(record["method_source"])
+    options = recorded_options(record["config"], chosen)
+    vain = without_effect(resolve(chosen, options, need_data=False), options)
+    options = {name: value for name, value in options.items() if name not in vain}
     engine = {"way": WAYS[0], **record["engine"]}
     way = "" if engine["way"] == WAYS[0] else f"{engine['way']}:"
     options |= {"clients_per_chunk": f"{way}{engine['clients_per_chunk']}"}

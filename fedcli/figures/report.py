@@ -1,0 +1,276 @@
+"""One HTML file that shows runs without a network: boards to sort, curves to look into, partitions, costs, commands.
+
+The charts are Bokeh's, whose script stands in the file. What records say is escaped: names in them may be anybody's.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import import_module
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from fedcli.errors import UserError
+from fedcli.figures.plots import LINE_COLOURS
+from fedcli.results.boards import boards, sheets
+from fedcli.results.render import Sheet
+from fedcli.results.tables import SeedGroup, group
+
+DASHES = ("solid", "dashed", "dotdash", "dotted")
+POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
+MOST = 4000  # bubbles of a partition that are drawn
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem; color: #1a1a1a; }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem; overflow-wrap: anywhere }
+h3 { font-size: 1rem; margin-bottom: 0.3rem }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; font-size: 0.85rem; width: 100% }
+th, td { border-bottom: 1px solid #ddd; padding: 0.25rem 0.5rem; text-align: left; vertical-align: top }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums } td.number { white-space: nowrap }
+th button { all: unset; cursor: pointer; font-weight: 600 }
+th button:focus-visible { outline: 2px solid #0072B2 }
+th[aria-sort=ascending] button::after { content: " \\25B2" }
+th[aria-sort=descending] button::after { content: " \\25BC" }
+label { white-space: nowrap } .swatch { display: inline-block; width: 1.6em; height: 0; vertical-align: middle;
+  border-top: 3px solid }
+ul { font-size: 0.85rem; padding-left: 1.2rem } pre { font-size: 0.8rem; overflow-x: auto; white-space: pre-wrap;
+  overflow-wrap: anywhere; background: #f5f5f5; padding: 0.6rem }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem }
+.chart { break-inside: avoid; min-width: 0 }
+@media print { body { max-width: none } .scroll { overflow: visible }
+  th, td { padding: 0.1rem 0.25rem; font-size: 7.5pt }
+  details > pre { white-space: pre-wrap } h2 { break-after: avoid } tr { break-inside: avoid } }
+"""
+
+SCRIPT = """
+for (const table of document.querySelectorAll("table.board")) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0]
+  heads.forEach((head, place) => head.querySelector("button")?.addEventListener("click", () => {
+    const up = head.getAttribute("aria-sort") === "descending"
+    for (const other of heads) other.removeAttribute("aria-sort")
+    head.setAttribute("aria-sort", up ? "ascending" : "descending")
+    const value = row => row.cells[place].textContent.trim()
+    const number = row => parseFloat(value(row).replaceAll(",", ""))
+    const compare = (a, b) => {
+      const [x, y] = [number(a), number(b)]
+      if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1  // what has no number is last in both orders
+      const order = isNaN(x) ? value(a).localeCompare(value(b)) : x - y
+      return up ? order : -order
+    }
+    body.append(...[...body.rows].sort(compare))
+  }))
+}
+const shown = (line, visible) => {
+  for (const part of ["line", "band", "cost"]) for (const page of Bokeh.documents) {
+    const model = page.get_model_by_name(line + "-" + part)
+    if (model) model.visible = visible
+  }
+}
+for (const box of document.querySelectorAll("input[data-line]"))
+  box.addEventListener("change", () => shown(box.dataset.line, box.checked))
+for (const all of document.querySelectorAll("input[data-all]"))
+  all.addEventListener("change", () => {
+    for (const box of all.closest("table").querySelectorAll("input[data-line]")) {
+      box.checked = all.checked
+      shown(box.dataset.line, box.checked)
+    }
+  })
+"""
+
+
+def report(records: Iterable[dict], title: str = "Runs") -> str:
+    """The page of some runs: of each protocol and data set a board, its curves, costs and partition, and the commands.
+
+    Args:
+        records: The runs.
+        title: Of the page.
+
+    Raises:
+        UserError: If there is no record, or Bokeh is not installed.
+    """
+    try:
+        embed, resources = import_module("bokeh.embed"), import_module("bokeh.resources")
+    except ImportError as error:
+        raise UserError(
+            f"the report needs a package that is not installed (got {error}); it comes with an optional part; run "
+            "pip install 'fedcli[report]'."
+        ) from error
+    records = list(records)
+    parts, charts, body = boards(records), {}, []
+    for number, own in enumerate(parts.values()):
+        groups = group(own)
+        drawn = {
+            "Test accuracy over rounds": _curves(groups, number),
+            "Accuracy over what all clients send": _costs(groups, number),
+            _partition_title(own[0]): _partition(own[0]),
+        }
+        charts |= {(number, about): chart for about, chart in drawn.items() if chart is not None}
+    keys = {f"chart-{place}": key for place, key in enumerate(charts)}
+    script, divs = embed.components({name: charts[key] for name, key in keys.items()}) if charts else ("", {})
+    library = "".join(resources.Resources(mode="inline", components=["bokeh"]).js_raw).replace("</script", r"<\/script")
+    for number, ((name, own), sheet) in enumerate(zip(parts.items(), sheets(records), strict=True)):
+        shown = {about: divs[place] for place, (board, about) in keys.items() if board == number}
+        body.append(_section(number, name, own, sheet, shown))
+    return "\n".join(
+        [
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{STYLE}</style><script>{library}</script></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            f"<p>Runs: {len(records)}. Click a column's title to sort by it, a box to switch a line on or off.</p>",
+            *body,
+            script,
+            f"<script>{SCRIPT}</script></body></html>\n",
+        ]
+    )
+
+
+def _section(number: int, name: str, records: list[dict], sheet: Sheet, charts: dict[str, str]) -> str:
+    """A board, its charts, the elements by their titles, and its commands."""
+    commands = dict.fromkeys(record.get("command", "") for record in records)
+    typed = "\n".join(command for command in commands if command.startswith("fedcli "))
+    notes = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
+    places = "".join(f'<div class="chart"><h3>{escape(about)}</h3>{div}</div>' for about, div in charts.items())
+    return "\n".join(
+        [
+            f'<section><h2>{escape(name)}</h2><div class="scroll">{_table(number, sheet)}</div><ul>{notes}</ul>',
+            f'<div class="charts">{places}</div>',
+            f"<details><summary>Commands</summary><pre>{escape(typed)}</pre></details>" if typed else "",
+            "</section>",
+        ]
+    )
+
+
+def _table(number: int, sheet: Sheet) -> str:
+    """A board, with a box and the look of its line before every row."""
+    kinds = ["number" if place >= sheet.numbers else "" for place in range(len(sheet.columns))]
+    heads = "".join(
+        f'<th class="{kind}"><button>{escape(column)}</button></th>'
+        for column, kind in zip(sheet.columns, kinds, strict=True)
+    )
+    rows = []
+    for place, line in enumerate(line for block in sheet.blocks for line in block):
+        texts = [f"<b>{escape(text)}</b>" if mark == "best" else escape(text) for text, mark in line]
+        cells = "".join(f'<td class="{kind}">{text}</td>' for text, kind in zip(texts, kinds, strict=True))
+        colour, dash = _look(place)
+        style = {"solid": "solid", "dotted": "dotted"}.get(dash, "dashed")
+        look = f'<span class="swatch" style="border-top-color: {colour}; border-top-style: {style}"></span>'
+        name = escape(f"show {line[0][0]}", quote=True)
+        box = f'<input type="checkbox" checked data-line="{number}-{place}" aria-label="{name}">'
+        rows.append(f"<tr><td><label>{box} {look}</label></td>{cells}</tr>")
+    every = '<input type="checkbox" checked data-all aria-label="show all">'
+    return f'<table class="board"><thead><tr><th>{every}</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _look(place: int) -> tuple[str, str]:
+    """Colour and dashes of the line of that number; both change, so that 28 differ."""
+    return LINE_COLOURS[place % len(LINE_COLOURS)], DASHES[place // len(LINE_COLOURS) % len(DASHES)]
+
+
+def _figure(x_label: str, y_label: str, tooltips: Sequence[tuple[str, str]] = (), **more: Any) -> Any:
+    """An empty chart as wide as its place."""
+    plotting, models = import_module("bokeh.plotting"), import_module("bokeh.models")
+    figure = plotting.figure(
+        height=320, sizing_mode="stretch_width", x_axis_label=x_label, y_axis_label=y_label,
+        tools="pan,box_zoom,reset,save", toolbar_location="above", **more,
+    )  # fmt: skip
+    figure.toolbar.logo = None
+    if "x_axis_type" not in more:
+        figure.xaxis.formatter = models.NumeralTickFormatter(format="0.[0]a")
+        figure.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    if tooltips:
+        figure.add_tools(models.HoverTool(tooltips=list(tooltips), mode="mouse"))
+    return figure
+
+
+def _accuracies(member: SeedGroup) -> tuple[list[int], list[list[float]]]:
+    """Rounds from 1 in which all runs of a group were tested, and their accuracies in percent, a list a round."""
+    runs = member.finished or member.records
+    tested = [
+        {row["round"] + 1: 100 * row["test_accuracy"] for row in run["rounds"] if row.get("test_accuracy") is not None}
+        for run in runs
+    ]
+    rounds = sorted(set.intersection(*map(set, tested)))
+    kept = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), POINTS)).astype(int)) if rounds else ()
+    return [rounds[at] for at in kept], [[one[rounds[at]] for one in tested] for at in kept]
+
+
+def _curves(groups: list[SeedGroup], number: int) -> Any:
+    """A line for each group, the mean over its runs, with a band of the standard deviation; None without a value."""
+    shown = {place: (member, *_accuracies(member)) for place, member in enumerate(groups)}
+    if not any(rounds for _, rounds, _ in shown.values()):
+        return None
+    tips = [("", "@name"), ("round", "@round"), ("accuracy", "@value{0.00} %")]
+    figure = _figure("Round", "Test accuracy (%)", tips)
+    for place, (member, rounds, values) in shown.items():
+        if not rounds:
+            continue
+        colour, dash = _look(place)
+        mean = [fmean(one) for one in values]
+        if len(values[0]) > 1:
+            low, high = ([m + sign * stdev(one) for m, one in zip(mean, values, strict=True)] for sign in (-1, 1))
+            figure.varea(rounds, low, high, color=colour, alpha=0.15, name=f"{number}-{place}-band")
+        source = {"round": rounds, "value": mean, "name": [member.label] * len(rounds)}
+        figure.line(
+            "round", "value", source=_source(source), color=colour, line_dash=dash, line_width=2,
+            name=f"{number}-{place}-line",
+        )  # fmt: skip
+    figure.hover.renderers = [one for one in figure.renderers if one.name.endswith("line")]
+    return figure
+
+
+def _source(columns: dict[str, list]) -> Any:
+    return import_module("bokeh.models").ColumnDataSource(columns)
+
+
+def _costs(groups: list[SeedGroup], number: int) -> Any:
+    """A point for each group: floats that all clients sent in a run, and the headline; None without any."""
+    points = []
+    for place, member in enumerate(groups):
+        runs = [run for run in member.finished if (run.get("cost") or {}).get("floats_up") is not None]
+        if not runs or runs[0]["config"].get("cohort_size") is None:
+            continue
+        run = runs[0]
+        last = run["cost"]["floats_up"]
+        floats = run["config"]["cohort_size"] * sum(row.get("floats_up", last) for row in run["rounds"])
+        selected = [one["summary"]["selected"] for one in runs if one["summary"].get("selected") is not None]
+        if selected:
+            points.append((place, member.label, floats, 100 * fmean(selected)))
+    if not points:
+        return None
+    several = min(floats for _, _, floats, _ in points) > 0
+    tips = [("", "@name"), ("floats sent", "@floats{0,0}"), ("selected", "@value{0.00} %")]
+    more = {"x_axis_type": "log"} if several else {}
+    figure = _figure("Floats sent by all clients", "Selected accuracy (%)", tips, **more)
+    for place, name, floats, value in points:
+        source = _source({"floats": [floats], "value": [value], "name": [name]})
+        figure.scatter("floats", "value", source=source, size=10, color=_look(place)[0], name=f"{number}-{place}-cost")
+    return figure
+
+
+def _partition_title(record: dict) -> str:
+    return f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}"
+
+
+def _partition(record: dict) -> Any:
+    """Bubbles whose areas are numbers of images, of the partition of one run; None where a record has no counts."""
+    counts = np.array(record["partition"].get("class_counts") or [[]])
+    clients, classes = counts.nonzero()
+    if not len(clients) or len(clients) > MOST:
+        return None
+    names = record.get("class_names") or [str(label) for label in range(counts.shape[1])]
+    tips = [("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")]
+    figure = _figure("Client", "Class", tips, y_range=(-0.7, counts.shape[1] - 0.3))
+    figure.yaxis.ticker = import_module("bokeh.models").BasicTicker(min_interval=1, num_minor_ticks=0)
+    images = counts[clients, classes]
+    widest = min(26.0, 320 / max(1, counts.shape[1]), 560 / max(1, counts.shape[0])) * 1.1
+    source = {
+        "client": clients.tolist(), "class": classes.tolist(), "images": images.tolist(),
+        "name": [names[label] for label in classes],
+        "size": [max(1.5, widest * math.sqrt(count / images.max())) for count in images],
+    }  # fmt: skip
+    figure.scatter("client", "class", source=_source(source), size="size", color=LINE_COLOURS[0], alpha=0.8)
+    return figure

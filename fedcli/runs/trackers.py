@@ -1,0 +1,159 @@
+"""Loggers beside the display of a run: TensorBoard, Weights & Biases, or a user's own.
+
+A logger is any object with some of the methods of `fedcli.runs.run.Listener`. Steps are rounds counted from 1, so that
+they go on after a run is resumed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedcli.errors import UserError, unknown
+from fedcli.registry import from_file, is_from_file, short_name
+from fedcli.runs.run import Listener
+
+
+def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
+    """The numbers in what a record says of a round, `terms/cross_entropy`, `seconds/train`, without the round's own."""
+    found: dict[str, float] = {}
+    for key, value in entry.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{above}{key}/")
+        elif isinstance(value, int | float) and (above or key != "round"):
+            found[f"{above}{key}"] = value
+    return found
+
+
+class TensorBoard(Listener):
+    """Writes the numbers of every round into the folder `tensorboard` of the run."""
+
+    def __init__(self):
+        _needs("tensorboard", "tensorboard")
+        self.make = import_module("torch.utils.tensorboard").SummaryWriter
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """Opens an event file; rounds that a killed process wrote after its last checkpoint are hidden."""
+        self.writer = self.make(folder / "tensorboard", purge_step=first_round + 1)
+        self.writer.add_text("command", record["command"], first_round)
+        self.writer.add_text("config", f"```\n{json.dumps(record['config'], indent=1)}\n```", first_round)
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """Adds a point to each curve."""
+        for name, value in flat(entry).items():
+            self.writer.add_scalar(name, value, entry["round"] + 1)
+        self.writer.flush()
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Adds the headline of a run that went through, and closes the file."""
+        if record["status"] == "finished":
+            self.writer.add_scalar("selected", record["summary"]["selected"], len(record["rounds"]))
+        self.writer.close()
+
+
+class WeightsAndBiases(Listener):
+    """Logs to Weights & Biases, into the project `fedcli` unless WANDB_PROJECT says another; a resumed run goes on."""
+
+    def __init__(self):
+        self.wandb = _needs("wandb", "wandb")
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
+        about = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
+        self.run = self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow",
+            id=hashlib.sha256(about.encode()).hexdigest()[:16], config={"method": record["method"], **record["config"]},
+        )  # fmt: skip
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """Logs the numbers of a round."""
+        self.run.log(flat(entry), step=entry["round"] + 1)
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Sets the summary, and ends the run there."""
+        self.run.summary.update({key: value for key, value in record["summary"].items() if value is not None})
+        self.run.finish(exit_code=int(record["status"] != "finished"))
+
+
+LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def _needs(module: str, extra: str) -> ModuleType:
+    """A module that only some users have."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"--log {extra} needs a package that is not installed (got {error}); it comes with an optional part; run "
+            f"pip install 'fedcli[{extra}]'."
+        ) from error
+
+
+class Loggers(Listener):
+    """Tells a display and then each of several loggers; one that fails is left out, and the run goes on.
+
+    Args:
+        display: What shows the run, and the failure of a logger.
+        loggers: By what the user calls them.
+    """
+
+    def __init__(self, display: Listener, loggers: dict[str, Any]):
+        self.display, self.loggers = display, loggers
+
+    def _tell(self, what: str, *given: Any) -> None:
+        getattr(self.display, what)(*given)
+        for name, logger in [*self.loggers.items()]:
+            try:
+                getattr(logger, what, lambda *_: None)(*given)
+            except Exception as error:
+                del self.loggers[name]
+                self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """See `Listener`, also for the others."""
+        self._tell("start", record, folder, samples_per_round, first_round)
+
+    def samples(self, count: int) -> None:  # noqa: D102
+        self._tell("samples", count)
+
+    def note(self, text: str) -> None:  # noqa: D102
+        self._tell("note", text)
+
+    def round(self, entry: dict[str, Any]) -> None:  # noqa: D102
+        self._tell("round", entry)
+
+    def finish(self, record: dict[str, Any]) -> None:  # noqa: D102
+        self._tell("finish", record)
+
+    def skip(self, record: dict[str, Any], folder: Path) -> None:  # noqa: D102
+        self._tell("skip", record, folder)
+
+
+def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
+    """A display that loggers listen to as well; the display itself where there are none.
+
+    Args:
+        display: None for none.
+        log: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours, several divided by commas; or a list of
+            these and of loggers themselves.
+
+    Raises:
+        UserError: A name is unknown, a package is missing, or the user's class cannot be made.
+    """
+    if log is None:
+        return display
+    loggers = {}
+    for one in log.split(",") if isinstance(log, str) else log:
+        if not isinstance(one, str):
+            loggers[type(one).__name__] = one
+        elif is_from_file(one):
+            loggers[short_name(one)] = from_file(one, "logger")()
+        elif one in LOGGERS:
+            loggers[one] = LOGGERS[one]()
+        else:
+            raise unknown("logger", one, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
+    return Loggers(display or Listener(), loggers)

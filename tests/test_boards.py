@@ -1,0 +1,147 @@
+"""Mixed runs: what is selected, one table for each protocol and data set, settings by number, copies counted once."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcli.cli.app import app
+from fedcli.errors import UserError
+from fedcli.figures import plots
+from fedcli.results import boards, tables
+from fedcli.results.render import render
+from tests.test_tables import SELECTED, cells, record, write
+
+MIXED = [
+    record("one"),
+    record("one", dataset="letters", lr=0.2),
+    record("two", dataset="letters"),
+    record("two", protocol="paper:other"),
+]
+
+
+def test_a_board_holds_one_protocol_and_data_set():
+    found = boards.boards(MIXED)
+    assert [*found] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
+    assert [run["method"] for run in found["paper:skew, letters"]] == ["one", "two"]
+    one, two, three = boards.sheets(MIXED, title="Mine")
+    assert (one.title, two.title) == ("Mine, paper:skew, digits", "Mine, paper:skew, letters")
+    assert [row["Settings"] for row in cells("All\n\n" + render(two).split("\n\n", 2)[2])] == ["lr 0.2", "lr 0.1"]
+    assert not any(note.startswith("Mean") for sheet in (one, two) for note in sheet.notes)
+    assert three.notes[0].startswith("Mean")
+    (alone,) = boards.sheets(MIXED[:1], title="Mine")
+    assert alone.title == "Mine"
+
+
+def test_long_settings_are_numbered_and_listed_below():
+    long = {f"option_{letter}": 1 for letter in "abcdef"}
+    runs = [record("one", **dict.fromkeys(long, 0)), record("one", **long), record("two", **long)]
+    (sheet,) = boards.sheets(runs)
+    text = render(sheet)
+    assert [row["Settings"] for row in cells(text)] == ["[1]", "[2]", "[2]"]
+    assert "- [2] option a 1, option b 1, option c 1, option d 1, option e 1, option f 1\n" in text
+    (short,) = boards.sheets([record(), record(lr=0.2)])
+    assert [row["Settings"] for row in cells(render(short))] == ["lr 0.1", "lr 0.2"]
+
+
+def test_methods_and_data_sets_are_selected_in_any_case():
+    assert boards.select(MIXED, ["ONE"]) == MIXED[:2]
+    assert boards.select(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
+    assert boards.select(MIXED) == MIXED
+    with pytest.raises(UserError, match=r"unknown method among the runs 'on'; did you mean 'one'.*there are one, two"):
+        boards.select(MIXED, ["on"])
+    with pytest.raises(UserError, match="unknown data set among the runs 'digits'"):
+        boards.select(MIXED[1:3], [], ["digits"])
+
+
+def test_columns_are_chosen_by_parts_of_their_titles():
+    (sheet,) = boards.sheets([record(), record(lr=0.2)], columns=["last", "METHOD"])
+    assert sheet.columns == ["Last round, %", "Method"]
+    assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
+    with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
+        boards.sheets([record(), record(lr=0.2)], columns=["speed"])
+
+
+def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_do_not():
+    runs = [record(selected=0.5), record(selected=0.5), record(seed=1, selected=0.6)]
+    (group,) = tables.group(runs)
+    assert len(group.records) == 2
+    other = record(selected=0.7)
+    other["summary"]["params_sha256"] = "f" * 64
+    (group,) = tables.group([*runs, other])
+    assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
+    unfinished = [record(done=0, status="interrupted") for _ in range(2)]
+    assert len(tables.group(unfinished)[0].records) == 2
+
+
+def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
+    for name, run in (("a", record(lr=0.1)), ("b", record(lr=0.2)), ("b", record(seed=1, lr=0.2))):
+        write(tmp_path / name / f"seed-{run['seed']}", run)
+    records = tables.find_records([tmp_path / "a", tmp_path / "b"], ["plain", "faster"])
+    assert [group.label for group in tables.group(records)] == ["plain", "faster"]
+    assert [len(group.records) for group in tables.group(records)] == [1, 2]
+    with pytest.raises(UserError, match=r"--label stands once for each path, in order \(got 1 for 2"):
+        tables.find_records([tmp_path / "a", tmp_path / "b"], ["plain"])
+    write(tmp_path / "b" / "other", record(lr=0.4))
+    labels = [group.label for group in tables.group(tables.find_records([tmp_path / "a", tmp_path / "b"], ["p", "q"]))]
+    assert labels == ["p", "q, lr 0.4", "q, lr 0.2"]
+
+
+def test_the_command_takes_all_of_it(tmp_path):
+    for number, run in enumerate(MIXED):
+        write(tmp_path / str(number), run)
+
+    def table(*given):
+        result = CliRunner().invoke(app, ["table", str(tmp_path), *given])
+        return result.exit_code, result.output
+
+    code, text = table("--dataset", "digits", "--columns", "method,selected", "--title", "Mine")
+    assert code == 0, text
+    assert text.count(f"| Method | {SELECTED} |") == 2
+    assert "### Mine, paper:other, digits" in text
+    code, text = table("--format", "csv", "--method", "one")
+    assert code == 0
+    assert len(text.splitlines()) == 3  # one file for all
+    assert "--columns is for tables that are read" in table("--format", "csv", "--columns", "last")[1]
+    refused = CliRunner().invoke(app, ["table", "fedfm:III", "--label", "x"])
+    assert "--label is for a table of runs" in " ".join(refused.output.split())
+    assert json.loads((tmp_path / "0" / "record.json").read_text()) == MIXED[0]
+
+
+def test_a_figure_is_of_the_runs_that_are_chosen_in_the_form_that_is_asked_for(tmp_path):
+    for number, run in enumerate(MIXED):
+        write(tmp_path / str(number), run)
+
+    def plot(*given):
+        return CliRunner().invoke(app, ["plot", str(tmp_path), *given])
+
+    for name in ("y.svg", "z.pdf"):
+        result = plot("--out", str(tmp_path / name), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
+        assert (result.exit_code, result.output) == (0, f"{tmp_path / name}\n")
+    assert not (tmp_path / "z.png").exists()
+    text = (tmp_path / "y.svg").read_text()
+    assert "<!-- A &lt;title&gt; -->" in text
+    assert "<!-- ours" in text
+    before = (tmp_path / "y.svg").read_bytes()
+    plot("--out", str(tmp_path / "y.svg"), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
+    assert (tmp_path / "y.svg").read_bytes() == before
+    assert "written as .png, .pdf or .svg" in plot("--out", str(tmp_path / "y.jpg")).output
+    assert "unknown method among the runs 'on'" in plot("--method", "on").output
+    assert "--kind tsne draws the folders" in plot("--kind", "tsne", "--method", "one").output
+
+
+def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_colour():
+    runs = [*MIXED, record("one", lr=0.4), record("one", seed=1)]
+    figure = plots.learning_curves(runs)
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert [*panels] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in panels.values()]
+    assert names == [["one [1]", "one [2]"], ["one [3]", "two [1]"], ["two"]]
+    first, second, third = ([line.get_color() for line in axes.lines] for axes in panels.values())
+    assert first == [second[0]] * 2
+    assert second[1] == third[0] != second[0]
+    assert panels["paper:skew, digits"].lines[0].get_ydata() == pytest.approx([40, 50, 40, 30])
+    assert len(panels["paper:skew, digits"].collections) == 1  # the band of two seeds
+    assert figure.get_supxlabel() == "[1] lr 0.1\n[2] lr 0.4\n[3] lr 0.2"
+    alone = plots.learning_curves(MIXED[:1])
+    assert len(alone.axes) == 1

@@ -1,0 +1,82 @@
+"""Runs in a notebook: the quickstart is executed, and what a run shows of itself."""
+
+from pathlib import Path
+
+import pytest
+
+import fedcli
+from fedcli.errors import UserError
+from fedcli.figures import notebook
+
+QUICKSTART = Path(__file__).parent.parent / "docs" / "quickstart.ipynb"
+TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
+TINY |= {"rounds": 2, "device": "cpu", "partition": "iid"}
+
+
+def outputs(book, kind):
+    """What the cells have shown in one form."""
+    shown = [output for cell in book.cells for output in cell.get("outputs", ())]
+    return [output["data"][kind] for output in shown if kind in output.get("data", {})]
+
+
+def test_the_quickstart_runs_and_is_committed_with_its_pictures(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    book = nbformat.read(QUICKSTART, as_version=4)
+    assert QUICKSTART.stat().st_size < 200_000
+    assert len(outputs(book, "image/png")) == 1
+    assert sum("data:image/png" in text for text in outputs(book, "text/html")) == 2
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    pages = outputs(book, "text/html")
+    assert sum("<progress" in text and 'value="3" max="3"' in text for text in pages) == 5
+    assert sum("data:image/png" in text for text in pages) == 2
+    assert len(outputs(book, "image/png")) == 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "<b>one", eval_every=2, **TINY)
+
+
+def test_the_history_has_a_list_for_every_number(run):
+    history, rounds = run.history, run.record["rounds"]
+    assert history["round"] == [1, 2]
+    assert history["test_accuracy"] == [None, rounds[1]["test_accuracy"]]
+    assert history["terms/cross_entropy"] == [entry["terms"]["cross_entropy"] for entry in rounds]
+    assert history["seconds/train"] == [entry["seconds"]["train"] for entry in rounds]
+    assert {len(column) for column in history.values()} == {2}
+
+
+def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):
+    assert "method: fedavg" in repr(run)
+    assert len(repr(run)) < 400
+    page = run._repr_html_()
+    assert "data:image/png;base64," in page
+    assert "&lt;b&gt;one" in page
+    assert "<b>" not in page
+    figure = run.plot()
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [2]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    several = notebook.Runs([run]) + notebook.Runs([run])
+    assert several._repr_html_().count("fedavg") == 2
+    assert isinstance(several.plot(), type(figure))
+
+
+def test_exist_ok_keeps_the_run_before(tmp_path):
+    first = fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+    with pytest.raises(UserError, match="never overwritten"):
+        fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+    second = fedcli.run("fedavg", out=tmp_path / "one", exist_ok=True, **{**TINY, "rounds": 1})
+    assert (second.path / "record.json").is_file()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one", "one-1"]
+    assert len(second.record["rounds"]) == 1
+    assert str(len(first.record["rounds"])) in (tmp_path / "one-1" / "record.json").read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(UserError, match="never overwritten"):
+        fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
+
+
+def test_help_tells_the_arguments():
+    for word in ("out:", "seeds:", "log:", "exist_ok:", "history", "rounds=5"):
+        assert word in fedcli.run.__doc__
+    assert not notebook.in_notebook()

@@ -1,0 +1,249 @@
+"""Divisions made elsewhere: lists in a file, folders in the form of PFLlib's, arrays that are brought into form."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli.cli.app import app
+from fedcli.core.federation import divide
+from fedcli.core.partition import fingerprint, from_flag
+from fedcli.data import datasets
+from tests.files import from_npz, images, refused
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Config:
+    """What `divide` reads of a run's options."""
+
+    local_test, validation, partition_seed, drop_last, batch_size = 0.25, 0.0, 0, False, 1
+
+
+def written(folder, split):
+    file = folder / "split.json"
+    file.write_text(json.dumps(split))
+    return f"file:{file}"
+
+
+def taken(dataset, flag, num_clients, seed=0):
+    return from_flag(flag)(dataset.y_train, num_clients, seed, None, None, dataset.place_train)
+
+
+def pixels(dataset, positions):
+    return [image.numpy().tobytes() for image in dataset.x_train[positions]]
+
+
+def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_path):
+    arrays = images((4, 4), 3)
+    dataset = datasets.merge(from_npz("mine", tmp_path / "a", **arrays))
+    both = [image.tobytes() for part in ("train", "test") for image in arrays[f"x_{part}"]]  # 9 and 6
+    split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
+    parts = taken(dataset, written(tmp_path, split), 3)
+    kept, testing, training, _ = divide(parts, Config)
+    for lists, found in ((split["train"], training), (split["train"], kept), (split["test"], testing)):
+        for own, positions in zip(lists, found, strict=True):
+            assert sorted(pixels(dataset, positions)) == sorted(both[place] for place in own)
+    assert fingerprint(parts) == fingerprint(taken(dataset, written(tmp_path, split), 3, seed=5))
+    moved = {"train": [[8, 0, 3, 1], [10], [2]], "test": [[9], [14, 9], []]}  # from a client's test part to its own
+    assert fingerprint(taken(dataset, written(tmp_path, moved), 3)) != fingerprint(parts)
+
+
+def test_a_list_alone_an_npz_file_and_numbered_clients_are_the_same_split(tmp_path):
+    dataset, lists = from_npz("mine", tmp_path / "a", **images((4, 4), 3)), [[8, 0], [], [2]]
+    np.savez(tmp_path / "split.npz", **{f"train_{k}": np.array(own, int) for k, own in enumerate(lists)})
+    expected = fingerprint(taken(dataset, f"file:{tmp_path / 'split.npz'}", 3))
+    for split in (lists, {"train": lists}, {str(k): own for k, own in enumerate(lists)}):
+        assert fingerprint(taken(dataset, written(tmp_path, split), 3)) == expected
+    assert str(from_flag("file:split.json")) == "file:split.json"
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ([[0], [1], [2]], ["another number of clients", "--num-clients 3"]),
+        ([[0], [99]], ["got position 99, of 9 images", "clients' own parts"]),
+        ([[0], [-1]], ["got position -1"]),
+        ([[0, 1], [1]], ["uses an image twice (got position 1)"]),
+        ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["uses an image twice (got position 1)"]),
+        ({"train": [[0], [1]], "test": [[2]]}, ["is not a split", "2 lists to train on, 1 to test on"]),
+        ([[0.5], [1]], ["is not a split", "float64"]),
+        ([[], []], ["is not a split"]),
+        ({"one": [0]}, ["is not a split", "train_0"]),
+        ("text", ["is not a split"]),
+    ],
+)
+def test_wrong_splits_are_refused(tmp_path, split, words):
+    dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
+    refused(lambda: taken(dataset, written(tmp_path, split), 2), *words)
+
+
+def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
+    dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
+    refused(lambda: taken(dataset, "file:none.json", 2), "there is no split at 'none.json'", '{"train"')
+    np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
+    refused(lambda: taken(dataset, f"file:{tmp_path / 'split.npz'}", 1), "is not a split", "allow_pickle=False")
+    flag = written(tmp_path, [[0], [1]])
+    refused(lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew")
+
+
+def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, monkeypatch):
+    split = {"train": [[0, 1, 2, 1700], [3, 4, 5]], "test": [[6, 1701], [7]]}  # 1,797 digits, of which some to test
+    written(tmp_path, split)
+    monkeypatch.chdir(tmp_path)
+    options = {"protocol": "fedsa:digits", "partition": "file:split.json", "num_clients": 2, "cohort_size": 2}
+    options |= {"rounds": 1, "batch_size": 2, "device": "cpu"}
+    record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
+    assert record["config"]["partition"] == f"file:{tmp_path / 'split.json'}"
+    assert record["partition"]["sizes"] == [6, 4]
+    assert record["rounds"][0]["test_accuracy"] * 3 == pytest.approx(round(record["rounds"][0]["test_accuracy"] * 3))
+    written(tmp_path, {"train": [[0], [1]], "test": [[2], [3]]})
+    options |= {"protocol": "fedfm:digits", "out": tmp_path / "other"}
+    refused(lambda: fedcli.run("fedavg", **options), "has test lists (got the protocol fedfm:digits")
+    assert not (tmp_path / "other").exists()
+
+
+# PFLlib's folders
+
+
+def pfllib(folder, seed=0):
+    """A folder in PFLlib's form: three clients, grey 4 x 4 images normalised to [-1, 1], dicts pickled by NumPy."""
+    rng, own = np.random.default_rng(seed), {}
+    for part, count in (("train", 6), ("test", 2)):
+        (folder / part).mkdir(parents=True)
+        for client in range(3):
+            x = rng.integers(0, 256, (count, 1, 4, 4)).astype(np.uint8)
+            y = rng.integers(0, 3, count)
+            y[:2] = 0, 2
+            own[part, client] = x[:, 0], y
+            with (folder / part / f"{client}.npz").open("wb") as file:
+                np.savez_compressed(file, data={"x": (x.astype(np.float32) / 255 - 0.5) / 0.5, "y": y})
+    (folder / "config.json").write_text('{"num_clients": 3}')
+    return own
+
+
+def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_path):
+    own = pfllib(tmp_path / "Set")
+    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "Set"), "--from", "pfllib"])
+    assert result.exit_code == 0, result.output
+    flag = next(word for word in result.output.split() if word.startswith("file:"))
+    assert "18 training and 6 test images, 3 classes" in result.output
+    assert "--num-clients 3" in result.output
+    dataset = datasets.merge(datasets.load("mine"))
+    _, testing, training, _ = divide(taken(dataset, flag, 3), Config)
+    for part, positions in (("train", training), ("test", testing)):
+        for client in range(3):
+            x, y = own[part, client]
+            expected = sorted((label, image.tobytes()) for label, image in zip(y.tolist(), x, strict=True))
+            labels = dataset.y_train[positions[client]].tolist()
+            assert sorted(zip(labels, pixels(dataset, positions[client]), strict=True)) == expected
+    shown = ["data", "show", "mine", "--partition", flag, "--num-clients", "3", "--out", str(tmp_path / "p.png")]
+    result = CliRunner().invoke(app, shown)
+    assert result.exit_code == 0, result.output
+
+
+class Harmful:
+    """What a pickle may do: call any function."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (str(self.file), "w")
+
+
+def stored(path, array, protocol=4):
+    """Writes an .npz file whose `data` is this, pickled."""
+    with zipfile.ZipFile(path, "w") as archive:
+        member = io.BytesIO()
+        np.lib.format.write_array_header_1_0(member, {"descr": "|O", "fortran_order": False, "shape": ()})
+        archive.writestr("data.npy", member.getvalue() + pickle.dumps(array, protocol))
+
+
+def test_nothing_in_a_pickle_is_run(tmp_path):
+    pfllib(tmp_path / "Set")
+    file, sign = tmp_path / "Set" / "train" / "1.npz", tmp_path / "sign"
+    for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
+        stored(file, np.array(harm, object))
+        refused(lambda: datasets.import_pfllib("mine", tmp_path / "Set"), "1.npz", "which no array needs")
+        assert not sign.exists()
+    with np.load(file, allow_pickle=True) as loaded:
+        loaded["data"]
+    assert sign.exists()  # NumPy's own reader has run it
+    for whole in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
+        stored(file, whole)
+        refused(lambda: datasets.import_pfllib("mine", tmp_path / "Set"), "1.npz", "cannot be read")
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
+    pfllib(tmp_path / "Set")
+    x = np.asfortranarray(np.arange(32).reshape(2, 1, 4, 4) / 255, ">f8" if protocol == 3 else None)
+    stored(tmp_path / "Set" / "test" / "0.npz", np.array({"x": x, "y": np.array([1, 2], np.int32)}, object), protocol)
+    datasets.import_pfllib("mine", tmp_path / "Set")
+    expected = np.rint((x[:, 0] + 1) * 127.5).astype(np.uint8)  # the others reach below 0
+    found = {image.numpy().tobytes() for image in datasets.load("mine").x_test}
+    assert {image.tobytes() for image in np.ascontiguousarray(expected)} < found
+
+
+def test_names_and_folders_that_do_not_fit_are_refused(tmp_path):
+    pfllib(tmp_path / "Set")
+    refused(lambda: datasets.import_pfllib("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
+    refused(lambda: datasets.import_pfllib("mine", tmp_path), "no train/0.npz", "generate_*.py")
+    (tmp_path / "Set" / "test" / "2.npz").unlink()
+    refused(lambda: datasets.import_pfllib("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+
+
+# --convert
+
+
+def as_floats(arrays, low, high):
+    return arrays | {f"x_{part}": arrays[f"x_{part}"] / 255 * (high - low) + low for part in ("train", "test")}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (0, 255)])
+def test_floats_become_8_bits(tmp_path, low, high):
+    arrays = images((4, 4), 3)
+    arrays["x_train"][0, 0, :2] = 0, 255
+    expected = from_npz("whole", tmp_path / "a", **arrays)
+    np.savez(tmp_path / "floats.npz", **as_floats(arrays, low, high))
+    refused(lambda: datasets.import_path("mine", tmp_path / "floats.npz"), "got float64", "--convert")
+    datasets.import_path("mine", tmp_path / "floats.npz", convert=True)
+    assert datasets.load("mine").fingerprint == expected.fingerprint
+
+
+def test_channels_first_rectangles_and_labels_from_1_are_converted(tmp_path):
+    arrays, file = images((4, 4, 3), 3), tmp_path / "odd.npz"
+    expected = from_npz("whole", tmp_path / "a", **arrays)
+    cases = {
+        "N x H x W x 3": arrays
+        | {f"x_{part}": arrays[f"x_{part}"].transpose(0, 3, 1, 2) for part in ("train", "test")},
+        "count from 1": arrays | {f"y_{part}": arrays[f"y_{part}"] + 1 for part in ("train", "test")},
+    }
+    for words, odd in cases.items():
+        np.savez(file, **odd)
+        refused(lambda: datasets.import_path("mine", file), words, "--convert")
+        result = CliRunner().invoke(app, ["data", "import", "mine", str(file), "--convert"])
+        assert result.exit_code == 0, result.output
+        assert datasets.load("mine").fingerprint == expected.fingerprint
+    np.savez(file, **arrays | {f"x_{part}": arrays[f"x_{part}"][:, :, :3] for part in ("train", "test")})
+    refused(lambda: datasets.import_path("mine", file), "must be square", "--convert")
+    datasets.import_path("mine", file, convert=True)
+    padded, places = datasets.load("mine"), datasets.load("mine").place_train
+    assert padded.x_train.shape == (9, 3, 4, 4)
+    assert (padded.x_train[:, :, :, 3] == 0).all()
+    assert (padded.x_train.numpy() == arrays["x_train"][places].transpose(0, 3, 1, 2) * [1, 1, 1, 0]).all()
+
+
+def test_pixels_in_no_known_range_are_refused(tmp_path):
+    np.savez(tmp_path / "odd.npz", **as_floats(images((4, 4), 3), -2, 2.5))
+    refused(lambda: datasets.import_path("mine", tmp_path / "odd.npz", convert=True), "-2 to 2", "normalisation")

@@ -1,0 +1,236 @@
+"""The short round of the trials in `tests/torture`, and a test for each thing that they have broken."""
+
+import csv
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcli
+from fedcli import registry
+from fedcli.data import archives, datasets, files
+from fedcli.errors import UserError, printable
+from fedcli.figures import plots
+from fedcli.results.render import Sheet, markdown, render
+from fedcli.runs import run as runs
+from fedcli.runs.config import resolve, without_effect
+from fedcli.runs.records import read_record, write_record
+from tests.programs import Waiting, start
+from tests.test_runs import TINY
+from tests.torture import forks, hostile, trials
+
+SHORT = {trials.fuzz: 20, trials.read_records: 13, trials.read_archives: 21, trials.interrupt: 1}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    forks.load()
+
+
+@pytest.mark.parametrize("trial", SHORT, ids=lambda trial: trial.__name__)
+def test_a_short_round_of_trials_breaks_nothing(trial, loaded):
+    result = trial(SHORT[trial], first=1)
+    assert result.tried == SHORT[trial]
+    assert not result.faults
+
+
+# Edges
+
+
+def own_data(domains=(), test=(0, 1, 2)):
+    """Images of three classes, of which only some have test images; the last of several domains has none."""
+    draw, found = np.random.default_rng(0), {"class_names": np.array(["a", "b", "c"])}
+    for part, labels in (("train", np.arange(60) % 3), ("test", np.repeat(test, 4))):
+        found |= {f"y_{part}": labels, f"x_{part}": draw.integers(0, 256, (len(labels), 8, 8), np.uint8)}
+        if domains:
+            count = len(domains) - (part == "test")
+            found[f"domain_{part}"] = np.arange(len(labels)) % count
+    return {**found, "domain_names": np.array(domains)} if domains else found
+
+
+def imported(name, folder, **arrays):
+    np.savez(folder / "images.npz", **arrays)
+    datasets.import_path(name, folder / "images.npz")
+    own = {"dataset": name, "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 2, "device": "cpu"}
+    return {**own, "partition": "iid", "batch_size": 8, "local_epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"train_examples": 48, "num_clients": 12}, "no client has a validation part"),
+        (
+            {"protocol": "fedsa:digits-mixed", "num_clients": 100, "local_test": 0.001, "backbone": "cnn-small"},
+            "no client has a test part",
+        ),
+    ],
+)
+def test_a_run_with_nothing_to_choose_or_to_test_by_does_not_begin(given, words, tmp_path):
+    options = {"dataset": "digits", "partition": "iid", "device": "cpu", "rounds": 2, "cohort_size": 2, **given}
+    with pytest.raises(UserError, match=words):
+        fedcli.run("fedavg", out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_domain_without_test_images_is_left_out_of_the_record(tmp_path):
+    options = imported("two", tmp_path, **own_data(("p", "q")))
+    record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
+    assert record["status"] == "finished"
+    assert [set(entry["domains"]) for entry in record["rounds"]] == [{"p"}] * 2
+    assert np.isfinite([entry["domains"]["p"] for entry in record["rounds"]]).all()
+
+
+def test_a_class_without_a_test_image_is_measured_with_the_others(tmp_path):
+    options = imported("three", tmp_path, **own_data(test=(0, 1)))
+    assert fedcli.run("fedproto", out=tmp_path / "run", **options).record["status"] == "finished"
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rounds": 10**24}, "--rounds must be from 1 to 2147483647"),
+        ({"seed": 10**400}, "--seed must be >= 0 and <= 4294967295 .got a number of over 300 digits"),
+        ({"weight_decay": 1e300}, "--weight-decay must be from 0 to 3e.38"),
+        ({"clients_per_chunk": "9" * 5000 + "x"}, "--clients-per-chunk must be auto"),
+        ({"partition": "dominant:1:share=1e-999999"}, "wrong share"),
+        ({"partition": "dominant:1:share=1e9999999999"}, "wrong share"),
+        ({"partition": "classes:1_0"}, "wrong number of classes"),
+        ({"partition": "classes:20"}, "does not fit the data .got 10 classes"),
+        ({"optimizer": "adam", "momentum": 0.5}, "--momentum is for SGD"),
+        ({"public_examples": 5}, "--public-examples is for methods that use public images"),
+        ({"device": "cpu:5"}, "--device must be auto"),
+        ({"device": "cuda:999"}, "--device cuda:999 is not there"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_in_a_line(given, words, tmp_path):
+    with pytest.raises(UserError, match=words) as caught:
+        fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, **given})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_protocol_and_a_record_may_tell_options_without_effect():
+    whole = resolve(registry.find_method("fedavg"), {**TINY, "optimizer": "adam", "momentum": 0.5})
+    assert set(without_effect(whole, whole.values())) == {"momentum", "public_batch_size"}
+    for table in registry.tables().values():
+        for cell in {cell.method: cell for cell in table.cells}.values():
+            setup = resolve(registry.find_method(cell.method), cell.settings, need_data=False)
+            assert not without_effect(setup, cell.settings)
+
+
+def test_a_batch_larger_than_all_data_is_all_of_them(tmp_path):
+    runs_ = [fedcli.run("fedavg", **{**TINY, "batch_size": size}, out=tmp_path / str(size)) for size in (64, 10**9)]
+    first, second = (run.record["rounds"][-1]["terms"] for run in runs_)
+    assert first == pytest.approx(second, rel=1e-4)
+
+
+def test_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs.time, "strftime", lambda *given: "now")
+    made = [fedcli.run("fedavg", **{**TINY, "rounds": 1}).path for _ in range(2)]
+    assert [path.name for path in made] == ["now-fedavg-digits", "now-fedavg-digits-2"]
+    with pytest.raises(UserError):
+        fedcli.run("fedavg", **{**TINY, "num_clients": 10**6, "cohort_size": 1})
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+# Names
+
+
+def test_a_name_is_text_wherever_it_is_written():
+    wild = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
+    assert printable("a\n\x1b[3m\u202e\udcff é") == "a\\n\\x1b[3m\\u202e\\udcff é"
+    shown = markdown(wild)
+    assert "\n" not in shown
+    assert all(f"\\{one}" in shown for one in "$<>|`*")
+    sheet = Sheet(["Method"], [[[(wild, "")]]], 1, [{"method": wild, "loss": -1.5}])
+    assert len(render(sheet, "markdown").splitlines()) == 3
+    _, (name, loss) = csv.reader(io.StringIO(render(sheet, "csv")))
+    assert (name[:3], loss) == ("'=1", "-1.5")
+    assert "\x1b" not in render(sheet, "latex")
+
+
+def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path):
+    counts, names = np.array([[3, 4]]), ["$\\frac$", "$x^$"]
+    plots.write(tmp_path / "chart", plots.partition_figure, counts, names, "$\\title$")
+    assert (tmp_path / "chart.png").is_file()
+
+
+def test_a_record_of_another_form_is_refused(tmp_path):
+    record = json.loads(trials.RECORDS[0].read_text())
+    for change in ({"rounds": [{}]}, {"class_names": ["\x1b[31m"]}, {"status": "lost"}, {"seed": 2**70}):
+        write_record(tmp_path, {**record, **change})
+        with pytest.raises(UserError, match="is not usable"):
+            read_record(tmp_path)
+    write_record(tmp_path, {**record, "error": "two\nlines"})
+    assert read_record(tmp_path)["error"] == "two\nlines"
+
+
+# Imports and downloads
+
+
+def test_a_set_beyond_the_limit_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LIMIT", 300)
+    with pytest.raises(UserError, match="unpacks to more than"):
+        datasets.import_path("x", hostile.npz(tmp_path / "x.npz"))
+
+
+def test_a_link_in_a_temporary_files_place_overwrites_nothing(tmp_path):
+    (tmp_path / "treasure").write_text("gold")
+    (tmp_path / f".file.{os.getpid()}.partial").symlink_to("treasure")
+    files.write_atomically(tmp_path / "file", lambda path: path.write_text("new"))
+    assert ((tmp_path / "treasure").read_text(), (tmp_path / "file").read_text()) == ("gold", "new")
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_a_download_tries_https_first(monkeypatch):
+    tried = []
+
+    def refuse(url, *given):
+        tried.append(url)
+        raise OSError("no network")
+
+    monkeypatch.setattr(archives, "_fetch_url", refuse)
+    for name in archives.DOWNLOADS:
+        tried.clear()
+        with pytest.raises(UserError, match="no network"):
+            datasets.download(name)
+        assert tried[0].startswith("https:")
+
+
+# Control-C
+
+TABLE = """
+import fedcli
+
+given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
+cells = (fedcli.Cell("FedAvg", "x", "./waits.py", given),)
+TABLE = fedcli.Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
+"""
+
+
+def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
+    (tmp_path / "table.py").write_text(TABLE)
+    waiting = Waiting(tmp_path)
+    ours, theirs = os.openpty()
+    program = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert waiting.one() == program.pid
+    program.send_signal(signal.SIGINT)
+    said = b""
+    try:
+        while piece := os.read(ours, 4096):
+            said += piece
+    except OSError:  # so ends a terminal
+        pass
+    program.communicate()
+    assert program.returncode == 130
+    _, found, after = said.decode().rpartition("interrupted after 0 of 1 runs; the same command goes on.")
+    assert found
+    assert "\x1b[" not in after
