@@ -160,11 +160,11 @@ def run(
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
     setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **given)
-    records = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
-    for setup in setups[1:]:
-        check(setup)  # refused now rather than after the first run; the first is checked as it begins
     source = absolute(method) if is_from_file(method) else find_method(method).name
     try:
+        records = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
+        for setup in setups[1:]:
+            check(setup)  # refused now rather than after the first run; the first is checked as it begins
         done = [
             _begin(setup, folder, source, progress)
             if record is None
