@@ -20,17 +20,25 @@ The floors say how fast the plain loop's work could be at best, by this machine'
 some tries: arithmetic, the FLOPs of a round over those of a large matrix product in the same precision; memory, the
 bytes of parameters, gradients and momentum, each read and written once in every step of every client, over those of a
 large copy. The floor is the larger of the two.
+
+Rounds divided among workers are measured too, each worker with one thread, as a device of its own would be, and beside
+them one process with all threads. From what one worker computes, what travels how fast, and what the server does on
+every worker, a model says what a round takes at other numbers of workers. Beside the workloads above it knows `digits`,
+8 x 8 grey, 10 clients x 143 images, all in a round, 2 epochs, batch 16, `cnn-small`.
 """
 
 import copy
 import csv
 import dataclasses
 import json
+import os
 import re
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -50,6 +58,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.runs import run as runs
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.runs.records import environment
+from fedcli.runs.workers import joined, launch
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
@@ -101,15 +110,21 @@ WORKLOADS = {workload.name: workload for workload in (_W1, _W2, _W3)}
 DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 
-def find_workload(name: str) -> Workload:
+DIVIDED = {**WORKLOADS, "digits": Workload("digits", "digits", 1, 8, 10, 143, 10, 2, 16, "cnn-small")}
+SAMPLE = {"w3": 128}  # images a client, one epoch, where a round takes hours; what is computed is scaled up
+TURNS = 2  # passes over the numbers of workers, so that a noisy machine hits all of them
+MODELLED = (1, 2, 4, 8, 16, 32, 64)  # workers
+
+
+def find_workload(name: str, known: Mapping[str, Workload] = WORKLOADS) -> Workload:
     """The workload of that name.
 
     Raises:
         UserError: If there is none.
     """
-    if name not in WORKLOADS:
-        raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}.")
-    return WORKLOADS[name]
+    if name not in known:
+        raise unknown("workload", name, known, f"there are {', '.join(known)}.")
+    return known[name]
 
 
 def scaling_workloads() -> list[Workload]:
@@ -493,3 +508,165 @@ def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
     more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
     shown = {name: text(value) for name, value in {**result, **more}.items()}
     return [cell.format(**shown) for cell in cells.values()]
+
+
+# Rounds divided among workers
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What a round took, medians over rounds; seconds but for the numbers.
+
+    Attributes:
+        workload: Its name.
+        clients: In a round.
+        workers: Processes.
+        threads: Of each.
+        compute: Local training by the slowest worker, scaled to the whole workload.
+        gather: What tensors took to travel.
+        server: All else: drawing the batches, and the server's step.
+        nbytes: What travelled, of all workers together.
+    """
+
+    workload: str
+    clients: int
+    workers: int
+    threads: int
+    compute: float
+    gather: float
+    server: float
+    nbytes: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole round."""
+        return self.compute + self.gather + self.server
+
+
+def measure_divided(
+    names: Sequence[str], counts: Sequence[int], progress: Callable[[str], Any], **options: Any
+) -> list[Divided]:
+    """Measures rounds at numbers of workers with one thread each, and of one process with a thread a core.
+
+    Args:
+        names: Of workloads, also `digits`.
+        counts: Of workers.
+        progress: Told what is being done.
+        **options: As for `prepare`.
+
+    Raises:
+        UserError: If an option is out of range, or a worker fails.
+    """
+    for name in names:
+        prepare(find_workload(name, DIVIDED), **options)
+    cores = os.cpu_count() or 1
+    cases = [(name, *how) for name in names for how in dict.fromkeys([(1, cores), *((count, 1) for count in counts)])]
+    rounds: dict[tuple, list[list[float]]] = {case: [] for case in cases}
+    for turn in range(TURNS):
+        for case in cases:
+            name, count, threads = case
+            progress(f"{name}: {count} workers, {threads} threads each, turn {turn + 1} of {TURNS}")
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "rounds"
+                if launch(rounds_of_worker, name, threads, options, str(file), count=count, restarts=0):
+                    raise KeyboardInterrupt
+                rounds[case] += json.loads(file.read_text())
+    return [
+        Divided(name, find_workload(name, DIVIDED).cohort_size, count, threads, *map(median, zip(*found, strict=True)))
+        for (name, count, threads), found in rounds.items()
+    ]
+
+
+def rounds_of_worker(name: str, threads: int, options: dict[str, Any], file: str) -> int:
+    """Runs rounds of a workload as one of several workers; the first writes what each took, as `Divided` has it."""
+    whole, images = find_workload(name, DIVIDED), SAMPLE.get(name)
+    part = whole if images is None else replace(whole, images_per_client=images, local_epochs=1)
+    torch.set_num_threads(threads)
+    with joined() as group:
+        workload, setup, repeats = prepare(part, **options)
+        engine, found = EngineRounds(setup, load_images(workload, setup.run.seed)[0]), []
+        with runs.machine_settings(engine.fed):
+            autotune(engine.fed)
+            for number in range(FIRST_ROUND, FIRST_ROUND + 1 + repeats):  # the first warms up
+                group.seconds, group.nbytes = 0.0, 0
+                seconds = _seconds(partial(engine.round, number), engine.fed.device)
+                training = engine.fed.seconds["train"]
+                compute = (training - group.seconds) * whole.samples / part.samples
+                found.append([compute, group.seconds, seconds - training, group.nbytes])
+        if group.number == 0:
+            Path(file).write_text(json.dumps(found[1:]))
+    return 0
+
+
+def modelled(rows: Sequence[Divided], workers: int) -> Divided:
+    """What a round of one workload takes at a number of workers, each a device like a thread of this machine.
+
+    A worker trains `ceil(K / W)` of K clients; it receives what the others have trained, `(W - 1) / W` of all, as fast
+    as was measured with the fewest workers above one; the server's step is repeated on each.
+
+    Args:
+        rows: The workload's measurements, one worker with one thread and some number of workers among them.
+        workers: Their number, W.
+    """
+    one = next(row for row in rows if (row.workers, row.threads) == (1, 1))
+    several = min((row for row in rows if row.workers > 1), key=lambda row: row.workers)
+    a_share = several.gather / (1 - 1 / several.workers)  # seconds for all bytes
+    compute = one.compute * -(-one.clients // workers) / one.clients
+    gather = a_share * (1 - 1 / workers)
+    return Divided(one.workload, one.clients, workers, 1, compute, gather, one.server, several.nbytes)
+
+
+def divided_page(rows: Sequence[Divided], figure: str) -> str:
+    """A page on rounds divided among workers, in Markdown: measured, modelled, and where more stop paying.
+
+    Args:
+        rows: The measurements.
+        figure: File of `plots.divided_figure`.
+    """
+    cores, about = os.cpu_count(), environment(torch.device("cpu"))
+    counts = ",".join(str(count) for count in sorted({row.workers for row in rows if row.threads == 1}))
+    names = list(dict.fromkeys(row.workload for row in rows))
+    lines = [
+        "# One run on several workers",
+        "",
+        f"Written by `fedcli bench {' '.join(names)} --workers {counts} --page PATH` on {cores} cores of "
+        f"{about['hardware']['name']}, torch {torch.__version__}. Medians in seconds a round; the numbers of workers "
+        f"take turns, {TURNS} times. More workers than cores share the cores. Of w3 one epoch on {SAMPLE['w3']} images "
+        "a client is measured, and its computing scaled to the whole round.",
+        "",
+        "| workload | workers x threads | round | computing | gathering | server | MiB gathered | model |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        of_one = [one for one in rows if one.workload == row.workload]
+        said = f"{modelled(of_one, row.workers).seconds:.3g}" if row.threads == 1 and row.workers <= cores else ""
+        numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
+        cells = " | ".join(f"{number:.3g}" for number in numbers)
+        lines.append(f"| {row.workload} | {row.workers} x {row.threads} | {cells} | {said} |")
+    lines += ["", f"![Seconds a round over workers, measured and modelled]({figure})", ""]
+    lines += [
+        "The model: `ceil(K / W) / K` of what one worker computes, plus gathering, `(W - 1) / W` of the bytes at the "
+        "measured bandwidth, plus the server's step, which every worker repeats.",
+        "",
+        f"| workload | {' | '.join(f'{count} workers' for count in MODELLED)} | where it stops paying |",
+        "|---" * (len(MODELLED) + 2) + "|",
+    ]
+    for name in names:
+        found = [modelled([row for row in rows if row.workload == name], count) for count in MODELLED]
+        cells = " | ".join(f"{row.seconds:.3g}" for row in found)
+        lines.append(f"| {name} | {cells} | {_end_of_gain(found)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _end_of_gain(found: Sequence[Divided]) -> str:
+    """From which number of workers on twice as many save less than a tenth, and why."""
+    pairs = pairwise(found)
+    last = next((row for row, twice in pairs if twice.seconds > 0.9 * row.seconds), found[-1])
+    if last is found[-1]:
+        return f"not up to {last.workers}"
+    if last.workers >= last.clients:
+        why = f"each of {last.clients} clients has a worker"
+    else:
+        why = "gathering" if last.gather > last.server else "the server's step"
+        why = f"{why} takes {max(last.gather, last.server) / last.seconds:.0%} of the round"
+    return f"{last.workers}: {why}"

@@ -527,3 +527,40 @@ def test_the_scaling_figure_draws_each_side_over_what_is_varied():
     assert (left.get_title(), right.get_title()) == ("batch size 64", "cohort size 10")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["engine", "plain loop"]
     assert figure.get_suptitle() == "m, cpu, float32, local epochs: 1"
+
+
+# Rounds divided among workers
+
+
+def test_rounds_at_other_numbers_of_workers_are_modelled_by_what_was_measured():
+    one = bench.Divided("w", 10, 1, 1, compute=8.0, gather=0.0, server=0.5, nbytes=0)
+    two = bench.Divided("w", 10, 2, 1, compute=4.5, gather=0.2, server=0.6, nbytes=2**20)
+    four = bench.modelled([one, two], 4)
+    assert (four.compute, four.server) == (8.0 * 3 / 10, 0.5)
+    assert four.gather == pytest.approx(0.4 * 3 / 4)
+    assert bench.modelled([one, two], 1).seconds == one.seconds
+    page = bench.divided_page([one, two], "workers.png")
+    assert "| w | 2 x 1 | 5.3 | 4.5 | 0.2 | 0.6 | 1 | 4.7 |" in page
+    assert "each of 10 clients has a worker" in page
+
+
+def test_what_is_computed_on_a_sample_is_scaled_to_the_whole_workload(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "DIVIDED", {"half": TINY})
+    monkeypatch.setattr(bench, "SAMPLE", {"half": TINY.images_per_client // 2})
+    seconds = iter([1.0, 3.0, 5.0])
+
+    def timed(work, device):
+        work()
+        work.func.__self__.fed.seconds["train"] = taken = next(seconds)
+        return taken + 0.25
+
+    monkeypatch.setattr(bench, "_seconds", timed)
+    assert bench.rounds_of_worker("half", 1, {"device": "cpu", "repeats": 2}, str(tmp_path / "rounds")) == 0
+    found = json.loads((tmp_path / "rounds").read_text())
+    assert found == [[3.0 * 2 * TINY.local_epochs, 0.0, 0.25, 0], [5.0 * 2 * TINY.local_epochs, 0.0, 0.25, 0]]
+
+
+def test_numbers_of_workers_begin_with_one(tmp_path):
+    result = CliRunner().invoke(cli.app, ["bench", "--workers", "2,4"])
+    assert result.exit_code == 2
+    assert "--workers must be distinct numbers of workers, 1 among them (got 2,4)" in result.output

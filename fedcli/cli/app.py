@@ -3,6 +3,7 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import os
 import re
 import sys
 from importlib.metadata import version
@@ -103,7 +104,10 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 
 
 def main() -> None:
-    """Run the program `fedcli`."""
+    """Run the program `fedcli`; of several workers of a run the first alone is heard."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
+        for name in ("stdout", "stderr"):
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open for as long as the program runs)
     for name in ("stdout", "stderr"):
         getattr(sys, name).reconfigure(errors="backslashreplace")  # a file's name may be no text
         setattr(sys, name, Lasting(getattr(sys, name)))

@@ -54,6 +54,8 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     engine_mode = "one client after the other" if together == 1 else f"{together} clients {HOW[engine['way']]}"
     if engine["device"] == "cpu" and threads > 1:
         engine_mode = f"{threads} threads, in each {engine_mode}"
+    if (workers := engine.get("workers", 1)) > 1:
+        engine_mode = f"{workers} workers, {engine_mode}"
     chosen = f" ({engine['chosen']})" if engine.get("chosen") else ""
     epochs = f"{config['local_epochs']} local epoch{'s' * (config['local_epochs'] > 1)}"
     return [

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcli import registry
-from fedcli.cli.printing import print_table, show_traceback, try_write
+from fedcli.cli.printing import print_or_write, print_table, show_traceback, try_write
 from fedcli.errors import UserError
 
 
@@ -66,6 +66,12 @@ def bench(
         Path | None,
         typer.Option(help="Figures to write, PNG and PDF, named likewise: w1 over clients per round and batch sizes."),
     ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Rounds at these numbers of workers instead, e.g. 1,2,4; also of 'digits'.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="With --workers: page to write, in Markdown, with a figure beside it.")
+    ] = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -77,6 +83,12 @@ def bench(
     from fedcli import bench
     from fedcli.figures import plots
 
+    if workers is not None:
+        names = workloads or [*bench.DEFAULT_WORKLOADS, "digits"]
+        options = {"method": method, "precision": precision, "repeats": repeats, "seed": seed, "device": device}
+        return _bench_divided(names, workers, page, options)
+    if page is not None:
+        raise UserError(f"--page is for rounds of several workers (got {page}); give --workers 1,2,4 too.")
     chosen = [bench.find_workload(name) for name in workloads or (() if plot else bench.DEFAULT_WORKLOADS)]
     scaling = bench.scaling_workloads() if plot else []
     options = {
@@ -108,6 +120,33 @@ def bench(
     if plot is not None:
         files = try_write(plot, lambda: plots.write(plot, plots.scaling_figure, results[len(chosen) :]), "--plot")
         typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
+
+
+def _bench_divided(names: list[str], workers: str, page: Path | None, options: dict[str, Any]) -> None:
+    """Measure rounds divided among workers, and print what they took or write the page on them."""
+    from fedcli import bench
+    from fedcli.figures import plots
+
+    counts = sorted({int(part) for part in workers.split(",") if part.strip().isdecimal()})
+    if len(counts) != len(workers.split(",")) or counts[0] != 1 or len(counts) < 2:
+        raise UserError(f"--workers must be distinct numbers of workers, 1 among them (got {workers}); write 1,2,4.")
+    if page is not None:  # refused now rather than after minutes
+        try_write(page, lambda: page.parent.mkdir(parents=True, exist_ok=True), "--page")
+    with Console(stderr=True).status("") as status:
+        rows = bench.measure_divided(names, counts, status.update, **options)
+    columns = ("Workload", "Workers", "Threads", "Round", "Computing", "Gathering", "Server", "MiB gathered")
+    cells = []
+    for row in rows:
+        numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
+        cells.append((row.workload, row.workers, row.threads, *(f"{number:.3g}" for number in numbers)))
+    print_table(columns, cells)
+    if page is not None:
+        by_name = [[row for row in rows if row.workload == name] for name in names]
+        model = [bench.modelled(own, count) for own in by_name for count in bench.MODELLED]
+        figure = page.with_suffix(".png")
+        files = plots.write(figure, plots.divided_figure, [row for row in rows if row.threads == 1], model)
+        print_or_write(bench.divided_page(rows, figure.name), page)
+        typer.echo(f"figures: {' and '.join(map(str, files))}")
 
 
 def check(

@@ -199,3 +199,21 @@ def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Re
 def parse_seeds(text: str) -> list[int | str]:
     """Read the seeds of `--seeds 0,1,2`; a part that is no number stays as it is, and is refused with the others."""
     return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in text.split(",")]
+
+
+def find_cluster(on: str | None, cpus: float | None, gpus: float | None, elsewhere: bool = False) -> Any:
+    """Read `--on` and what belongs to it; None where it was not given.
+
+    Args:
+        on: As typed.
+        cpus: Of `--cpus-per-run`.
+        gpus: Of `--gpus-per-run`.
+        elsewhere: Whether other options say already where the runs go.
+    """
+    from fedcli.results import jobs  # late: help comes without PyTorch
+
+    if on is None and (cpus is not None or gpus is not None):
+        raise UserError("--cpus-per-run and --gpus-per-run are for --on ray (got no --on); leave them out.")
+    if on is not None and elsewhere:
+        raise UserError(f"--on {on} says where the runs go (got --jobs or --workers too); leave one of them out.")
+    return None if on is None else jobs.find_cluster(on, cpus, gpus)

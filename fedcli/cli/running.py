@@ -2,8 +2,11 @@
 
 import contextlib
 import inspect
+import os
 import shlex
-from collections.abc import Callable
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import Field
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +19,27 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from fedcli import registry
-from fedcli.cli.printing import Command, completion, console, consoles, parse_seeds, print_table, stop, stop_if_full
+from fedcli.cli.printing import (
+    Command,
+    completion,
+    console,
+    consoles,
+    find_cluster,
+    parse_seeds,
+    print_table,
+    stop,
+    stop_if_full,
+)
 from fedcli.errors import UserError
 from fedcli.registry import flag_of
 
 Result = TypeVar("Result")
+ON_OPTIONS = (
+    ("on", str, "ray or ray:ADDRESS: every run a task of Ray; OUT lies on storage that its nodes share.", "Machine"),
+    ("cpus_per_run", float, "With --on ray: cores for a run. \\[default: 1]", "Machine"),
+    ("gpus_per_run", float, "With --on ray: GPUs for a run; 0.25 packs four on one. \\[default: 0]", "Machine"),
+)
+ON = [name for name, *_ in ON_OPTIONS]
 FILES = "Options from files"
 LOG_FILE = "File to which the lines of the run are added, without the bar."
 QUIET = "Print nothing but errors."
@@ -155,11 +174,13 @@ def _tune(method: str, given: dict[str, Any]) -> None:
     from fedcli.results.tune import TUNED, tune
 
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
+    cluster = find_cluster(*(given.pop(name) for name in ON))
+    spread = None if cluster is None else lambda plan: _on_cluster(plan, cluster, shown)
     several = {name: values for name, values in given.items() if isinstance(values, tuple)}
     texts = given.pop("grid") or []
     texts += [f"{name}={','.join(map(str, values))}" for name, values in several.items()]
     given = {name: value for name, value in given.items() if name not in several}
-    trials, folder = watch(lambda display: tune(method, texts, progress=display, **given), **shown)
+    trials, folder = watch(lambda display: tune(method, texts, progress=display, spread=spread, **given), **shown)
     names = list(trials[0].values)
     rows = [
         (*trial.values.values(), "diverged" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}")
@@ -176,6 +197,7 @@ def _run(method: str, given: dict[str, Any]) -> None:
     from fedcli.results import tables
     from fedcli.runs import run as runs
     from fedcli.runs.experiment import gather
+    from fedcli.runs.workers import joined
 
     given, sources = gather(method, given)
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", 1)
@@ -184,22 +206,31 @@ def _run(method: str, given: dict[str, Any]) -> None:
     if type(jobs) is not int or jobs < 1:
         raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
     log = given.pop("log", None)
-    if jobs > 1 or any(isinstance(value, tuple) for value in given.values()):
+    workers = given.pop("workers", None)
+    cluster = find_cluster(*(given.pop(name, None) for name in ON), jobs > 1 or workers is not None)
+    if cluster is not None or jobs > 1 or any(isinstance(value, tuple) for value in given.values()):
+        if workers is not None:
+            raise UserError(f"--workers {workers} divides one run (got several at once); leave it out, or run one.")
         if log is not None:
             raise UserError(
                 f"--log is of one run, or several seeds one after the other (got {log} with a grid); leave it out."
             )
-        _grid(method, given, seeds, jobs, shown)
+        _grid(method, given, seeds, {"jobs": jobs, "cluster": cluster}, shown)
         return
     options = {**given, "seeds": seeds, "sources": sources}
-    done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
-    if seeds is not None:
+    if _to_launch(workers):
+        planned = {name: value for name, value in options.items() if name != "continue_"}
+        folder = runs.plan(method, **planned)[1][0]  # also refuses what can be refused now
+        _launch(workers, () if given.get("out") else ("--out", folder if seeds is None else folder.parent))
+    with joined() as group:
+        done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
+    if seeds is not None and group.number == 0:
         parent = done[0].path.parent
         files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
-def _grid(method: str, given: dict[str, Any], seeds: Any, jobs: int, shown: dict[str, Any]) -> None:
+def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any], shown: dict[str, Any]) -> None:
     """Run every combination of options of several values; what goes on goes to stderr, the table to stdout."""
     from fedcli.cli.display import TableDisplay
     from fedcli.data.files import write_atomically
@@ -215,7 +246,7 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, jobs: int, shown: dict
     screen, *logs = consoles(**shown, stderr=True)
     with TableDisplay(screen, plan, *logs) as display:
         try:
-            errors = execute(plan, display, jobs)
+            errors = execute(plan, display, **where)
         except KeyboardInterrupt as error:
             place = f"{display.ended} of {display.total} runs"
             again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
@@ -233,6 +264,23 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, jobs: int, shown: dict
         raise typer.Exit(1)
 
 
+def _on_cluster(plan: Any, cluster: Any, shown: dict[str, Any]) -> dict[Path, str]:
+    """Run on a cluster what is to do of a plan, and show it; after an interruption say what goes on."""
+    from fedcli.cli.display import TableDisplay
+    from fedcli.results.jobs import execute
+    from fedcli.runs.signals import exit_code
+
+    screen, *logs = consoles(**shown, stderr=True)
+    with TableDisplay(screen, plan, *logs) as display:
+        try:
+            return execute(plan, display, cluster=cluster)
+        except KeyboardInterrupt as error:
+            stop(
+                f"interrupted after {display.ended} of {display.total} runs; the same command goes on.",
+                exit_code(error),
+            )
+
+
 def watch(
     start: Callable[[Any], Result], quiet: bool | None = None, log_file: str | None = None, log: str | None = None
 ) -> Result:
@@ -242,6 +290,7 @@ def watch(
     from fedcli.runs.records import RECORD
     from fedcli.runs.signals import exit_code
     from fedcli.runs.trackers import with_loggers
+    from fedcli.runs.workers import joined
 
     display = Display(*consoles(quiet, log_file))
 
@@ -250,7 +299,8 @@ def watch(
         stop(message, code)
 
     try:
-        return start(with_loggers(display, log))
+        with joined() as group:
+            return start(with_loggers(display, log) if group.number == 0 else None)
     except UserError as error:
         display.log(f"error: {error}")
         raise
@@ -267,6 +317,43 @@ def watch(
         end(
             f"interrupted after {place}; '{_resume_command(display.folder, display.record)}' goes on.", exit_code(error)
         )
+
+
+def _to_launch(workers: int | None) -> bool:
+    """Say whether workers have to be started; those of the launcher run the command as it was given."""
+    from fedcli.runs.workers import launched
+
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers must be a whole number from 1 (got {workers}); 1 is one process.")
+    if launched() and workers not in (None, count := int(os.environ["WORLD_SIZE"])):
+        raise UserError(f"--workers {workers} is not what the launcher has started (got {count}); leave it out.")
+    return workers not in (None, 1) and not launched()
+
+
+def _launch(workers: int, more: Sequence[Any] = ()) -> NoReturn:
+    """Run this command in several processes, and end as the first of them does."""
+    from fedcli.runs.workers import launch
+
+    raise typer.Exit(launch(_as_worker, [*sys.argv[1:], *map(str, more)], count=workers))
+
+
+def _as_worker(arguments: list[str]) -> int:
+    """Run the program as one of several workers; returns its exit code, unless it is to be started again."""
+    from fedcli.cli.app import main
+    from fedcli.runs.workers import LOST
+
+    os.setsid()  # Ctrl-C comes from the launcher, once
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        if end.code == LOST:
+            raise
+        return end.code or 0
+    except Exception:
+        traceback.print_exc()  # raised further, it would start all again
+        return 1
+    return 0
 
 
 def _resume_command(folder: Path, record: dict[str, Any]) -> str:
@@ -286,27 +373,38 @@ def resume(
     changed_method: Annotated[
         bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
+    workers: Annotated[int | None, typer.Option(help="Divide each round among so many processes.")] = None,
     log_file: Annotated[str | None, typer.Option(help=LOG_FILE)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help=QUIET)] = False,
     log: Annotated[str | None, typer.Option(help=LOG)] = None,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
+    from fedcli.runs.workers import joined
 
-    folders, failed = runs.find_unfinished(run), False
-    options = {"method": method or (), "changed_method": changed_method}
-    for folder in folders:
-        try:
-            watch(lambda display, folder=folder: runs.resume(folder, **options, progress=display), quiet, log_file, log)
-        except UserError as error:
-            if len(folders) == 1:
-                raise
-            typer.echo(f"error: {error}", err=True)
-            failed = True
-        except typer.Exit as end:
-            if end.exit_code != 1:  # an interruption, which is one of all runs
-                raise
-            failed = True
+    if _to_launch(workers):
+        _launch(workers)
+    failed, options = False, {"method": method or (), "changed_method": changed_method}
+    with joined() as group:
+        folders = runs.find_unfinished(run)
+        alone = len(folders) == 1 or group.count > 1  # of several workers one may have failed alone
+        for folder in folders:
+            try:
+                watch(
+                    lambda display, folder=folder: runs.resume(folder, **options, progress=display),
+                    quiet,
+                    log_file,
+                    log,
+                )
+            except UserError as error:
+                if alone:
+                    raise
+                typer.echo(f"error: {error}", err=True)
+                failed = True
+            except typer.Exit as end:
+                if end.exit_code != 1 or alone:  # an interruption, which is one of all runs
+                    raise
+                failed = True
     if failed:
         raise typer.Exit(1)
 
@@ -342,6 +440,9 @@ class _Run(MethodGroup):
             ("seeds", str, "Several runs, one after the other, e.g. 0,1,2; each in OUT/seed-<seed>.", "Machine"),
             ("jobs", int, "Runs at once, of several seeds or values; each is a process of its own.", "Machine"),
         ),
+        "clients_per_chunk": (
+            ("workers", int, "Divide each round among so many processes of this machine; the same bits.", "Machine"),
+        ),
         "last": (
             ("config", str, "TOML file of options, the method among them; what is typed goes before.", FILES),
             ("from_", str, "Folder or record of a run whose options are taken; what is typed goes before.", FILES),
@@ -350,6 +451,7 @@ class _Run(MethodGroup):
             ("continue_", bool, "Go on in OUT: skip runs that have ended, resume those that have begun.", "Output"),
             ("log", str, LOG, "Output"),
             *SHOWN,
+            *ON_OPTIONS,
         ),
     }
 
@@ -367,6 +469,7 @@ class _Tune(MethodGroup):
             ),
             ("out", str, "Folder of the trials; those that have run are kept. \\[default: runs/tune-...]", "Output"),
             *SHOWN,
+            *ON_OPTIONS,
         ),
     }  # fmt: skip
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fedcli import registry
-from fedcli.cli.printing import console, parse_seeds, print_or_write, stop, try_write
+from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, stop, try_write
 from fedcli.errors import UserError
 
 
@@ -81,6 +81,16 @@ def table(
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at once, each a process of its own.", rich_help_panel=PAPERS)
     ] = 1,
+    on: Annotated[
+        str | None, typer.Option(help="ray or ray:ADDRESS: each run a task of Ray.", rich_help_panel=PAPERS)
+    ] = None,
+    cpus_per_run: Annotated[
+        float | None, typer.Option(help="Cores for a run of --on ray. \\[default: 1]", rich_help_panel=PAPERS)
+    ] = None,
+    gpus_per_run: Annotated[
+        float | None,
+        typer.Option(help="GPUs for it; 0.25 packs four on one. \\[default: 0]", rich_help_panel=PAPERS),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -105,7 +115,7 @@ def table(
     of_runs = {"--metric": metric, "--method": method, "--dataset": dataset, "--label": label, "--columns": columns,
                "--title": title}  # fmt: skip
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
-           "--train-examples": train_examples, "--jobs": jobs > 1, "--runs": folder}  # fmt: skip
+           "--train-examples": train_examples, "--jobs": jobs > 1, "--on": on, "--runs": folder}  # fmt: skip
     names = [run for run in runs or () if ":" in run and not Path(run).exists()]
     if given := [flag for flag, value in of_runs.items() if value and (names or page is not None)]:
         what = names[0] if names else f"--page {page}"
@@ -116,7 +126,8 @@ def table(
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
         chosen = None if seeds is None else parse_seeds(seeds)
         options = {"seeds": chosen, "only": only or (), "limits": limits}
-        _paper_table(registry.find_table(names[0]), folder, options, jobs, dry_run, format, out)
+        where = {"jobs": jobs, "cluster": find_cluster(on, cpus_per_run, gpus_per_run, jobs > 1)}
+        _paper_table(registry.find_table(names[0]), folder, options, where, dry_run, format, out)
         return
     if given := [flag for flag, value in own.items() if value]:
         raise UserError(f"{given[0]} is for a paper's table (got no PAPER:ID); 'fedcli list' shows the tables.")
@@ -147,7 +158,7 @@ def _paper_table(
     table: registry.Table,
     folder: Path | None,
     options: dict[str, Any],
-    jobs: int,
+    where: dict[str, Any],
     dry_run: bool,
     format: Format,
     out: Path | None,
@@ -171,7 +182,7 @@ def _paper_table(
         watch = display.TableDisplay(screen, plan)
         try:
             with watch:
-                errors = execute(plan, watch, jobs)
+                errors = execute(plan, watch, **where)
         except KeyboardInterrupt as error:  # its bars, which go, would take the line with them
             place = f"{watch.ended} of {watch.total} runs"
             stop(f"interrupted after {place}; the same command goes on.", exit_code(error))

@@ -60,7 +60,8 @@ def autotune(fed: Federation) -> str | None:
         return None
     torch.cuda.empty_cache()
     room = torch.cuda.mem_get_info(fed.device)[0] + torch.cuda.memory_allocated(fed.device)
-    way, size, reason = choose(fed.config.cohort_size, lambda *which: _try_out(fed, *which), room)
+    share = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
+    way, size, reason = choose(share, lambda *which: _try_out(fed, *which), room)
     fed.engine.way, fed.engine.clients_per_chunk = way, size
     torch.cuda.empty_cache()
     fed.start_round()

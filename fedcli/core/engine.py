@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_op
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
+# Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
+ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
@@ -56,6 +59,7 @@ class Engine:
     graphs: CudaGraphs | None = None  # None without CUDA, and after one could not be made or was wrong
     notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
+    workers: Any = field(default_factory=lambda: ALONE)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -117,25 +121,27 @@ class Engine:
             self.clients_per_chunk = -(-size // 2)
             self.stacks.clear()
             gc.collect()
-            if self.images.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # which does nothing where CUDA is not used
             self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return attempt(chunk)
 
-        done = self.side_by_side(attempt, cut(slice(0, num_clients)))
+        done = self.side_by_side(lambda c, go=attempt: (go(c), self.clients_per_chunk), cut(slice(0, num_clients)))
         attempt = None  # it names itself, and would hold the round's tensors until garbage is collected
-        return [result for part in done for result in part]
+        self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
+        return [result for part, _ in done for result in part]
 
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Calls `run` for each item, on the CPU for as many at once as there are threads; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
-        want the cores too, and the results do not depend on the number of threads.
+        want the cores too, and the results depend neither on the number of threads nor on that of workers.
         """
+        alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
+        return self.workers.share(partial(map if alone else self._in_threads, run), items)
+
+    def _in_threads(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
-        if self.images.device.type != "cpu" or min(threads, len(items)) < 2:
-            return [run(item) for item in items]
-        pool = ThreadPoolExecutor(min(threads, len(items)), initializer=lambda: torch.set_num_threads(1))
+        pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), "", lambda: torch.set_num_threads(1))
         try:
             return list(pool.map(run, items))
         except BaseException:

@@ -9,7 +9,6 @@ A method that classifies by the nearest prototype has that as its headline and t
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ class Hits(NamedTuple):
     classifier: Tensor | None  # by the classifier where that is another rule
 
 
-Score = Callable[[Model, np.ndarray | None], Hits]  # of a model on training positions or all test images
+Score = Callable[[dict[int, Any]], list[Hits]]  # of clients' models: each on training positions, or all tests
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -65,10 +64,9 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         the client's own domain. With prototypes also `classifier_accuracy`.
     """
     prototypes = method.prototypes(state) if method.prototypes else None
-
     before, fed.outputs = fed.outputs, {}
 
-    def score(model: Model, index: np.ndarray | None) -> Hits:
+    def score_one(model: Model, index: np.ndarray | None) -> Hits:
         named = [(name, value) for part in model[1:] for name, value in part.items()]
         what = prototypes is None, id(index), id(model.network), *((name, id(v), v._version) for name, v in named)
         same, owners, found = before.get(what, (None, [], None))
@@ -84,18 +82,22 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         near = nearness(features, *(tensor.cpu() for tensor in prototypes))
         return Hits(top_k(near, labels, fed.top_k), by_classifier)
 
+    def score(tests: dict[int, np.ndarray | None]) -> list[Hits]:
+        share = fed.engine.workers.share
+        return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
+
     measured = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
     result = {**NOTHING, **measured(fed, method, state, score)}
     return {**result, **_on_validation(fed, method, state, score, result["clients"])}
 
 
-def models(fed: Federation, method: Method, state: Any) -> Iterator[tuple[int, Model]]:
-    """Yields every client's id and model: its own, its initial one before it has taken part, or the global one."""
+def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
+    """Yields clients' ids and models: its own, its initial one before it has taken part, or the global one."""
     if method.personal is None:
         shared = Model(fed.network, *method.model(state))
-        yield from ((client, shared) for client in range(fed.num_clients))
+        yield from ((client, shared) for client in clients)
         return
-    for client in range(fed.num_clients):
+    for client in clients:
         network = fed.networks[fed.architecture[client]]
         first = dict(network.module.named_parameters()), dict(network.module.named_buffers())
         yield client, Model(network, *(own_model(method, state, client) or first))
@@ -128,8 +130,7 @@ def _by_domain(fed: Federation, hits: list[Hits]) -> list[dict[str, float]]:
 
 
 def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    count = 1 if method.personal is None else None
-    hits = [score(model, None) for _, model in islice(models(fed, method, state), count)]
+    hits = score(dict.fromkeys(range(1 if method.personal is None else fed.num_clients)))
     own = [_fraction(each.headline) for each in hits]
     found = {"test_accuracy": _mean(own), "clients": None if method.personal is None else spread(own)}
     if fed.test_domains is not None:
@@ -141,7 +142,7 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
 
 
 def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    hits = [score(model, fed.testing[k]) for k, model in models(fed, method, state) if len(fed.testing[k])]
+    hits = score({client: part for client, part in enumerate(fed.testing) if len(part)})
     pooled = torch.cat([each.headline for each in hits])
     found = {"test_accuracy": _fraction(pooled), "clients": spread([_fraction(each.headline) for each in hits])}
     if hits[0].classifier is not None:
@@ -150,7 +151,7 @@ def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> 
 
 
 def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    rows = _by_domain(fed, [score(model, None) for _, model in models(fed, method, state)])  # [N][domain]
+    rows = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))  # [N][domain]
     intra, inter = {}, {}
     for d, name in enumerate(fed.domain_names):
         own = [row for client, row in enumerate(rows) if fed.domain_of[client] == d]
@@ -169,9 +170,9 @@ def _on_validation(fed: Federation, method: Method, state: Any, score: Score, cl
         return {"validation_accuracy": None, "clients": clients}
     if method.personal is None:
         together = np.concatenate([fed.validation[client] for client in owners])
-        hits = score(Model(fed.network, *method.model(state)), together).headline
+        hits = score({owners[0]: together})[0].headline  # any client's model is the global one
         parts = hits.split([len(fed.validation[client]) for client in owners])
     else:
-        parts = [score(model, fed.validation[k]).headline for k, model in models(fed, method, state) if k in owners]
+        parts = [each.headline for each in score({client: fed.validation[client] for client in owners})]
     clients = clients or spread([_fraction(part) for part in parts])
     return {"validation_accuracy": _fraction(torch.cat(list(parts))), "clients": clients}

@@ -205,7 +205,7 @@ def correlations(folder: Path, lent: Tensor, method: Sequence[str] = ()) -> tupl
     run = open_run(folder, method)
     fed = run.fed
     with machine_settings(fed):
-        clients = [model for _, model in models(fed, run.method, run.state)]
+        clients = [model for _, model in models(fed, run.method, run.state, range(fed.num_clients))]
         public = lent.to(fed.device, fed.dtype) if fed.public_images is None else public_sample(fed)
         return on_public(clients, public).cpu().numpy(), on_private(clients, fed).cpu().numpy()
 

@@ -620,6 +620,35 @@ def scaling_figure(rows: Sequence[dict]) -> Figure:
     return figure
 
 
+def divided_figure(rows: Sequence[Any], model: Sequence[Any]) -> Figure:
+    """Draws seconds a round over numbers of workers, a panel a workload: measured points and the modelled line.
+
+    Args:
+        rows: Measurements, `fedcli.bench.Divided`, of workers with one thread.
+        model: Modelled rounds of the same workloads, likewise.
+    """
+    names = list(dict.fromkeys(row.workload for row in model))
+    figure = Figure(figsize=(CHART_WIDTH, 2.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        line = [row for row in model if row.workload == name]
+        dots = [row for row in rows if row.workload == name]
+        counts = [row.workers for row in line]
+        for index, part in enumerate(("seconds", "compute", "gather", "server")):
+            label = "round, modelled" if part == "seconds" else part
+            values = [getattr(row, part) or None for row in line]
+            style = {"color": LINE_COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.4 if index == 0 else 0.9}
+            axes.plot(counts, [np.nan if value is None else value for value in values], label=label, **style)
+        measured = [row.workers for row in dots], [row.seconds for row in dots]
+        axes.plot(*measured, "o", label="round, measured", color=LINE_COLOURS[0], markersize=4)
+        axes.set(xscale="log", yscale="log", xlabel="Workers", title=name)
+        axes.set_xticks(counts, map(str, counts))
+        axes.minorticks_off()
+        axes.grid(axis="y")
+    figure.axes[0].set_ylabel("Seconds a round")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, handlelength=2.4)
+    return figure
+
+
 def _draw_seconds(
     axes: Axes, index: int, label: str, values: list[int], rows: list[dict], seconds: str, spread: str
 ) -> None:

@@ -168,7 +168,7 @@ def add_quality(folder: Path, client: int | None = None, method: Sequence[str] =
     domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
     index = sample(len(fed.test_labels), domains)
     with machine_settings(fed):
-        network, *model = next(model for own, model in models(fed, chosen, run.state) if own == (client or 0))
+        [(_, (network, *model))] = models(fed, chosen, run.state, [client or 0])
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
     kept = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
     quality = {**separation(kept["features"], labels), "examples": len(index), "seed": SEED}

@@ -1,5 +1,7 @@
-"""Running what a plan of a paper's table, or of a grid, lacks: one run after the other, or several at once."""
+"""Running planned runs, of a table or a grid: one after the other, several at once here, or on a Ray cluster."""
 
+import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -9,17 +11,23 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from fedcli.registry import own_paths
+import torch
+
+from fedcli.errors import UserError
+from fedcli.registry import absolute, own_paths
 from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import run as runs
-from fedcli.runs.config import flags_of
-from fedcli.runs.owner import owned
+from fedcli.runs.config import MAY_BE_FILES, flags_of
+from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
+RETRIES = 20  # of a run whose node or process dies
+GRACE = 30.0  # seconds in which interrupted runs are to end, and the process of a lost node
+PASSED_ON = ("FEDCLI_DATA",)  # environment variables that a run on another machine needs too
 PROGRAM = """
 from runpy import run_module
 from fedcli.runs.signals import end_with_parent
@@ -41,13 +49,39 @@ class Watch:
         """The run has finished, or has failed with `error`; there may be no record then."""
 
 
-def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1) -> dict[Path, str]:
+class Cluster(NamedTuple):
+    """Where Ray runs what it is given."""
+
+    address: str | None  # None for the cluster that Ray finds, or a new one on this machine
+    cpus: float = 1.0  # of a node, for each run
+    gpus: float = 0.0
+
+
+def find_cluster(on: str, cpus: float | None = None, gpus: float | None = None) -> Cluster:
+    """Reads `--on` and what a run takes.
+
+    Raises:
+        UserError: If it is not Ray's, or Ray is not installed.
+    """
+    name, _, address = on.partition(":")
+    if name != "ray":
+        raise UserError(f"--on must be ray or ray:ADDRESS (got '{on}'); write --on ray.")
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
+    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
+        if value is not None and (value < 0 or (value > 1 and value != int(value))):
+            raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
+    return Cluster(address or None, 1.0 if cpus is None else cpus, gpus or 0.0)
+
+
+def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
         plan: The table, or the grid.
         watch: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
+        cluster: Where they run instead.
 
     Returns:
         The errors of the runs that failed, by their folders.
@@ -56,6 +90,8 @@ def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1) -> dict[Pat
         UserError: Another process runs what is in the plan's folder.
     """
     with owned(plan.folder):
+        if cluster is not None:
+            return on_cluster(plan.to_run, watch, cluster)
         return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
 
 
@@ -89,47 +125,147 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
             else:
                 record = runs.resume(run.folder, method=_own_files(run), progress=_Relay(run, watch)).record
         except Exception as raised:  # whatever it is, the other runs go on
-            error = errors[run.folder] = (str(raised).splitlines() or [type(raised).__name__])[0]
+            error = errors[run.folder] = _first_line(raised)
         watch.end(run, record, error)
     return errors
 
 
 def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[Path, str]:
     """Runs in processes of their own, so many at once; what interrupts this one interrupts them all."""
-    waiting, errors = list(todo)[::-1], {}
-    active: dict[Path, tuple[PlannedRun, subprocess.Popen, IO[str]]] = {}
+    waiting, errors, slots = list(todo)[::-1], {}, list(range(jobs))
+    active: dict[Path, tuple[PlannedRun, subprocess.Popen, IO[str], int]] = {}
     with ExitStack() as outputs:
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
                     run, output = waiting.pop(), outputs.enter_context(tempfile.TemporaryFile("w+"))
                     watch.begin(run)
-                    active[run.folder] = run, _launch(run, jobs, output), output
+                    slot = slots.pop(0)
+                    active[run.folder] = run, _launch(run, jobs, output, device_of(slot)), output, slot
                 time.sleep(POLL)
-                for folder, (run, process, output) in list(active.items()):
+                for folder, (run, process, output, slot) in list(active.items()):
                     ended = process.poll() is not None
                     record = read_record(folder) if (folder / RECORD).is_file() else None
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     if ended:
                         del active[folder]
+                        slots.append(slot)
                         if process.returncode:
                             errors[folder] = _last_line(output)
                         watch.end(run, record, errors.get(folder, ""))
         finally:
-            for _, process, _ in active.values():
+            for _, process, *_ in active.values():
                 process.send_signal(signal.SIGTERM)  # a shell script's background processes ignore SIGINT
-            for _, process, _ in active.values():
+            for _, process, *_ in active.values():
                 process.wait()
     return errors
 
 
-def _launch(run: PlannedRun, jobs: int, output: IO[str]) -> subprocess.Popen:
+def on_cluster(todo: Sequence[PlannedRun], watch: Watch, cluster: Cluster) -> dict[Path, str]:
+    """Runs as tasks of Ray, each in its folder on storage that all nodes share; a task whose node dies is put again.
+
+    Args:
+        todo: The runs.
+        watch: Told how they go on, by their records.
+        cluster: Where, and what each takes of a node.
+
+    Returns:
+        The errors of the runs that failed, by their folders.
+    """
+    import ray
+
+    begins_here = not ray.is_initialized()
+    if begins_here:
+        handler = signal.getsignal(signal.SIGTERM)
+        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
+    takes = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}
+    task = ray.remote(_task).options(**takes, max_retries=RETRIES, scheduling_strategy="SPREAD")
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    waiting, errors, begun = {}, {}, {}
+    try:
+        for run in todo:
+            given = {name: absolute(value) if name in MAY_BE_FILES else value for name, value in run.given.items()}
+            waiting[task.remote(absolute(run.method), str(run.folder.resolve()), given, passed_on)] = run
+        changes = {run.folder: _last_change(run.folder) for run in todo}
+        while waiting:
+            ended, _ = ray.wait(list(waiting), timeout=POLL)
+            for reference, run in list(waiting.items()):
+                changed = _last_change(run.folder)
+                if reference not in ended and changed == changes[run.folder]:
+                    continue
+                changes[run.folder] = changed
+                if run.folder not in begun:
+                    begun[run.folder] = watch.begin(run)
+                record = read_record(run.folder) if changed else None
+                watch.advance(run, len(record["rounds"]) if record else 0)
+                if reference in ended:
+                    del waiting[reference]
+                    if error := _error(reference):
+                        errors[run.folder] = error
+                    watch.end(run, record, error)
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)
+        if waiting:
+            ray.wait(list(waiting), num_returns=len(waiting), timeout=GRACE)
+        if begins_here:
+            ray.shutdown()
+    return errors
+
+
+def _task(method: str, folder: str, given: dict[str, Any], environment: dict[str, str]) -> str:
+    """A run as a node of a cluster makes it, from the beginning or from where it was lost; returns what was wrong."""
+    os.environ.update(environment)
+    end = time.monotonic() + GRACE
+    while True:
+        try:
+            runs.run(method, out=folder, continue_=True, **given)
+            return ""
+        except InUse as error:  # by its process on the node that was lost, which is about to end
+            if time.monotonic() > end:
+                return str(error)
+            time.sleep(POLL)
+        except Exception as error:
+            return _first_line(error)
+
+
+def _error(reference: Any) -> str:
+    """What was wrong with a task that has ended."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as error:  # its process has died too often
+        return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _last_change(folder: Path) -> int:
+    """When the record in a folder was written last; 0 where there is none."""
+    try:
+        return (folder / RECORD).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def device_of(slot: int) -> dict[str, str]:
+    """The environment in which the runs of a slot have one CUDA device, each slot the next; empty without any."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    devices = seen.split(",")
+    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if seen else {}
+
+
+def _launch(run: PlannedRun, jobs: int, output: IO[str], device: dict[str, str]) -> subprocess.Popen:
     """The process of a run, which shares the cores with the others; what it says of errors goes to `output`."""
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     paths = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
         [sys.executable, "-P", "-c", PROGRAM, *_arguments(run)],
-        env={"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": paths},
+        env={"OMP_NUM_THREADS": threads, **os.environ, **device, "PYTHONPATH": paths},
         stdin=subprocess.PIPE,  # see `end_with_parent`
         stdout=subprocess.DEVNULL,
         stderr=output,

@@ -6,7 +6,7 @@ round, the mean of the last three, or, where the last round counts, the mean ove
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +17,8 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
 from fedcli.registry import Method
+from fedcli.results.grids import GridPlan
+from fedcli.results.reproduce import PlannedRun
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import Grid, combinations, parse_values, place
@@ -97,6 +99,7 @@ def tune(
     out: str | Path | None = None,
     seed: int | None = None,
     progress: runs.Listener | None = None,
+    spread: Callable[[GridPlan], dict[Path, str]] | None = None,
     **given: Any,
 ) -> tuple[list[Trial], Path]:
     """Runs every combination of a grid, and writes down which one is best; trials that have run are not run again.
@@ -107,6 +110,7 @@ def tune(
         out: Folder of the trials; `runs/tune-<method>-<protocol>-<data set>` where not given.
         seed: Of every trial, `SEED` where not given. No table may report it.
         progress: Told how each run goes on.
+        spread: Runs the trials that have not ended, elsewhere, and returns the errors of those that fail.
         **given: Any option of `fedcli run`, the same in every trial.
 
     Returns:
@@ -122,9 +126,22 @@ def tune(
     _refuse_reported_seed(seed, setups[0][1])
     first = setups[0][1].run
     folder = Path(out or Path("runs") / f"tune-{chosen.name}-{first.protocol.replace(':', '-')}-{first.dataset}")
+    places = [folder / place(combination) for combination, _ in setups]
+    if spread is not None:
+        planned = [
+            PlannedRun(
+                at.name, method, {**given, "validation": setup.run.validation, **combination, "seed": seed}, setup,
+                {}, at, read_record(at) if (at / RECORD).is_file() else None,
+            )
+            for at, (combination, setup) in zip(places, setups, strict=True)
+            if _finished(at, setup) is None
+        ]  # fmt: skip
+        errors = spread(GridPlan(folder, tuple(planned)))
+        for run in planned:
+            if _finished(run.folder, run.setup) is None:
+                raise UserError(f"the trial '{run.folder}' has not ended ({errors.get(run.folder)}); see its record.")
     trials = []
-    for combination, setup in setups:
-        own_folder = folder / place(combination)
+    for own_folder, (combination, setup) in zip(places, setups, strict=True):
         record = _finished(own_folder, setup)
         if record is None:
             try:

@@ -141,8 +141,11 @@ PANELS = {
 
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
-EXPERIMENT = ("seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet")
-_NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}
+EXPERIMENT = (
+    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
+    "cpus_per_run", "gpus_per_run",
+)  # fmt: skip
+_NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", "spread", *EXPERIMENT}
 
 # What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
 WORDS = {
@@ -157,7 +160,7 @@ WORDS = {
     "data": "dataset", "data_set": "dataset", "split": "partition", "alpha": "partition", "beta": "partition",
     "dirichlet": "partition", "non_iid": "partition", "noniid": "partition", "iid": "partition",
     "val": "validation", "gpu": "device", "cuda": "device", "eval_freq": "eval_every", "eval_interval": "eval_every",
-    "repeats": "seeds", "times": "seeds", "trials": "seeds", "random_seed": "seed", "workers": "jobs",
+    "repeats": "seeds", "times": "seeds", "trials": "seeds", "random_seed": "seed",
     "output": "out", "output_dir": "out", "save_dir": "out", "log_dir": "out", "resume": "continue_",
 }  # fmt: skip
 GREEK = {

@@ -12,6 +12,10 @@ from fedcli.errors import UserError
 LOCK = ".lock"
 
 
+class InUse(UserError):
+    """Another process owns the folder."""
+
+
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Keeps every other process from the folder, and clears what a killed one was writing there.
@@ -23,7 +27,8 @@ def owned(folder: Path) -> Iterator[None]:
         folder: Made where it does not exist.
 
     Raises:
-        UserError: Another process owns the folder, or it cannot be written.
+        InUse: Another process owns the folder.
+        UserError: It cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +61,7 @@ def _lock(folder: Path) -> int:
         except BlockingIOError as error:
             owner = os.read(file, 20).decode(errors="replace").strip()
             os.close(file)
-            raise UserError(
+            raise InUse(
                 f"the folder '{folder}' is in use (got process {owner or 'unknown'}); one process at a time may write "
                 "there; wait for it, or choose another folder."
             ) from error

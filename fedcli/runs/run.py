@@ -5,8 +5,9 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ from fedcli.runs.records import (
 from fedcli.runs.signals import as_interruptions
 from fedcli.runs.store import Store, Unkept, trimmed
 from fedcli.runs.strict import Strict
+from fedcli.runs.workers import current, launched
 
 SMALL_NETWORK = 100_000  # parameters
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
@@ -155,8 +157,44 @@ def run(
         UserError: If a run cannot start; nothing is written then.
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
     """
+    if continue_ and out is None:
+        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **given)
+    source = absolute(method) if is_from_file(method) else find_method(method).name
+    try:
+        records = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
+        for setup in setups[1:]:
+            check(setup)  # refused now rather than after the first run; the first is checked as it begins
+        done = [
+            _begin(setup, folder, source, progress)
+            if record is None
+            else _continue(record, folder, setup, source, progress)
+            for setup, folder, record in zip(setups, folders, records, strict=True)
+        ]
+    finally:
+        if out is None:
+            parent = folders[0] if seeds is None else folders[0].parent
+            for folder in (parent, parent.parent):  # where no run has begun, they are empty
+                with suppress(OSError):
+                    folder.rmdir()
+    return done[0] if seeds is None else done
+
+
+def plan(
+    method: str,
+    *,
+    out: str | Path | None = None,
+    seeds: Iterable[int] | None = None,
+    tuned: str | Path | None = None,
+    sources: Mapping[str, str] | None = None,
+    **given: Any,
+) -> tuple[list[Setup], list[Path]]:
+    """The runs that `run` makes of what it is given, and their folders.
+
+    Raises:
+        UserError: If one of them cannot start, as far as that shows without its data and its folder.
+    """
     chosen = find_method(method)
-    source = absolute(method) if is_from_file(method) else chosen.name
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("checkpoint_every") == "auto":
         del given["checkpoint_every"]
@@ -175,38 +213,32 @@ def run(
 
     if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
-    if continue_ and out is None:
-        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    if out is None and launched():
+        raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
     setups = [resolved(values) for values in each]
     parent = Path(out or new_folder(setups[0]))
-    try:
-        done = _run_each(setups, parent, seeds is not None, continue_, source, progress)
-    finally:
-        if out is None:
-            for folder in (parent, parent.parent):  # where no run has begun, they are empty
-                with suppress(OSError):
-                    folder.rmdir()
-    return done[0] if seeds is None else done
+    folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
+    return setups, folders
 
 
-def _run_each(
-    setups: list[Setup], parent: Path, apart: bool, continue_: bool, source: str, progress: Listener | None
-) -> list[Run]:
-    """Runs one after the other, in a folder, or `apart` in folders below it; all are checked before the first."""
-    folders = [parent / f"seed-{setup.run.seed}" if apart else parent for setup in setups]
-    records = [begun(setup, folder) if continue_ else None for setup, folder in zip(setups, folders, strict=True)]
+def find_begun(setups: Sequence[Setup], folders: Sequence[Path], going_on: bool) -> list[dict[str, Any] | None]:
+    """The records of runs that have begun in their folders; None of the others, whose folders must be free.
+
+    Args:
+        setups: Of the runs.
+        folders: Theirs.
+        going_on: Whether one may have begun.
+
+    Raises:
+        UserError: If a folder holds something else.
+    """
+    pairs = list(zip(setups, folders, strict=True))
+    records = [begun(setup, folder) if going_on else None for setup, folder in pairs]
     for folder, record in zip(folders, records, strict=True):
         if record is None:
             free_folder(folder)
-    for setup in setups[1:]:
-        check(setup)  # refused now rather than after the first run; the first is checked as it begins
-    return [
-        _begin(setup, folder, source, progress)
-        if record is None
-        else _continue(record, folder, setup, source, progress)
-        for setup, folder, record in zip(setups, folders, records, strict=True)
-    ]
+    return records
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
@@ -254,8 +286,8 @@ def has_ended(record: dict[str, Any]) -> bool:
 def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
     """Skips a run that has ended, and resumes another."""
     if has_ended(record):
-        with owned(folder):  # which clears what a kill after the last record has left
-            if record["status"] == "finished":
+        with _owned_by_first(folder):  # which clears what a kill after the last record has left
+            if record["status"] == "finished" and current().number == 0:
                 clear_finished(folder)
             (progress or Listener()).skip(record, folder)
         return Run(record, None, folder, tuple(own_files(record)))
@@ -303,14 +335,38 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
     dataset, parts, fed = prepare(setup, progress)
     _refuse_empty_parts(setup, fed.testing, fed.validation)
     with machine_settings(fed):
-        chosen = autotune.autotune(fed)
+        engine, chosen = fed.engine, autotune.autotune(fed)
+        engine.way, engine.clients_per_chunk, chosen = current().first(
+            lambda: (engine.way, engine.clients_per_chunk, chosen)
+        )
         record = _new_record(setup, dataset, parts, fed, source, chosen)
+        current().refuse_differences(_same_everywhere(setup, record), setup.device)
         state = _init(setup, fed)
-        with owned(folder):
-            free_folder(folder)  # another process may have begun in it meanwhile
-            write_record(folder, record)
-            fed.store.open(folder, identity(record))
+        with _owned_by_first(folder):
+            if current().number == 0:
+                free_folder(folder)  # another process may have begun in it meanwhile
+                write_record(folder, record)
+            fed.store.open(folder, identity(record), current().number)
             return _go_on(setup, fed, record, state, folder, progress or Listener())
+
+
+@contextmanager
+def _owned_by_first(folder: Path) -> Iterator[None]:
+    """Owns a folder where this is the first worker, which writes what there is to write."""
+    with owned(folder) if current().number == 0 else nullcontext():
+        yield
+
+
+def _same_everywhere(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for all workers of a run, by what is said of it."""
+    return {
+        "the fingerprint of the data": record["dataset_fingerprint"],
+        "the fingerprint of the partition": record["partition"]["fingerprint"],
+        "the configuration": identity(record),
+        "the method's file": setup.method.file_hash,
+        "the version of fedcli": version("fedcli"),
+        "the version of PyTorch": torch.__version__,
+    }
 
 
 def find_unfinished(path: Path) -> list[Path]:
@@ -361,8 +417,11 @@ def resume(
     """
     folder, named = Path(path), [method] if isinstance(method, str | Path) else method
     read_record(folder)  # refuses what is no run, and makes no folder
-    with owned(folder):
-        return _resume(folder, read_record(folder), named, changed_method, progress)
+    with _owned_by_first(folder):
+        record = current().first(lambda: read_record(folder))
+        if current().restarted and has_ended(record):
+            return Run(record, None, folder, tuple(own_files(record)))
+        return _resume(folder, record, named, changed_method, progress)
 
 
 def _resume(
@@ -387,11 +446,12 @@ def _resume(
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
-        if note is not None:
+        current().refuse_differences(_same_everywhere(setup, record), setup.device)
+        if note is not None and current().number == 0:
             fed.engine.notes.append(note)
             (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
-        clear(folder)
-        fed.store.open(folder, identity(record))
+        current().first(lambda: clear(folder))  # before another worker writes there
+        fed.store.open(folder, identity(record), current().number)
         return _go_on(setup, fed, record, state, folder, progress or Listener())
 
 
@@ -413,7 +473,11 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
     dataset, parts, fed = prepare(setup, progress)
     _refuse_other_data(record, dataset, parts)
     about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-    fed.engine.clients_per_chunk, fed.engine.way = about["clients_per_chunk"], about["way"]
+    most = fed.config.cohort_size
+    if fed.config.clients_per_chunk == "auto":
+        most = -(-most // current().count)  # so that none is idle
+    fed.engine.clients_per_chunk, fed.engine.way = min(about["clients_per_chunk"], most), about["way"]
+    about["workers"] = current().count
     return setup, fed
 
 
@@ -490,7 +554,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
         The data set, each client's examples, and the federation.
     """
     dataset, parts, public = load_data(setup)
-    on_samples = progress.samples if progress else lambda count: None
+    on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
     kind = drift.Recording if setup.run.drift_every else Strict
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
@@ -576,11 +640,13 @@ def federation(
     if public is not None:
         about = setup.protocol.public.get(setup.run.public_dataset)
         shared = {"public_images": public.x_train, "public_transform": transform(public, about)}
-    return kind(
+    fed = kind(
         setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
         evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
         store=store,
     )  # fmt: skip
+    fed.engine.workers = current()
+    return fed
 
 
 def free_folder(out: str | Path) -> Path:
@@ -665,6 +731,7 @@ def _new_record(
             "clients_per_chunk": fed.engine.clients_per_chunk,
             "way": fed.engine.way,
             "chosen": chosen,
+            "workers": current().count,
             "device": str(fed.device),
             "precision": config.precision,
             "notes": [],
@@ -717,7 +784,7 @@ def _init(setup: Setup, fed: Federation) -> Any:
 @as_interruptions()
 def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
     """The round loop, from the first round that the record does not have."""
-    config, rounds = setup.run, record["rounds"]
+    config, rounds, writes = setup.run, record["rounds"], current().number == 0
     record["status"] = "running"
     start, before, load = time.perf_counter(), record["seconds_total"], Load()
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
@@ -735,15 +802,17 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
-            selected.see(record, state)
+            if writes:
+                selected.see(record, state)
             if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
                 state = trimmed(state, fed.cohort(config.rounds).client_ids)
-            if pace.due(number):
+            if writes and pace.due(number):
                 pace.timed(_checkpoint, folder, record, state, selected)
                 write_record(folder, record)
             progress.round(entry)
         record["summary"] = summarise(rounds, setup.selection)
-        record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
+        if writes:  # not by others, since what they keep is soon removed
+            record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
         if setup.post is not None:
             record["post"] = _after_the_last_round(setup, fed, state)
         record["status"] = "finished"
@@ -755,8 +824,9 @@ def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path
         raise
     finally:
         try:
-            write_record(folder, record)
-            if record["status"] == "finished":
+            if writes:
+                write_record(folder, record)
+            if writes and record["status"] == "finished":
                 clear_finished(folder)
         finally:
             progress.finish(record)

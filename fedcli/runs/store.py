@@ -58,6 +58,7 @@ class Store:
         self._types = {kind.__name__: kind for kind in types}
         self._folder: Path | None = None
         self._identity: str | None = None  # of the run; None as long as nothing may be written
+        self._mark = ""  # at the end of the names of new versions
         self._states: OrderedDict[str, Tree] = OrderedDict()  # in memory, by name of the version, the last used last
         self._bytes = 0  # of them
         self._in_hand = 0  # bytes that a method has of the states that it kept last, beside their copies here
@@ -65,9 +66,12 @@ class Store:
         self._unnamed: set[str] = set()  # written, and not for a checkpoint
         self._dead: list[str] = []  # of these, those that nobody holds any more
 
-    def open(self, folder: Path, identity: str) -> None:
-        """Lets states be written into the folder of a run that has this identity."""
-        self._folder, self._identity = folder, identity
+    def open(self, folder: Path, identity: str, worker: int = 0) -> None:
+        """Lets states be written into the folder of a run that has this identity.
+
+        Of several workers of the run each writes its own files, and the first one's are those that a checkpoint names.
+        """
+        self._folder, self._identity, self._mark = folder, identity, f"-w{worker}" if worker else ""
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> "Kept":
         """Makes versions of new states, which are copied.
@@ -153,9 +157,9 @@ class Store:
     def _take(self, client: int, state: Tree, round: int) -> Version:
         """Makes a version, which is held or written at once."""
         nbytes = sum(leaf.nbytes for leaf in leaves(state))
-        name, again = f"{client:06}-{round}", 0
+        name, again = f"{client:06}-{round}{self._mark}", 0
         while name in self._versions or name in self._dead:
-            name, again = f"{client:06}-{round}-{again + 1}", again + 1
+            name, again = f"{client:06}-{round}-{again + 1}{self._mark}", again + 1
         version = self._track(Version(client, name, nbytes, None))
         self._make_room(nbytes)
         if self._fits(nbytes) or self._identity is None:

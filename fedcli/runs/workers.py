@@ -1,0 +1,334 @@
+"""The processes that divide the work of one run: how they start, share what they make, and end together.
+
+PyTorch's launcher starts them, by `torchrun` or for `--workers`, and starts all again when one dies. Each runs the
+whole program and makes the same draws, so that each has the same state; only work with parts is divided, by
+`Group.share`. What a part gives goes to all as flat bytes, over gloo or, on CUDA, NCCL; its structure goes before, in
+JSON. The first process alone writes, prints and draws. One that ends by itself says why in the launcher's store, where
+the others look when they no longer reach it; one that says nothing was killed.
+"""
+
+import json
+import logging
+import operator
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedcli.core.federation import NonFiniteLoss
+from fedcli.core.trees import Tree
+from fedcli.errors import UserError
+from fedcli.runs.signals import exit_code
+
+RESTARTS = 20  # of all processes, after which a run that kills them is given up
+LOST = 75  # exit code of a process that no longer reaches the others: it is to be started again
+PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
+ALIGNED = 64  # bytes; where a tensor may begin among the others
+END = "end"  # key of the store: how the first process that ended by itself has ended
+PASSED_ON = {kind.__name__: kind for kind in (UserError, NonFiniteLoss)}
+
+
+class Lost(KeyboardInterrupt):
+    """Another process of the run has ended, so that this one cannot go on.
+
+    Attributes:
+        code: Exit code: the other's where it was interrupted, `LOST` where it was killed.
+    """
+
+    def __init__(self, code: int = LOST):
+        super().__init__("another worker has ended")
+        self.code = code
+
+
+class Group:
+    """The processes of a run as this one sees them; by default it is alone.
+
+    Attributes:
+        number: Of this process, from 0; 0 writes.
+        count: Of all processes.
+        here: Of those on this machine.
+        restarted: Whether they have been started before for this run.
+        seconds: Time that tensors took to travel, waiting for slower processes not included.
+        nbytes: Of the tensors that have travelled, of all processes.
+    """
+
+    def __init__(self, number: int = 0, count: int = 1, here: int = 1, restarted: bool = False, store: Any = None):
+        self.number, self.count, self.here, self.restarted = number, count, here, restarted
+        self.seconds, self.nbytes = 0.0, 0
+        self._store, self._inside = store, False
+
+    def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+        """Returns what `work` gives for all items, in their order, each done by one of the processes.
+
+        A single item is done by all, so that its own parts can be divided; parts of a part are not divided again.
+        """
+        if self.count == 1 or self._inside or len(items) < 2:
+            return list(work(items))
+        gathered = self._gather(self._alone(lambda: list(work(items[self.number :: self.count]))))
+        return [gathered[place % self.count][place // self.count] for place in range(len(items))]
+
+    def first(self, make: Callable[[], Tree]) -> Tree:
+        """Returns on all processes what `make` gives on the first, the only one to call it."""
+        if self.count == 1:
+            return make()
+        return self._gather(self._alone(lambda: [make()]) if self.number == 0 else [])[0][0]
+
+    def refuse_differences(self, facts: dict[str, Any], device: torch.device) -> None:
+        """Compares what must be the same on all processes.
+
+        Args:
+            facts: By what is said of them; each as JSON can say it.
+            device: Of the run, one for each process.
+
+        Raises:
+            UserError: If one of them differs, or processes share a CUDA device.
+        """
+        if self.count == 1:
+            return
+        if device.type == "cuda" and (device.index is not None or self.here > torch.cuda.device_count()):
+            raise UserError(
+                f"every worker needs a CUDA device of its own (got --device {device}, {self.here} workers and "
+                f"{torch.cuda.device_count()} devices on this machine); use --device cuda and fewer workers, or cpu."
+            )
+        said = self._say(facts)
+        for number, other in enumerate(said):
+            if differing := [name for name in facts if other[name] != said[0][name]]:
+                name = differing[0]
+                raise UserError(
+                    f"the workers differ in {name} (got {other[name]} on worker {number}, {said[0][name]} on worker "
+                    "0); give all of them the same data and the same versions."
+                )
+
+    def tell(self, error: BaseException) -> None:
+        """Says in the store how this process ends, unless another one has said so before."""
+        if self._store is None or isinstance(error, Lost):
+            return
+        code = exit_code(error) if isinstance(error, KeyboardInterrupt) else None
+        about = {"worker": self.number, "kind": type(error).__name__, "text": str(error), "interrupted": code}
+        with suppress(RuntimeError):  # the launcher is dead, and its store with it
+            self._store.compare_set(END, "", json.dumps(about))
+
+    def _ended(self) -> BaseException:
+        """What to raise where the others are no longer reached: what ended the first of them."""
+        try:
+            about = json.loads(self._store.get(END)) if self._store.check([END]) else None
+        except RuntimeError:
+            about = None
+        if about is None:
+            return Lost()
+        if about["interrupted"] is not None:
+            return Lost(about["interrupted"])
+        kind = PASSED_ON.get(about["kind"])
+        text = f"on worker {about['worker']}, " + ("" if kind else f"{about['kind']}: ") + about["text"]
+        return (kind or RuntimeError)(text)
+
+    def _alone(self, work: Callable[[], Any]) -> Any:
+        """Calls `work`, in which nothing is divided."""
+        self._inside = True
+        try:
+            return work()
+        finally:
+            self._inside = False
+
+    def _try(self, collective: Callable[..., Any], *given: Any, **how: Any) -> Any:
+        try:
+            return collective(*given, **how)
+        except RuntimeError as error:
+            raise self._ended() from error
+
+    def _say(self, what: Any) -> list[Any]:
+        """What every process says, by their numbers, as JSON can say it."""
+        text = torch.frombuffer(bytearray(json.dumps(what).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        self._try(dist.all_gather, sizes, torch.tensor([len(text)]))
+        longest = max(int(size) for size in sizes)
+        texts = [text.new_zeros(longest) for _ in range(self.count)]
+        self._try(dist.all_gather, texts, torch.cat([text, text.new_zeros(longest - len(text))]))
+        pairs = zip(texts, sizes, strict=True)
+        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in pairs]
+
+    def _gather(self, mine: list[Tree]) -> list[list[Tree]]:
+        """The trees that every process has made, by their numbers."""
+        tensors: list[Tensor] = []
+        said = self._say({"trees": [_structure(tree, tensors) for tree in mine], "forms": [*map(_form, tensors)]})
+        start = time.perf_counter()
+        received = [[None] * len(one["forms"]) for one in said]
+        for device in ("cpu", "cuda"):
+            places = [_places(one["forms"], device) for one in said]
+            buffers = [torch.empty(size, dtype=torch.uint8, device=device) if size else None for _, size in places]
+            for at, offset in places[self.number][0].items():
+                flat = tensors[at].detach().reshape(-1)
+                buffers[self.number][offset : offset + flat.nbytes].view(flat.dtype).copy_(flat)
+            sending = [
+                self._try(dist.broadcast, buffer, number, async_op=True)
+                for number, buffer in enumerate(buffers)
+                if buffer is not None
+            ]
+            for work in sending:
+                self._try(work.wait)
+            for number, ((offsets, size), buffer) in enumerate(zip(places, buffers, strict=True)):
+                self.nbytes += size
+                for at, offset in offsets.items() if number != self.number else ():
+                    received[number][at] = _copied(buffer, offset, *said[number]["forms"][at])
+        self.seconds += time.perf_counter() - start
+        return [
+            mine if number == self.number else [_tree(tree, received[number]) for tree in one["trees"]]
+            for number, one in enumerate(said)
+        ]
+
+
+def _structure(tree: Tree, tensors: list[Tensor]) -> Any:
+    """A tree as JSON can say it; its tensors are added to `tensors`, and named by their places there."""
+    if isinstance(tree, Tensor):
+        tensors.append(tree)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(tree, dict):
+        return {"dict": [[key, _structure(part, tensors)] for key, part in tree.items()]}
+    if isinstance(tree, tuple | list):
+        parts = [_structure(part, tensors) for part in tree]
+        if not hasattr(tree, "_fields"):
+            return {type(tree).__name__: parts}
+        return {"named": [type(tree).__module__, type(tree).__qualname__, parts]}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise UserError(
+        f"what clients give must be trees of tensors, numbers and texts to be divided among workers (got "
+        f"{type(tree).__name__}); use one worker."
+    )
+
+
+def _tree(structure: Any, tensors: Sequence[Tensor]) -> Tree:
+    """The tree of a structure."""
+    if not isinstance(structure, dict):
+        return structure
+    [(kind, inside)] = structure.items()
+    if kind == "tensor":
+        return tensors[inside]
+    if kind == "dict":
+        return {key: _tree(part, tensors) for key, part in inside}
+    if kind == "named":
+        module, name, parts = inside
+        return operator.attrgetter(name)(sys.modules[module])(*(_tree(part, tensors) for part in parts))
+    return {"tuple": tuple, "list": list}[kind](_tree(part, tensors) for part in inside)
+
+
+def _form(tensor: Tensor) -> tuple[str, list[int], list[int], str]:
+    """Type, shape, strides and kind of device; strides too, since the order of a sum may depend on them."""
+    strides = torch.empty_like(tensor, device="meta").stride()  # those of a copy: an expanded tensor has others
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(strides), tensor.device.type
+
+
+def _places(forms: Sequence[Sequence[Any]], device: str) -> tuple[dict[int, int], int]:
+    """Where each tensor on a kind of device begins in the flat bytes, by its number; and how many bytes there are."""
+    offsets, size = {}, 0
+    for at, (dtype, shape, _, kind) in enumerate(forms):
+        if kind == device:
+            offsets[at] = size
+            count = torch.Size(shape).numel() * getattr(torch, dtype).itemsize
+            size += -(-count // ALIGNED) * ALIGNED
+    return offsets, size
+
+
+def _copied(buffer: Tensor, offset: int, dtype: str, shape: list[int], strides: list[int], device: str) -> Tensor:
+    """A tensor out of the flat bytes, in memory of its own."""
+    kind = getattr(torch, dtype)
+    found = torch.empty_strided(shape, strides, dtype=kind, device=buffer.device)
+    return found.copy_(buffer[offset : offset + found.numel() * kind.itemsize].view(kind).view(shape))
+
+
+_current = Group()
+
+
+def current() -> Group:
+    """The processes of the run that goes on in this one."""
+    return _current
+
+
+def launched() -> bool:
+    """Whether PyTorch's launcher has started this process."""
+    return dist.is_torchelastic_launched()
+
+
+@contextmanager
+def joined() -> Iterator[Group]:
+    """Connects this process with the others that the launcher has started with it; alone where there is none."""
+    global _current
+    if not launched() or _current.count > 1:
+        try:
+            yield _current
+        except BaseException as error:
+            _current.tell(error)
+            raise
+        return
+    here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    own_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
+    if own_device:
+        torch.cuda.set_device(local)  # which "cuda" stands for from here on
+    store, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+    backend = "cpu:gloo,cuda:nccl" if own_device else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
+    restarted = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0
+    _current = Group(number, count, here, restarted, store)
+    try:
+        yield _current
+    except BaseException as error:
+        _current.tell(error)
+        raise
+    finally:
+        _current = Group()
+        dist.destroy_process_group()  # closes the connections, which the others see
+
+
+def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RESTARTS) -> int:
+    """Starts processes on this machine, all of them again when one is killed, and waits for them.
+
+    What interrupts this process interrupts them, and they end with it.
+
+    Args:
+        work: What each does; it returns its exit code.
+        *given: To `work`.
+        count: Of the processes.
+        restarts: Of all of them, after which they are given up.
+
+    Returns:
+        The exit code of the first.
+
+    Raises:
+        UserError: If they have died more often.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    quiet = logging.getLogger("torch.distributed.elastic")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process leave the cores to the others
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number.name for number in ending if signal.getsignal(number) is not signal.SIG_IGN]  # not under `nohup`
+    with tempfile.TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=restarts,
+            signals_to_handle=",".join(heard), logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )  # fmt: skip
+        try:
+            return elastic_launch(config, work)(*given)[0]
+        except SignalException as error:
+            return 128 + error.sigval
+        except ChildFailedError as error:
+            number, failure = error.get_first_failure()
+            raise UserError(
+                f"workers died {restarts + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
+                "is negative); look for what kills them, then resume the run."
+            ) from error

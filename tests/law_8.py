@@ -1,0 +1,85 @@
+"""Law 8: every method, run by a number of workers, and what its run came to.
+
+`python -c "from tests.law_8 import main; main()" COUNT FILE` lets so many workers run all of them, one after the other.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedcli import registry
+from fedcli.runs.records import params_hash
+from fedcli.runs.run import all_params, machine_settings, one_round
+from fedcli.runs.workers import joined, launch
+from tests import laws
+from tests.toys import STATEFUL
+
+ROUNDS = 2
+SERVER = {"fedgen": {"generator_steps": 2}, "fedtgp": {"server_epochs": 2}, "feddf": {"distillation_epochs": 1}}
+
+
+def wide(channels, image_size, num_classes):
+    """A network above 100,000 parameters, so that its operations use all threads."""
+    hidden = nn.Linear(channels * image_size**2, 1200), nn.ReLU(), nn.Linear(1200, 32)
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, num_classes))
+
+
+def narrow(channels, image_size, num_classes):
+    """Another architecture, with features of the same width as those of `narrower`."""
+    hidden = nn.Linear(channels * image_size**2, 32), nn.ReLU(), nn.Linear(32, 16)
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(16, num_classes))
+
+
+def narrower(channels, image_size, num_classes):
+    width = channels * image_size**2
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
+def cases():
+    """Method, its options and those of the run, by the name of each run."""
+    methods = {method.name: method for method in (*registry.methods().values(), STATEFUL)}
+    large = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01, "local_epochs": 1}
+    mixed = {"backbone": f"{__file__}:narrow,{__file__}:narrower"}
+    found = {name: (method, SERVER.get(name), {}) for name, method in methods.items()}
+    for name, method in methods.items():
+        if method.mixed_networks:
+            found[f"{name}, mixed"] = method, SERVER.get(name), mixed
+        if name in ("fedavg", *SERVER):
+            found[f"{name}, wide"] = method, SERVER.get(name), large
+    together = {"clients_per_chunk": "3", "validation": 0.3}
+    found["clients together"] = methods["fedavg"], None, together
+    found["a single client"] = methods["fedavg"], None, {**large, "cohort_size": 1}
+    return found
+
+
+def ending(method, overrides, options):
+    """What a run comes to: its parameters, and what its record says of its rounds."""
+    setup, fed = laws.federation(method, overrides, **options)
+    with machine_settings(fed):
+        state, entries = setup.method.init(fed, setup.options), []
+        for number in range(ROUNDS):
+            state, entry = one_round(setup, fed, state, fed.cohort(number))
+            entries.append({key: value for key, value in entry.items() if key != "seconds"})
+    return [params_hash(all_params(setup.method, state, setup.run.num_clients)), json.loads(json.dumps(entries))]
+
+
+def endings():
+    """What all runs come to, by name, each with two threads."""
+    torch.set_num_threads(2)
+    return {name: ending(*case) for name, case in cases().items()}
+
+
+def work(file):
+    with joined() as group:
+        found = endings()
+        assert group.nbytes > 0
+        if group.number == 0:
+            Path(file).write_text(json.dumps(found))
+    return 0
+
+
+def main():
+    sys.exit(launch(work, sys.argv[2], count=int(sys.argv[1]), restarts=0))
