@@ -1,5 +1,7 @@
 """Data sets that are made from others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -329,4 +331,14 @@ def test_photos_are_pieces_of_both_photographs_at_many_sizes():
     assert found
     public = datasets.public_images("photos", datasets.load("digit-domains"), 500, 0)
     assert public.x_train.shape == (500, 3, 16, 16)
-    refused(lambda: datasets.public_images("photos", datasets.load("digits"), None, 0), "'photos' are colour")
+
+
+def test_colour_photos_are_made_grey_beside_grey_images():
+    colour, digits = (
+        datasets.load("photos").x_train,
+        replace(datasets.load("digits"), x_train=torch.zeros(1, 1, 16, 16)),
+    )
+    grey = datasets.public_images("photos", digits, None, 0).x_train
+    assert grey.shape == (2000, 1, 16, 16)
+    by_pillow = [np.asarray(Image.fromarray(one.permute(1, 2, 0).numpy()).convert("L")) for one in colour[:50]]
+    assert np.abs(grey[:50, 0].numpy().astype(int) - np.stack(by_pillow).astype(int)).max() <= 1

@@ -23,6 +23,8 @@ from fedcli.data.catalog import KNOWN, RECIPES, known_form, resize
 from fedcli.errors import UserError, unknown
 from fedcli.registry import file_hash, from_file, is_from_file, short_name, spelt
 
+LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue, ITU-R BT.601
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -276,7 +278,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
     """The training images of a set as public ones, in the shape of the private images.
 
     They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
-    grey is repeated. Nothing reads their labels.
+    grey is repeated, and where these have one, colour becomes its luminance (ITU-R BT.601). Nothing reads their labels.
 
     Args:
         name: A data set that is present.
@@ -285,7 +287,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         seed: Of the draw.
 
     Raises:
-        UserError: If there are fewer than `count`, or they are colour and the private ones grey.
+        UserError: If there are fewer than `count`.
     """
     found = load(name)
     images = found.x_train
@@ -294,7 +296,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
     if count is not None:
         images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
     if images.shape[1] > private.channels:
-        raise UserError(f"the public images '{name}' are colour and '{private.name}' is grey; choose a grey set.")
+        images = sum(weight * images[:, [c]] for c, weight in enumerate(LUMINANCE)).round().to(torch.uint8)
     images = resize(images, private.image_size)
     return replace(found, x_train=images.expand(-1, private.channels, -1, -1), y_train=found.y_train[: len(images)])
 
