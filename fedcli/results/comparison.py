@@ -97,11 +97,14 @@ def reported() -> dict[str, dict[str, Any]]:
 
 
 def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
-    """The paper's entries of a table by row and column; none for curves of a paper that prints no number of them."""
+    """The paper's entries of a table by row and column; none for curves without a number or a table of no paper."""
+    return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
+
+
+def _reported(table: Table) -> dict[str, Any]:
+    """What the paper says of a table; nothing where it prints none, or the table is of no paper here."""
     paper, name = table.reported
-    if name == IN_TEXT and name not in reported()[paper]:
-        return {}
-    return {(entry["method"], entry["column"]): entry for entry in reported()[paper][name]["rows"]}
+    return reported().get(paper, {}).get(name, {})
 
 
 def printed_accuracy(record: dict[str, Any]) -> float | None:
@@ -285,8 +288,10 @@ def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tu
 def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: bool) -> Iterator[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, units = plan.table, {planned.metric.unit for planned in plan.cells}
-    yield "Ours: mean ± sample standard deviation over seeds (runs). Difference: ours less the paper's."
-    if intervals:
+    of_paper = table.reported[0] in reported()
+    less = " Difference: ours less the paper's." if of_paper else ""
+    yield f"Ours: mean ± sample standard deviation over seeds (runs).{less}"
+    if intervals and of_paper:
         yield ("Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.")
     if any(run.state == "diverged" for run in plan.runs):
         yield (
@@ -303,12 +308,12 @@ def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: boo
     yield from _failures(plan, errors)
     if old := [run.folder for run in plan.runs if run.outdated]:
         yield f"Made with another version of the code, which computed something else: {', '.join(map(str, old))}."
-    if not any((cell.row, cell.column) in printed(table) for cell in (*table.cells, *table.gains)):
+    if of_paper and not any((cell.row, cell.column) in printed(table) for cell in (*table.cells, *table.gains)):
         yield "The paper prints none of these numbers."
     yield from tuned(run.record for run in plan.runs if run.record is not None)
     if table.reported[1] != IN_TEXT:  # else these are about other numbers too
         yield from _absences(table)
-        about = reported()[table.reported[0]][table.reported[1]]
+        about = _reported(table)
         yield from (f"Paper: {about[key].rstrip('.')}." for key in ("setting", "notes") if about.get(key))
     yield from table.notes
 
