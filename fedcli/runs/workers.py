@@ -7,6 +7,7 @@ JSON. The first process alone writes, prints and draws. One that ends by itself 
 the others look when they no longer reach it; one that says nothing was killed.
 """
 
+import itertools
 import json
 import logging
 import operator
@@ -33,6 +34,7 @@ from fedcli.runs.signals import exit_code
 RESTARTS = 20  # of all processes, after which a run that kills them is given up
 LOST = 75  # exit code of a process that no longer reaches the others: it is to be started again
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
+POLL, LOOK = 0.0005, 400  # seconds between two looks at a collective; of these, until one at whether all go on
 ALIGNED = 64  # bytes; where a tensor may begin among the others
 END = "end"  # key of the store: how the first process that ended by itself has ended
 PASSED_ON = {kind.__name__: kind for kind in (UserError, NonFiniteLoss)}
@@ -140,9 +142,16 @@ class Group:
         finally:
             self._inside = False
 
-    def _try(self, collective: Callable[..., Any], *given: Any, **how: Any) -> Any:
+    def _try(self, collective: Callable[..., Any], *given: Any) -> None:
+        """Calls a collective and waits for it, as long as all processes go on: it would not end without them."""
         try:
-            return collective(*given, **how)
+            work = collective(*given, async_op=True)
+            looks = itertools.count(1)
+            while not work.is_completed():
+                time.sleep(POLL)
+                if next(looks) % LOOK == 0 and self._store.check([END]):
+                    raise self._ended()
+            work.wait()
         except RuntimeError as error:
             raise self._ended() from error
 
@@ -169,13 +178,9 @@ class Group:
             for at, offset in places[self.number][0].items():
                 flat = tensors[at].detach().reshape(-1)
                 buffers[self.number][offset : offset + flat.nbytes].view(flat.dtype).copy_(flat)
-            sending = [
-                self._try(dist.broadcast, buffer, number, async_op=True)
-                for number, buffer in enumerate(buffers)
-                if buffer is not None
-            ]
-            for work in sending:
-                self._try(work.wait)
+            for number, buffer in enumerate(buffers):
+                if buffer is not None:
+                    self._try(dist.broadcast, buffer, number)
             for number, ((offsets, size), buffer) in enumerate(zip(places, buffers, strict=True)):
                 self.nbytes += size
                 for at, offset in offsets.items() if number != self.number else ():
