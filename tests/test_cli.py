@@ -486,7 +486,7 @@ def test_a_wrong_type_or_option_is_refused(arguments, message):
         ('{"schema": 1, "sta', "is not JSON"),
         ('{"schema": 99}', "has schema 99; this version reads schema 1."),
         ("[]", "has schema list"),
-        ('{"schema": 1, "status": "running"}', "lacks method_source"),
+        ('{"schema": 1, "status": "running"}', "lacks method"),
     ],
 )
 def test_resume_refuses_a_folder_without_a_readable_record(text, message):

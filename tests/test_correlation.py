@@ -16,9 +16,8 @@ from fedcli.figures import plots
 from fedcli.figures.matrices import Matrices
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
-from fedcli.runs import checkpoints
 from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import restore
+from fedcli.runs.run import open_run, restore
 from tests import laws
 
 TINY = {
@@ -72,7 +71,7 @@ def test_models_are_in_evaluation_mode():
     data = {"data": laws.toy_dataset(num_train=12, channels=3), "parts": laws.toy_parts((12,)), "num_clients": 1}
     setup, fed = laws.federation("local", backbone="resnet10-3x3", **data)
     state = laws.simulate(setup, fed, 1)  # so that the running statistics are not those of a batch
-    clients = [model for _, model in models(fed, setup.method, state)]
+    clients = [model for _, model in models(fed, setup.method, state, range(fed.num_clients))]
     network, *model = clients[0]
     found = correlation.score(clients, fed.transform(fed.engine.images))
     torch.testing.assert_close(found[0], fed.predict(*model, np.arange(12), network)[1], rtol=1e-9, atol=1e-9)
@@ -83,8 +82,7 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
     folder, record = runs / "c", read_record(runs / "c")
     method = find_method("fccl-plus")
     _, fed = restore(record, method)
-    types = {kind.__name__: kind for kind in method.state_types}
-    state = checkpoints.load(folder / checkpoints.CHECKPOINT, types)[0].clients
+    state = open_run(folder).state.clients
     assert sorted(state) == [0, 1, 2, 3]
     public, private = correlation.correlations(folder, torch.zeros(0))
 
@@ -113,7 +111,7 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
 
 def test_clients_with_one_image_are_left_out_of_the_private_mean():
     _, fed = laws.federation("local", parts=laws.toy_parts((8, 1, 9)), num_clients=3)
-    clients = [model for _, model in models(fed, find_method("local"), find_method("local").init(fed, None))]
+    clients = [model for _, model in models(fed, find_method("local"), find_method("local").init(fed, None), range(3))]
     expected = []
     for client in (0, 2):
         found = correlation.score(clients, correlation.private_sample(fed, client))

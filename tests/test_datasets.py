@@ -363,7 +363,7 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
 
 def test_files_that_are_no_npz_are_refused(tmp_path):
     path = tmp_path / "images.npz"
-    refused(lambda: datasets.import_path("mine", path), "nothing at", "images.npz")
+    refused(lambda: datasets.import_path("mine", path), "no file or folder at", "images.npz")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "not a whole .npz file")

@@ -234,7 +234,6 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
         ("fedavg", "--clients", "--num-clients"), ("fedavg", "--learning-rate", "--lr"),
         ("fedavg", "--E", "--local-epochs"),
         ("fedavg", "--alpha", "--partition"), ("feddyn", "--alpha", "--alpha"), ("fedavg", "--model", "--backbone"),
-        ("fedavg", "--workers", "--jobs"),
     ],
 )  # fmt: skip
 def test_words_of_other_toolkits_and_symbols_lead_to_our_options(method, word, meant):

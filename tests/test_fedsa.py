@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -352,16 +351,6 @@ def test_every_printed_number_is_planned_or_has_a_reason():
     reported = json.loads(files("fedcli.papers").joinpath("reported.json").read_text())["FedSA"]
     assert unaccounted(sys.modules[fedsa.__name__], reported) == []
     assert fedsa.NOT_PLANNED.keys().isdisjoint(reported)
-
-
-def test_what_the_study_says_of_the_sixth_round_stands_in_its_records():
-    folder = Path(__file__).parents[1] / "results" / "records" / "fedsa-cifar10-silo"
-    found = {}
-    for name in ("fedsa", "fedtgp", "local"):
-        record = json.loads((folder / name / "seed-0" / "record.json").read_text())
-        found[name] = next(100 * entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == 5)
-    said = "FedSA {fedsa:.1f}, FedTGP {fedtgp:.1f}, local training {local:.1f}".format(**found)
-    assert said in " ".join((folder / "intro.md").read_text().split())
 
 
 def test_figure_3_is_planned_for_every_method():

@@ -184,8 +184,8 @@ def test_what_cannot_be_taken_out_is_refused(made, tmp_path):
     refused(run.model, models.SELECTED, "damaged", "--round last")
     shutil.copy(run.path / checkpoints.CHECKPOINT, file)
     refused(run.model, models.SELECTED)
-    shutil.copy(run.path / checkpoints.PREVIOUS, run.path / checkpoints.CHECKPOINT)
-    refused(lambda: run.model(round="last"), "does not hold the models of the last round")
+    shutil.copy(own.path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
+    refused(lambda: run.model(round="last"), "a state of another kind", "of another method")
     for change, word in (({"status": "interrupted"}, "has not finished"), ({"model": {}}, "does not say which images")):
         write_record(run.path, {**run.record, **change})
         refused(fedcli.load(run.path).model, word)

@@ -115,7 +115,7 @@ def test_the_record_has_the_numbers_beside_all_it_had(run):
     assert record == json.loads(json.dumps(run.record))
     assert quality.add_quality(run.path) == written
     assert find_metric("quality:nmi").value(read_record(run.path)) == written["nmi"]
-    names = ["checkpoint.safetensors", "features.npz", "record.json"]
+    names = ["checkpoint.safetensors", "features.npz", "record.json", "selected.safetensors"]
     assert sorted(path.name for path in run.path.iterdir()) == names
 
 

@@ -421,7 +421,7 @@ def sheet(found: Sequence[Answer], title: str = "") -> Sheet:
         blocks.append(block)
     return Sheet(
         ["Claim", "Paper", "Ours", "Over the last tenth of the rounds", "Verdict"], blocks, 5,
-        [row for one in found for row in _values(one)], title=title, notes=NOTES,
+        [row for one in found for row in _values(one)], title=title, notes=NOTES, marked_up=True,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ SPECIAL = {character: "\\" + character for character in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", MISSING: "--"}
 # Of GitHub's Markdown, with its HTML and mathematics.
-_MARKUP = re.compile(r"[\\`*\[\]<>$|~]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
+_MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Sheet:
         setting: What the whole table is of, in a sentence; empty for nothing.
         notes: What a reader must know of the numbers.
         details: Columns that the LaTeX leaves out.
+        marked_up: Whether its texts are Markdown already.
     """
 
     columns: Sequence[str]
@@ -45,6 +46,7 @@ class Sheet:
     setting: str = ""
     notes: Sequence[str] = ()
     details: Sequence[str] = ()
+    marked_up: bool = False
 
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
@@ -54,7 +56,8 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 
 def _markdown(sheet: Sheet) -> str:
     lines = [line for block in sheet.blocks for line in block]
-    rows = [[MARKS["markdown"][mark].format(markdown(text)) for text, mark in line] for line in lines]
+    shown = printable if sheet.marked_up else markdown
+    rows = [[MARKS["markdown"][mark].format(shown(text)) for text, mark in line] for line in lines]
     above = [f"### {sheet.title}"] if sheet.title else []
     above += [sheet.setting] if sheet.setting else []
     table = "\n".join(github([markdown(column) for column in sheet.columns], rows, sheet.numbers))

@@ -312,7 +312,10 @@ def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, typ
     if kind not in types:
         allowed = ", ".join(name for name in types if name != "kept")
         raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {allowed} are allowed).")
-    return types[kind](*parts)
+    try:
+        return types[kind](*parts)
+    except TypeError:
+        raise UserError(f"a checkpoint holds a state of another kind (got a {kind} of another method).") from None
 
 
 def _differences(first: Tree, found: Tree, path: str) -> Iterator[str]:

@@ -490,7 +490,8 @@ def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
     if not setup.method.uses_public_data:
         for name in ("public_examples", "public_batch_size"):
             reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    return {name: reason for name, reason in reasons.items() if given.get(name) is not None}
+    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, defaults[name])}
 
 
 def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def _odd(record: dict[str, Any]) -> str:
             todo += value
         elif isinstance(value, list):
             todo += value
-        elif isinstance(value, int | float) and not abs(value) < 2**63:
+        elif (isinstance(value, int) and not abs(value) < 2**63) or (isinstance(value, float) and not isfinite(value)):
             return "a number in it is too large"
         elif isinstance(value, str) and (len(value) > 10_000 or _CONTROL.search(value)):
             return f"it has the text {value[:40]!r}"
