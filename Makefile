@@ -27,7 +27,7 @@ demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table
 	$(BIN)/fedcli plot demo --out demo/curves.png
 
 test: install ## Run the tests on two cores
-	$(BIN)/pytest -n $(WORKERS) -q
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 torture: install ## Kill, damage and fuzz for an hour; the table goes into results/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write
