@@ -99,7 +99,7 @@ def run_round(state, cohort, fed, config):
 save = fedcli.runs.checkpoints.save
 def half_a_save(path, state, about):
     save(path, state, about)
-    if len(about["record"]["rounds"]) == 2 and not os.path.exists("killed-in-save"):
+    if len(about.get("record", {"rounds": ()})["rounds"]) == 2 and not os.path.exists("killed-in-save"):
         open("killed-in-save", "w").close()
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -382,14 +382,13 @@ def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resum
 @pytest.mark.parametrize(
     ("method", "given", "name"),
     [
-        ("scaffold", {"server_lr": 1e308}, "params/"),
-        ("scaffold", {"lr": 1e-300}, "c/"),
+        ("scaffold", {"lr": 1e-300}, "clients/"),
         ("fedgen", {"generator_lr": 1e30}, "generator/"),
         ("fedtgp", {"server_lr": 1e30}, ""),
     ],
 )
 def test_a_state_that_is_not_finite_is_diverged(method, given, name, tmp_path):
-    with pytest.raises(NonFiniteLoss, match=f"'{name}.*' of the state is not finite in round 0"):
+    with pytest.raises(NonFiniteLoss, match=f"'{name}.*' of the state is not finite in round 1"):
         fedcli.run(method, out=tmp_path / "run", **{**TINY, "rounds": 2, **given})
     record = records.read_record(tmp_path / "run")
     assert record["status"] == "failed"
