@@ -125,10 +125,11 @@ def run_pfllib(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
             value.copy_(given)
     head, network.fc = network.fc, nn.Identity()  # as its main program divides it
     shape = {key: options[key] for key in ("num_clients", "local_epochs", "batch_size")}
+    share = options["cohort_size"] / options["num_clients"]
     args = SimpleNamespace(
         **shape, algorithm=name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu", num_classes=10,
-        global_rounds=rounds, local_learning_rate=options["lr"], mu=options.get("proximal_weight"), lamda=options.get("prototype_weight"),
-        join_ratio=options["cohort_size"] / shape["num_clients"], few_shot=0, eval_gap=rounds, goal="",
+        global_rounds=rounds, local_learning_rate=options["lr"], join_ratio=share,
+        mu=options.get("proximal_weight"), lamda=options.get("prototype_weight"), eval_gap=rounds, goal="", few_shot=0,
         learning_rate_decay=False, learning_rate_decay_gamma=1, random_join_ratio=False, client_drop_rate=0,
         train_slow_rate=0, send_slow_rate=0, time_select=False, time_threthold=10_000, top_cnt=0, auto_break=False,
         dlg_eval=False, dlg_gap=1, batch_num_per_client=0, num_new_clients=0, fine_tuning_epoch_new=0,
@@ -397,10 +398,10 @@ def page(rows: dict) -> str:
         "",
         "## The same accuracies",
         "",
-        f"After {ROUNDS} rounds, in per cent, one number a seed, then mean ± standard deviation. 4,000 of "
-        "the 70,000 images, 20 clients by Dirichlet 0.1, drawn anew for each seed, all in each round, one epoch, batches of 10, learning "
-        "rate 0.01; tested on each client's own quarter. Clients, initial model and options are the same; the order of "
-        "the batches is each side's own.",
+        f"After {ROUNDS} rounds, in per cent, one number a seed, then mean ± standard deviation. 4,000 of the 70,000 "
+        "images, 20 clients by Dirichlet 0.1, drawn anew for each seed, all in each round, one epoch, batches of 10, "
+        "learning rate 0.01; tested on each client's own quarter. Clients, initial model and options are the same; the "
+        "order of the batches is each side's own.",
         "",
         "| method | fedcli | PFLlib | mean difference |",
         "|---|---|---|---|",
@@ -428,17 +429,17 @@ def page(rows: dict) -> str:
 
 
 PROSE = """\
-Workloads: 100 clients of 600 Fashion-MNIST images each, `cnn-mcmahan` (582,026 parameters), SGD with learning rate 0.01.
-w1: FedAvg, 10 clients a round, 5 epochs, batches of 64; w2: FedAvg, 20 clients a round, 1 epoch, batches of 10; proto:
-FedProto on w2's clients and batches, with a model of its own for each of the 100 clients (Flower has no FedProto). Each
-turn starts every side anew, one after the other; its first round, which reads the data and warms up, is not counted,
-nothing is evaluated. Seconds are the median over all rounds of all turns, the ratio is the median over turns. Memory is
-that of all processes of a side, with shared pages counted once, in a run that is not timed.
+Workloads: 100 clients of 600 Fashion-MNIST images each, `cnn-mcmahan` (582,026 parameters), SGD with learning rate
+0.01. w1: FedAvg, 10 clients a round, 5 epochs, batches of 64; w2: FedAvg, 20 clients a round, 1 epoch, batches of 10;
+proto: FedProto on w2's clients and batches, with a model of its own for each of the 100 clients (Flower has no
+FedProto). Each turn starts every side anew, one after the other; its first round, which reads the data and warms up,
+is not counted, nothing is evaluated. Seconds are the median over all rounds of all turns, the ratio is the median over
+turns. Memory is that of all processes of a side, with shared pages counted once, in a run that is not timed.
 
-PFLlib trains one client after the other, each operation on all cores, and reads a client's file from the disk whenever it
-trains, which is timed with the rest as it ships so. Flower's client app is a plain PyTorch loop over images that
-each actor keeps in memory. `Flower` has an actor for each core, with one thread; `Flower, defaults` is one actor on all
-cores, as the back end has it on this machine."""
+PFLlib trains one client after the other, each operation on all cores, and reads a client's file from the disk whenever
+it trains, which is timed with the rest as it ships so. Flower's client app is a plain PyTorch loop over images that
+each actor keeps in memory. `Flower` has an actor for each core, with one thread; `Flower, defaults` is one actor on
+all cores, as the back end has it on this machine."""
 
 
 def draw(rows: dict):
