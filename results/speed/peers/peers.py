@@ -138,11 +138,11 @@ def run_pfllib(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
     server = server_class(args, 0)
     random.seed(options["seed"]), np.random.seed(options["seed"]), torch.manual_seed(options["seed"])
     if what == "difference":
-        args.global_rounds = server.global_rounds = rounds - 1  # it trains one more than it is told
         for client in server.clients:
             assert client.train_samples <= options["batch_size"], "not a full batch"
             client.batch_size = client.train_samples
     if what != "accuracy":
+        server.global_rounds = rounds - 1  # it trains one more than it is told, after the last test
         server.evaluate = lambda: server.rs_test_acc.append(0)
     server.train()
     trained = [client.model for client in server.clients] if name == "FedProto" else [server.global_model]
