@@ -4,9 +4,9 @@
     fedcli table ./results/board/board.py:global --jobs 2         # methods that train one global model, two protocols
     fedcli table ./results/board/board.py:personal --jobs 2       # methods that leave every client its own model
 
-Each method gets three learning rates, and three or four values of the one option that says most of it, its weight as
-a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board does not compare
-papers: the images are few and small, and the set-ups are no paper's.
+Each method gets three learning rates, and with the best of them up to four values of the one option that says most of
+it, its weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board
+does not compare papers: the images are few and small, and the set-ups are no paper's.
 """
 
 import json
@@ -98,13 +98,15 @@ def main() -> None:
         for method, own in grids.items():
             if method in chosen.get(protocol, {}):
                 continue
-            grid = {"lr": RATES[protocol], **own}
-            texts = [f"{option}={','.join(map(str, values))}" for option, values in grid.items()]
-            out = Path("runs/board/tune") / protocol.replace(":", "-") / method
-            trials, _ = tune(method, texts, out=out, **fixed(method, protocol))
-            chosen.setdefault(protocol, {})[method] = trials[0].values
+            best = {}
+            for option, values in {"lr": RATES[protocol], **own}.items():
+                out = Path("runs/board/tune") / protocol.replace(":", "-") / method / option
+                text = f"{option}={','.join(map(str, values))}"
+                trials, _ = tune(method, [text], out=out, **fixed(method, protocol), **best)
+                best |= trials[0].values
+            chosen.setdefault(protocol, {})[method] = best
             (HERE / "options.json").write_text(json.dumps(chosen, indent=1) + "\n")
-            print(f"{protocol} {method}: {trials[0].values}, {trials[0].accuracy:.4f} on held-out examples", flush=True)
+            print(f"{protocol} {method}: {best}, {trials[0].accuracy:.4f} on held-out examples", flush=True)
 
 
 if __name__ == "__main__":
