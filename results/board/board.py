@@ -207,7 +207,8 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
     yield f"## {HEADINGS[protocol]} (`{protocol}`)"
     yield ""
     yield (
-        f"Ahead of {plain.method}, beyond chance: {', '.join(ahead) or 'none'}. Behind it: {', '.join(behind) or 'none'}. "
+        f"Ahead of {plain.method}, beyond chance: {', '.join(ahead) or 'none'}. "
+        f"Behind it: {', '.join(behind) or 'none'}. "
         f"Not to be told from it with {len(SEEDS)} seeds: {', '.join(m for m in against if m not in clear) or 'none'}."
     )
     yield ""
@@ -233,10 +234,10 @@ def page(boards: dict[str, list[Line]]) -> str:
     lines = [
         "# One board of all methods",
         "",
-        f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by held-out "
-        f"training examples: three learning rates, then up to four values of the option named ({trials} trials). "
-        "`python results/board/board.py` does all of it again, `--page` only this page from `board.csv`, which has every "
-        "run with its `params_sha256`. The images are few and small and the set-ups are no paper's: the board says "
+        f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
+        f"held-out training examples: three learning rates, then up to four values of the option named ({trials} "
+        "trials). `python results/board/board.py` does all of it again, `--page` only this page from `board.csv`, "
+        "which has every run with its `params_sha256`. The images are few and small and the set-ups are no paper's: the board says "
         "whether a method earns its keep on an easy task, not what it does on the papers' data.",
         "",
         "![Mean accuracy of every method with its interval](board.png)",
@@ -245,8 +246,8 @@ def page(boards: dict[str, list[Line]]) -> str:
     for protocol, board in boards.items():
         lines += section(protocol, board)
     lines += [
-        "Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds. The accuracy is "
-        "the protocol's headline. Bold: the first, where the interval of its lead over the second leaves out zero. "
+        "Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds. The "
+        "accuracy is the protocol's headline. Bold: the first, where the interval of its lead over the second leaves out zero. "
         "Floats: what one client sends and receives in a round, and what it holds of models and of the method's own.",
         "",
     ]
