@@ -234,8 +234,8 @@ def page(boards: dict[str, list[Line]]) -> str:
         f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
         f"held-out training examples: three learning rates, then up to four values of the option named ({trials} "
         "trials). `python results/board/board.py` does all of it again, `--page` only this page from `board.csv`, "
-        "which has every run with its `params_sha256`. The images are few and small and the set-ups are no paper's: the "
-        "board says whether a method earns its keep on an easy task, not what it does on the papers' data.",
+        "which has every run with its `params_sha256`. The images are few and small and the set-ups are no paper's: "
+        "the board says whether a method earns its keep on an easy task, not what it does on the papers' data.",
         "",
         "![Mean accuracy of every method with its interval](board.png)",
         "",
@@ -245,7 +245,8 @@ def page(boards: dict[str, list[Line]]) -> str:
     lines += [
         "Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds. The "
         "accuracy is the protocol's headline. Bold: the first, where the interval of its lead over the second "
-        "leaves out zero. Floats: what one client sends and receives in a round, and what it holds of models and of the method's own.",
+        "leaves out zero. Floats: what one client sends and receives in a round, and what it holds of models and "
+        "of the method's own.",
         "",
     ]
     return "\n".join(lines)
