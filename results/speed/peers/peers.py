@@ -62,8 +62,8 @@ METHODS = {
 }
 SPEED["proto"] = {**SPEED["w2"], **METHODS["fedproto"]}
 TWENTY = {
-    **TRAINING, "partition": "dirichlet:0.1:min=40", "num_clients": 20, "cohort_size": 20, "local_test": 0.25,
-    "train_examples": 4000, "local_epochs": 1, "batch_size": 10,
+    **TRAINING, "partition": "dirichlet:0.1:min=20", "num_clients": 20, "cohort_size": 20, "local_test": 0.25,
+    "train_examples": 2000, "lr": 0.02, "local_epochs": 1, "batch_size": 10,
 }  # fmt: skip
 FULL_BATCHES = {"local_epochs": 2, "batch_size": 400, "drop_last": False, "lr": 0.1}
 ROUNDS = 30
@@ -334,20 +334,29 @@ def _output(*command: str) -> str:
 
 # The page, from the CSV alone
 
+Rows = dict[tuple[str, str, str], dict[int, list[float]]]  # values of each turn, by what, workload and side
 
-def read_rows() -> dict[tuple[str, str, str], dict[int, list[float]]]:
-    """The values of each turn by what, workload and side."""
-    found: dict = defaultdict(lambda: defaultdict(list))
+
+def read_rows() -> tuple[Rows, dict[str, dict[str, str]]]:
+    """What was measured, and the last row of each side, which says of what."""
+    found, last = defaultdict(lambda: defaultdict(list)), {}
     with CSV.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             found[row["what"], row["workload"], row["side"]][int(row["turn"])].append(float(row["value"]))
-    return found
+            last[row["side"]] = row
+    return {key: dict(turns) for key, turns in found.items()}, last
 
 
-def ratio(rows: dict, workload: str, side: str) -> float:
+def timed(rows: Rows, workload: str) -> dict[str, list[float]]:
+    """Seconds of all rounds of a workload, by side."""
+    shown = [side for side in SIDES if ("seconds", workload, side) in rows]
+    return {side: [value for turn in rows["seconds", workload, side].values() for value in turn] for side in shown}
+
+
+def ratio(rows: Rows, workload: str, side: str) -> float:
     """How many times as long as fedcli's a round takes: median over turns of the ratio of the medians."""
     ours, theirs = (rows["seconds", workload, name] for name in ("fedcli", side))
-    return median(median(theirs[turn]) / median(ours[turn]) for turn in theirs)
+    return median(median(theirs[turn]) / median(ours[turn]) for turn in theirs if turn in ours)
 
 
 def images(options: dict) -> int:
@@ -355,109 +364,95 @@ def images(options: dict) -> int:
     return options["cohort_size"] * options["local_epochs"] * (600 // options["batch_size"]) * options["batch_size"]
 
 
-def best_flower(rows: dict, workload: str) -> str:
-    """Which of Flower's two ways takes the least."""
-    measured = [side for side in ("flower", "flower-default") if ("seconds", workload, side) in rows]
-    return min(measured, key=lambda side: ratio(rows, workload, side))
-
-
-def page(rows: dict) -> str:
+def page(rows: Rows, about: dict[str, dict[str, str]]) -> str:
     """The page, in Markdown."""
-    with CSV.open(encoding="utf-8") as file:
-        abouts = list(csv.DictReader(file))
-    last = {row["side"]: row for row in abouts}
-    same = last["fedcli"]
-    versions = "; ".join(dict.fromkeys(last[side]["versions"] for side in SIDES if side in last))
-    lines = [
-        "# Beside PFLlib and Flower",
-        "",
-        "Written by `python results/speed/peers/peers.py page` from [peers.csv](peers.csv). "
-        f"{versions}; all on torch {same['torch']}, {same['threads']} cores of an {same['processor']}.",
-        "",
-        "## Seconds a round",
-        "",
-        "| workload | side | seconds a round (least-largest) | times fedcli's | images a second | peak MiB |",
-        "|---|---|---|---|---|---|",
-    ]
+    versions = "; ".join(dict.fromkeys(about[side]["versions"] for side in SIDES if side in about))
+    same = about["fedcli"]
+    speed = ["| workload | side | seconds a round (least-largest) | times fedcli's | images a second | peak MiB |"]
+    speed.append("|---" * 6 + "|")
     for workload, options in SPEED.items():
-        for side, title in SIDES.items():
-            if ("seconds", workload, side) not in rows:
-                continue
-            seconds = [value for turn in rows["seconds", workload, side].values() for value in turn]
-            peak = rows["memory", workload, side]
-            lines.append(
-                f"| {workload} | {title} | {median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f}) "
-                f"| {ratio(rows, workload, side):.2f} | {images(options) / median(seconds):,.0f} "
-                f"| {'' if not peak else f'{peak[0][0]:,.0f}'} |"
-            )
-    lines += [
-        "",
-        f"![Seconds a round of each side]({FIGURE.name})",
-        "",
-        PROSE,
-        "",
-        "## The same accuracies",
-        "",
-        f"After {ROUNDS} rounds, in per cent, one number a seed, then mean ± standard deviation. 4,000 of the 70,000 "
-        "images, 20 clients by Dirichlet 0.1, drawn anew for each seed, all in each round, one epoch, batches of 10, "
-        "learning rate 0.01; tested on each client's own quarter. Clients, initial model and options are the same; the "
-        "order of the batches is each side's own.",
-        "",
-        "| method | fedcli | PFLlib | mean difference |",
-        "|---|---|---|---|",
-    ]
+        for side, seconds in timed(rows, workload).items():
+            middle, peak = median(seconds), rows.get(("memory", workload, side), {0: [0]})[0][0]
+            cells = f"{middle:.2f} ({min(seconds):.2f}-{max(seconds):.2f}) | {ratio(rows, workload, side):.2f}"
+            cells += f" | {images(options) / middle:,.0f} | {f'{peak:,.0f}' if peak else ''}"
+            speed.append(f"| {workload} | {SIDES[side]} | {cells} |")
+    accuracy = ["| method | fedcli | PFLlib | difference of the means |", "|---" * 4 + "|"]
     for method in METHODS:
-        found = [[100 * turn[0] for turn in rows["accuracy", method, side].values()] for side in ("fedcli", "pfllib")]
+        sides = [rows["accuracy", method, side] for side in ("fedcli", "pfllib")]
+        found = [[100 * turns[seed][0] for seed in sorted(turns)] for turns in sides]
         cells = [f"{', '.join(f'{v:.2f}' for v in each)}: {fmean(each):.2f} ± {stdev(each):.2f}" for each in found]
-        lines.append(f"| {method} | {cells[0]} | {cells[1]} | {fmean(found[0]) - fmean(found[1]):+.2f} |")
-    lines += [
-        "",
-        "## The same parameters",
-        "",
-        "Where nothing is drawn, nothing may differ but rounding: three rounds of two epochs on the same clients, each "
-        "step on all images of a client, learning rate 0.1. The largest difference of any parameter from fedcli's, of "
-        "the global model or of all 20 personal ones, beside the largest change that training has made to one:",
-        "",
-        "| method | side | largest difference | largest change |",
-        "|---|---|---|---|",
-    ]
+        accuracy.append(f"| {method} | {cells[0]} | {cells[1]} | {fmean(found[0]) - fmean(found[1]):+.2f} |")
+    parameters = ["| method | side | largest difference | largest change |", "|---" * 4 + "|"]
     for (what, method, side), turns in rows.items():
         if what == "difference" and side != "fedcli":
-            difference, change = turns[0]
-            lines.append(f"| {method} | {SIDES[side]} | {difference:.1e} | {change:.1e} |")
-    return "\n".join(lines) + "\n"
+            parameters.append(f"| {method} | {SIDES[side]} | {turns[0][0]:.1e} | {turns[0][1]:.1e} |")
+    return PROSE.format(
+        versions=versions, torch=same["torch"], threads=same["threads"], processor=same["processor"], rounds=ROUNDS,
+        speed="\n".join(speed), accuracy="\n".join(accuracy), parameters="\n".join(parameters), figure=FIGURE.name,
+    )  # fmt: skip
 
 
 PROSE = """\
-Workloads: 100 clients of 600 Fashion-MNIST images each, `cnn-mcmahan` (582,026 parameters), SGD with learning rate
-0.01. w1: FedAvg, 10 clients a round, 5 epochs, batches of 64; w2: FedAvg, 20 clients a round, 1 epoch, batches of 10;
-proto: FedProto on w2's clients and batches, with a model of its own for each of the 100 clients (Flower has no
-FedProto). Each turn starts every side anew, one after the other; its first round, which reads the data and warms up,
-is not counted, nothing is evaluated. Seconds are the median over all rounds of all turns, the ratio is the median over
-turns. Memory is that of all processes of a side, with shared pages counted once, in a run that is not timed.
+# Beside PFLlib and Flower
 
-PFLlib trains one client after the other, each operation on all cores, and reads a client's file from the disk whenever
-it trains, which is timed with the rest as it ships so. Flower's client app is a plain PyTorch loop over images that
-each actor keeps in memory. `Flower` has an actor for each core, with one thread; `Flower, defaults` is one actor on
-all cores, as the back end has it on this machine."""
+Written by `python results/speed/peers/peers.py page` from [peers.csv](peers.csv); [the script](peers.py) says how it
+is measured. {versions}; all on torch {torch} and {threads} cores of an {processor}.
+
+## Seconds a round
+
+{speed}
+
+![Seconds a round of each side]({figure})
+
+All workloads: 100 clients of 600 Fashion-MNIST images each, `cnn-mcmahan` (582,026 parameters), SGD with learning rate
+0.01.
+
+* w1: FedAvg, 10 clients a round, 5 epochs, batches of 64, of which an epoch has 9 full ones
+* w2: FedAvg, 20 clients a round, 1 epoch, batches of 10
+* proto: FedProto on w2's clients and batches, with a model of its own for each of the 100 clients; Flower has none
+
+A turn starts every side anew, one after the other. Its first round warms up and is not counted; nothing is evaluated.
+Seconds are the median of all rounds, and the ratio is the median over turns. Memory is that of all processes of a side
+in a run that is not timed; what they share is counted once.
+
+PFLlib trains one client after the other, each operation on all cores, and reads a client's file whenever it trains.
+Flower's client app is a plain PyTorch loop, whose actors keep the images in memory: `Flower` has an actor for each
+core, with one thread, and `Flower, defaults` what its back end has by itself, an actor for two cores.
+
+## The same accuracies
+
+After {rounds} rounds, in per cent, a number a seed, then mean ± standard deviation. 2,000 of the 70,000 images, 20
+clients by Dirichlet 0.1, drawn anew for each seed, all in each round, one epoch, batches of 10, learning rate 0.02;
+tested on each client's own quarter. FedProx has μ = 0.1, FedProto λ = 1. Clients, initial model and options are the
+same; the order of the batches is each side's own.
+
+{accuracy}
+
+## The same parameters
+
+Where nothing is drawn, nothing but rounding may differ: three rounds of two epochs on the clients of the first seed,
+each step on all images of a client, learning rate 0.1. The largest difference of any parameter from fedcli's, of the
+global model or of all 20 personal ones, beside the largest change that training has made to one:
+
+{parameters}
+"""
 
 
-def draw(rows: dict):
+def draw(rows: Rows):
     """The figure of the page."""
     from matplotlib.figure import Figure
 
     from fedcli.figures.plots import CHART_WIDTH, LINE_COLOURS
 
     figure = Figure(figsize=(CHART_WIDTH, 2.2), layout="constrained")
-    for axes, workload in zip(figure.subplots(1, len(SPEED), width_ratios=[4, 4, 2]), SPEED, strict=True):
-        shown = [side for side in SIDES if ("seconds", workload, side) in rows]
-        for place, side in enumerate(shown):
-            seconds = [value for turn in rows["seconds", workload, side].values() for value in turn]
-            middle, colour = median(seconds), LINE_COLOURS[list(SIDES).index(side)]
-            axes.bar(place, middle, 0.7, color=colour)
+    for axes, workload in zip(figure.subplots(1, len(SPEED)), SPEED, strict=True):
+        found = timed(rows, workload)
+        for place, (side, seconds) in enumerate(found.items()):
+            middle = median(seconds)
+            axes.bar(place, middle, 0.7, color=LINE_COLOURS[list(SIDES).index(side)])
             axes.vlines(place, min(seconds), max(seconds), color="black", linewidth=0.8)
             axes.annotate(f"{middle:.1f}", (place, max(seconds)), (0, 2), textcoords="offset points", ha="center")
-        axes.set_xticks(range(len(shown)), [SIDES[side].replace(", ", ",\n") for side in shown])
+        axes.set_xticks(range(len(found)), [SIDES[side].replace(", ", ",\n") for side in found])
         axes.set(title=workload)
         axes.margins(y=0.15)
     figure.axes[0].set_ylabel("Seconds a round")
@@ -468,8 +463,8 @@ def write_page() -> None:
     """Writes page and figure."""
     from fedcli.figures.plots import write
 
-    rows = read_rows()
-    PAGE.write_text(page(rows), encoding="utf-8")
+    rows, about = read_rows()
+    PAGE.write_text(page(rows, about), encoding="utf-8")
     write(FIGURE, draw, rows)
     FIGURE.with_suffix(".pdf").unlink()
 
