@@ -76,7 +76,7 @@ def write_clients(folder: Path, options: dict) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
     from fedcli.runs import run as runs
 
-    (setup,), _ = runs.plan(**options)
+    (setup,), _ = runs.plan(**options, out=folder)
     dataset, _, fed = runs.prepare(setup)
     for part, positions in (("train", fed.training), ("test", fed.testing)):
         (folder / "dataset" / part).mkdir(parents=True)
