@@ -1,12 +1,10 @@
 """What the README shows works."""
 
-import importlib.util
 import re
 from pathlib import Path
-from statistics import fmean, stdev
 
 import fedcli
-from fedcli import registry, smoke
+from fedcli import bench, registry, smoke
 from tests import laws
 
 ROOT = Path(__file__).parent.parent
@@ -36,17 +34,10 @@ def test_every_room_is_in_the_tree_and_every_method_in_the_table():
         assert f"`{protocol}`" in README
 
 
-def test_what_is_said_of_others_is_what_was_measured():
-    spec = importlib.util.spec_from_file_location("peers", ROOT / "results/speed/peers/peers.py")
-    peers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(peers)
-    rows, about = peers.read_rows()
-    assert peers.PAGE.read_text(encoding="utf-8") == peers.page(rows, about)
-    (quoted,) = re.findall(r"takes\s+PFLlib\s+(\S+)\s+and\s+Flower\s+(\S+)\s+times\s+as\s+long", README)
-    assert quoted == tuple(f"{peers.ratio(rows, 'w1', side):.1f}" for side in ("pfllib", "flower"))
-    for (what, method, side), turns in rows.items():  # and that it comes to the same
-        if what == "difference":
-            assert turns[0][0] < 3e-5
-        elif what == "accuracy" and side != "fedcli":
-            ours, theirs = ([v for (v,) in rows[what, method, each].values()] for each in ("fedcli", side))
-            assert abs(fmean(ours) - fmean(theirs)) < min(stdev(ours), stdev(theirs))
+def test_the_readme_says_where_workers_win():
+    rows = {
+        (row.workload, row.workers, row.threads): row for row in bench.read_divided(ROOT / "results/speed/workers.csv")
+    }
+    for name in ("w1", "w2", "digits"):
+        ratio = rows[name, 1, 2].seconds / rows[name, 2, 1].seconds
+        assert f"{ratio:.2f} ({name})" in README
