@@ -248,6 +248,7 @@ def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     colours = [line.get_color() for line in drawn(plots.learning_curves(runs))[0]]
     assert printed(runs) == list(zip((74.6, 84.08), colours, strict=True))
     assert "paper: 84.08" in drawn(plots.learning_curves(runs))[2]
+    assert {value for value, _ in printed([*runs, curve()])} == {74.6, 84.08}  # also beside another board
     shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
     assert printed(shorter) == []
 

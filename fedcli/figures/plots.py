@@ -7,7 +7,7 @@ Figures are made without pyplot, so no global state is touched and no window sys
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -66,6 +66,7 @@ WRAP = 22  # characters in a line of such a label
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
 LINE_HEIGHT = 0.15  # inches that such a line takes
 BOARD = (2.6, 2.3)  # inches, width and height of a panel of mixed runs without its legend
+NOTHING = "no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end."
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
@@ -181,7 +182,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     round of a single run, where the rule takes it. A dotted line is the paper's number where the runs are of a cell of
     one of its tables. More than `LINES` curves are drawn in several panels.
 
-    Runs of several protocols or data sets have a panel for each, without rings, in which a method keeps its colour.
+    Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 
     Args:
         records: The runs.
@@ -203,7 +204,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     groups = group(known)
     curves = _curves(groups, _accuracy, along)
     if not curves:
-        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+        raise UserError(NOTHING)
     left_out = len(records) - len(known)
     title = _title(curves) + (f"; without {x}, left out: {left_out}" if left_out else "")
     return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
@@ -213,42 +214,34 @@ def _board_panels(records: list[dict], x_label: str, along: Callable[[dict], lis
     """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below."""
     panels = {name: _curves(group(own), _accuracy, along) for name, own in boards(records).items()}
     panels = {name: curves for name, curves in panels.items() if curves}
-    if not panels:
-        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
-    methods = dict.fromkeys(curve.setting.method for curves in panels.values() for curve in curves)
+    every = [curve for curves in panels.values() for curve in curves]
+    if not every:
+        raise UserError(NOTHING)
+    methods = dict.fromkeys(curve.setting.method for curve in every)
     colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
     rows, longest = ceil(len(panels) / ACROSS), max(map(len, panels.values()))
     across = min(len(panels), ACROSS)
     figure = Figure(figsize=(BOARD[0] * across, rows * (BOARD[1] + 0.12 * ceil(longest / 2))), layout="constrained")
     numbers: dict[str, str] = {}
-    for place, (name, curves) in enumerate(panels.items(), 1):
-        axes, seen = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0)
-        for curve in curves:
+    for place, (title, curves) in enumerate(panels.items(), 1):
+        axes, seen, looks, short = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0), {}, {}
+        for index, curve in enumerate(curves):
             method, settings = curve.setting.method, settings_text(curve.setting.settings)
             number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
             colour = colours[method]  # which other methods may have; its lines differ in a panel
-            look = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
-            look["marker"] = "o" if len(curve.places) == 1 else None  # a line of one point is none
+            own = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
+            looks[curve.setting.label] = _look(index, len(curves)) | own
             seen[colour] += 1
-            mean = curve.values.mean(0)
-            if curve.has_band:
-                spread = curve.values.std(0, ddof=1)
-                axes.fill_between(
-                    curve.places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0
-                )
-            lines = curve.diverged if curve.all_diverged else [(curve.places, mean)]
-            for line, (places, values) in enumerate(lines):
-                axes.plot(places, values, label="" if line else method + number, **look)
-        axes.set_title(name, fontsize=7)
+            short[curve.setting.label] = method + number
+        names = _names(curves, short)
+        _draw_curves(axes, curves, looks, names, headline=True)
+        axes.set_title(title, fontsize=7)
         axes.set(xlabel=x_label, ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.grid(axis="y")
-        axes.legend(fontsize=6, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
+        columns = 1 + (max(map(len, names.values())) <= WRAP)
+        axes.legend(fontsize=6, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
     width = int(19 * figure.get_figwidth())  # characters in a line of this size
     listed = "\n".join(fill(f"{number.strip()} {text}", width) for text, number in numbers.items())
-    if listed:
-        figure.set_figheight(figure.get_figheight() + 0.11 * (listed.count("\n") + 1))
-        figure.supxlabel(listed, fontsize=6, x=0.01, ha="left")
+    _legend(figure, every, direct=True, listed=listed)
     return figure
 
 
@@ -446,7 +439,7 @@ def _draw_curves(
             _mark_selected(axes, curve, colour)
         if headline and curve.printed is not None:
             axes.axhline(curve.printed, color=colour, linestyle=":", linewidth=1, gid="printed")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(x=0.02)
     axes.grid(axis="y")
 
@@ -501,11 +494,25 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
     place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
     if (summary.get("selection") or "").startswith("best") and len(place):
         point = curve.places[place], curve.values[0, place]
-        axes.plot(*point, marker="o", markersize=8, fillstyle="none", linestyle="none", color=colour, gid="selected")
+        axes.plot(
+            *point,
+            marker="o",
+            markersize=8,
+            fillstyle="none",
+            linestyle="none",
+            color=colour,
+            gid="selected",
+            clip_on=False,
+        )
 
 
-def _names(curves: list[Curve]) -> dict[str, str]:
-    """The names of the lines by setting: with the number of runs where others have more, and with what is left out."""
+def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The names of the lines by setting: with the number of runs where others have more, and with what is left out.
+
+    Args:
+        curves: The lines.
+        short: What they are called in the place of their settings' labels.
+    """
     most, names = max(len(curve.drawn) for curve in curves), {}
     for curve in curves:
         member, n = curve.setting, len(curve.drawn)
@@ -517,7 +524,8 @@ def _names(curves: list[Curve]) -> dict[str, str]:
             *([f"{len(member.diverged)} diverged"] if member.diverged and not curve.all_diverged else []),
         ]
         whole = (note.replace(" ", "\N{NO-BREAK SPACE}") for note in notes)
-        names[member.label] = f"{member.label} ({', '.join(whole)})" if notes else member.label
+        name = short[member.label] if short else member.label
+        names[member.label] = f"{name} ({', '.join(whole)})" if notes else name
     return names
 
 
@@ -531,8 +539,15 @@ def _title(curves: list[Curve]) -> str:
     return f"{about}; {most} seeds" if most > 1 else f"{about}; one seed"
 
 
-def _legend(figure: Figure, curves: list[Curve], direct: bool) -> None:
-    """The legend below the axes, where it can hide no curve: of what has no name at its end; the figure grows by it."""
+def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "") -> None:
+    """The legend below the axes, where it can hide no curve; the figure grows by it.
+
+    Args:
+        figure: The figure.
+        curves: All its lines.
+        direct: Whether these have their names already.
+        listed: Lines that stand above.
+    """
     every = [axes for axes in figure.axes if axes.axison]
     entries = (
         {} if direct else {line.get_label(): line for axes in every for line in axes.lines if line.get_gid() is None}
@@ -547,11 +562,15 @@ def _legend(figure: Figure, curves: list[Curve], direct: bool) -> None:
     ):
         if any(line.get_gid() == gid for axes in every for line in axes.lines):
             entries[label] = Line2D([], [], color="#555555", **look)
-    if entries:
+    if entries or listed:
         width, height = figure.get_size_inches()
-        columns = max(1, int(width / (0.055 * max(map(len, entries)) + 0.6)))
-        figure.set_size_inches(width, height + 0.16 * ceil(len(entries) / columns))  # a line of text is 0.16 inches
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, handlelength=3.4)
+        columns = max(1, int(width / (0.055 * max(map(len, entries), default=1) + 0.6)))
+        lines = ceil(len(entries) / columns) + 0.7 * len(listed.splitlines())
+        figure.set_size_inches(width, height + 0.16 * lines)  # a line of text is 0.16 inches
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, handlelength=3.4,
+            title=listed or None, title_fontsize=6, alignment="left",
+        )  # fmt: skip
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
