@@ -171,11 +171,12 @@ def _number_or_auto(text: str) -> int | None:
 
 def _tune(method: str, given: dict[str, Any]) -> None:
     """Run a grid, and print its trials and the options to use."""
+    from fedcli.cli.display import run_plan
     from fedcli.results.tune import TUNED, tune
 
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
     cluster = find_cluster(*(given.pop(name) for name in ON))
-    spread = None if cluster is None else lambda plan: _on_cluster(plan, cluster, shown)
+    spread = cluster and (lambda plan: run_plan(plan, consoles(**shown, stderr=True), cluster=cluster))
     several = {name: values for name, values in given.items() if isinstance(values, tuple)}
     texts = given.pop("grid") or []
     texts += [f"{name}={','.join(map(str, values))}" for name, values in several.items()]
@@ -232,25 +233,17 @@ def _run(method: str, given: dict[str, Any]) -> None:
 
 def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any], shown: dict[str, Any]) -> None:
     """Run every combination of options of several values; what goes on goes to stderr, the table to stdout."""
-    from fedcli.cli.display import TableDisplay
+    from fedcli.cli.display import run_plan
     from fedcli.data.files import write_atomically
     from fedcli.figures import plots
     from fedcli.results import grids, tables
-    from fedcli.results.jobs import execute
     from fedcli.results.render import render
     from fedcli.runs.records import RECORD
-    from fedcli.runs.signals import exit_code
 
     experiment = {name: given.pop(name, None) for name in ("out", "tuned", "continue_")}
     plan = grids.plan(method, given, seeds=seeds, **experiment)
-    screen, *logs = consoles(**shown, stderr=True)
-    with TableDisplay(screen, plan, *logs) as display:
-        try:
-            errors = execute(plan, display, **where)
-        except KeyboardInterrupt as error:
-            place = f"{display.ended} of {display.total} runs"
-            again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-            stop(f"interrupted after {place}; {again} goes on.", exit_code(error))
+    again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
     records = tables.find_records(begun or [plan.folder])
     table = render(tables.sheet(records))
@@ -262,23 +255,6 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any],
     output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
     if errors:
         raise typer.Exit(1)
-
-
-def _on_cluster(plan: Any, cluster: Any, shown: dict[str, Any]) -> dict[Path, str]:
-    """Run on a cluster what is to do of a plan, and show it; after an interruption say what goes on."""
-    from fedcli.cli.display import TableDisplay
-    from fedcli.results.jobs import execute
-    from fedcli.runs.signals import exit_code
-
-    screen, *logs = consoles(**shown, stderr=True)
-    with TableDisplay(screen, plan, *logs) as display:
-        try:
-            return execute(plan, display, cluster=cluster)
-        except KeyboardInterrupt as error:
-            stop(
-                f"interrupted after {display.ended} of {display.total} runs; the same command goes on.",
-                exit_code(error),
-            )
 
 
 def watch(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fedcli import declarations, registry
-from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, stop, try_write
+from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, try_write
 from fedcli.errors import UserError
 
 
@@ -166,9 +166,7 @@ def _paper_table(
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli import display
     from fedcli.results import comparison, reproduce
-    from fedcli.results.jobs import execute
     from fedcli.results.render import render
-    from fedcli.runs.signals import exit_code
 
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
@@ -179,13 +177,7 @@ def _paper_table(
         display.say(screen, display.cost(plan))
         screen.print()
     if plan.to_run and not dry_run:
-        watch = display.TableDisplay(screen, plan)
-        try:
-            with watch:
-                errors = execute(plan, watch, **where)
-        except KeyboardInterrupt as error:  # its bars, which go, would take the line with them
-            place = f"{watch.ended} of {watch.total} runs"
-            stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
+        errors = display.run_plan(plan, [screen], **where)
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:
