@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli import registry, userfiles
 from fedcli.cli import app as cli
+from fedcli.cli import display
 from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
@@ -66,6 +67,7 @@ def files(tmp_path, monkeypatch):
     """The three files in an empty folder, which is the working one."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
     for name, text in (("nets.py", NETS), ("split.py", SPLIT), ("data.py", DATA)):
         Path(name).write_text(text)
 

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures.report import report
+from fedcli.results.tables import find_records
 from tests.browser import browser, seen
 from tests.test_tables import record, write
 
@@ -74,6 +76,18 @@ def test_200_runs_fit_a_small_screen_and_fetch_nothing(tmp_path):
     assert needed <= width
     assert (boards, fetched, narrow, high) == (2, 0, True, True)
     assert errors == []
+
+
+def test_the_papers_numbers_and_crosses_are_on_the_page():
+    own = find_records([Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"])
+    page = report(own)
+    assert page.count('<td class="number">74.60</td>') == page.count('<td class="number">84.08</td>') == 1
+    assert ", the paper's number" in page
+    assert "diverged after" not in page
+    lost = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+    page = report([record("a"), lost])
+    assert "diverged after this round" in page
+    assert "Paper, %" not in page
 
 
 def test_names_from_records_are_escaped():

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fedcli import declarations, registry
+from fedcli.cli.figures import DATASET, LABEL, ONLY
 from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, try_write
 from fedcli.errors import UserError
 
@@ -38,16 +39,9 @@ def table(
     metric: Annotated[
         str | None, typer.Option(help="Metrics that get a column, e.g. best,at:1/2; or your own, ./file.py:NAME.")
     ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Only runs of this method; several times for several.", show_default=False)
-    ] = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Only runs on this data set; several times.", show_default=False)
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False),
-    ] = None,
+    method: Annotated[list[str] | None, ONLY] = None,
+    dataset: Annotated[list[str] | None, DATASET] = None,
+    label: Annotated[list[str] | None, LABEL] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns to show, by parts of their titles, e.g. method,seeds,last.")
     ] = None,

@@ -66,7 +66,6 @@ WRAP = 22  # characters in a line of such a label
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
 LINE_HEIGHT = 0.15  # inches that such a line takes
 BOARD = (2.6, 2.3)  # inches, width and height of a panel of mixed runs without its legend
-NOTHING = "no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end."
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 CHART_WIDTH = 5.8  # inches, the largest width of the partition chart's grid
@@ -199,24 +198,20 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     if records and not known:
         why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
         raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
-    if len(boards(known)) > 1:
-        return _board_panels(known, label, along)
-    groups = group(known)
-    curves = _curves(groups, _accuracy, along)
-    if not curves:
-        raise UserError(NOTHING)
+    panels = {name: found for name, own in boards(known).items() if (found := find_curves(group(own), along=along))}
+    if not panels:
+        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+    if len(panels) > 1:
+        return _board_panels(panels, label)
+    (curves,) = panels.values()
     left_out = len(records) - len(known)
     title = _title(curves) + (f"; without {x}, left out: {left_out}" if left_out else "")
     return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
 
 
-def _board_panels(records: list[dict], x_label: str, along: Callable[[dict], list[float]]) -> Figure:
+def _board_panels(panels: dict[str, list[Curve]], x_label: str) -> Figure:
     """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below."""
-    panels = {name: _curves(group(own), _accuracy, along) for name, own in boards(records).items()}
-    panels = {name: curves for name, curves in panels.items() if curves}
     every = [curve for curves in panels.values() for curve in curves]
-    if not every:
-        raise UserError(NOTHING)
     methods = dict.fromkeys(curve.setting.method for curve in every)
     colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
     rows, longest = ceil(len(panels) / ACROSS), max(map(len, panels.values()))
@@ -250,7 +245,7 @@ def _rounds(record: dict) -> list[float]:
     return [row["round"] + 1 for row in record["rounds"]]
 
 
-def _floats_sent(record: dict) -> list[float]:
+def floats_sent(record: dict) -> list[float]:
     """Floats that all clients together have sent up to the end of each round; none where that is not recorded."""
     last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
     sent = [row.get("floats_up", last) for row in record["rounds"]]
@@ -266,7 +261,7 @@ def _seconds_taken(record: dict) -> list[float]:
 # What the curves can stand over: the label, and of a record a value for each round that it has.
 AXES: dict[str, tuple[str, Callable[[dict], list[float]]]] = {
     "round": ("Round", _rounds),
-    "floats": ("Floats sent by all clients", _floats_sent),
+    "floats": ("Floats sent by all clients", floats_sent),
     "seconds": ("Seconds", _seconds_taken),
 }
 
@@ -319,7 +314,7 @@ def _curves_side_by_side(
         read: From what a record says of a round, and the key, to the value; None where there is none.
     """
     groups = group(records)
-    columns = {label: _curves(groups, lambda row, key=key: read(row, key)) for key, label in labels.items()}
+    columns = {label: find_curves(groups, lambda row, key=key: read(row, key)) for key, label in labels.items()}
     return _curves_figure(columns, _title(next(iter(columns.values()))), "Round")
 
 
@@ -335,8 +330,10 @@ def _accuracy(row: dict) -> float | None:
     return None if accuracy is None else 100 * accuracy
 
 
-def _curves(
-    groups: list[SeedGroup], read: Callable[[dict], float | None], along: Callable[[dict], list[float]] = _rounds
+def find_curves(
+    groups: list[SeedGroup],
+    read: Callable[[dict], float | None] = _accuracy,
+    along: Callable[[dict], list[float]] = _rounds,
 ) -> list[Curve]:
     """The curve of each group with a value.
 
@@ -507,12 +504,7 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
 
 
 def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The names of the lines by setting: with the number of runs where others have more, and with what is left out.
-
-    Args:
-        curves: The lines.
-        short: What they are called in the place of their settings' labels.
-    """
+    """The names of the lines, `short` if given, with the number of runs where others have more and what is left out."""
     most, names = max(len(curve.drawn) for curve in curves), {}
     for curve in curves:
         member, n = curve.setting, len(curve.drawn)
@@ -540,13 +532,9 @@ def _title(curves: list[Curve]) -> str:
 
 
 def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "") -> None:
-    """The legend below the axes, where it can hide no curve; the figure grows by it.
+    """The legend below the axes, where it can hide no curve, with lines listed above; the figure grows by it.
 
-    Args:
-        figure: The figure.
-        curves: All its lines.
-        direct: Whether these have their names already.
-        listed: Lines that stand above.
+    It has the curves' names unless these stand beside them (`direct`).
     """
     every = [axes for axes in figure.axes if axes.axison]
     entries = (

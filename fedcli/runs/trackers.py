@@ -1,7 +1,7 @@
 """Loggers beside the display of a run: TensorBoard, Weights & Biases, or a user's own.
 
-A logger is any object with some of the methods of `fedcli.runs.run.Listener`. Steps are rounds counted from 1, so that
-they go on after a run is resumed.
+A logger is any object with some of the methods of `fedcli.runs.rounds.Listener`. Steps are rounds counted from 1, so
+that they go on after a run is resumed.
 """
 
 import hashlib
