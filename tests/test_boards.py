@@ -58,6 +58,8 @@ def test_columns_are_chosen_by_parts_of_their_titles():
     (sheet,) = boards.sheets([record(), record(lr=0.2)], columns=["last", "METHOD"])
     assert sheet.columns == ["Last round, %", "Method"]
     assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
+    (sheet,) = boards.sheets([record()], columns=["selected", "round, median"])
+    assert sheet.columns == [SELECTED, "Seconds a round, median"]  # not "Validation at the selected round, %"
     with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
         boards.sheets([record(), record(lr=0.2)], columns=["speed"])
 

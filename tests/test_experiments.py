@@ -83,6 +83,7 @@ def test_a_file_without_a_method_needs_one():
     Path("exp.toml").write_text("rounds = 1")
     assert refused("run", "--config", "exp.toml").startswith("no method is named (got --config exp.toml); add a line")
     assert "cannot be read" in refused("run", "--config", "none.toml")
+    assert refused("run", "--lr", 0.1).startswith("no method is named (got --lr); write 'fedcli run METHOD'")
 
 
 # From a run

@@ -56,11 +56,6 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation()
     assert labels == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds", "selected round"]
 
 
-def test_a_single_run_has_no_band():
-    (_,), bands, _ = drawn(plots.learning_curves([curve()]))
-    assert bands == []
-
-
 def test_rounds_that_were_not_evaluated_are_left_out():
     (line,), _, _ = drawn(plots.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]

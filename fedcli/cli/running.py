@@ -66,8 +66,8 @@ class MethodGroup(TyperGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Take the method of `--config` or `--from` where none is named."""
-        if args and args[0].startswith("-") and not ctx.resilient_parsing:
-            args = [*_method_of(args), *args]
+        if args and args[0].startswith("-") and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
+            args = [_method_of(args, ctx.info_name), *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
@@ -75,11 +75,13 @@ class MethodGroup(TyperGroup):
         return _method_command(registry.find_method(cmd_name), cmd_name, self, ctx.meta.get("post"))
 
 
-def _method_of(args: list[str]) -> list[str]:
-    """Find the method that a file or a record names, as a list of one; empty where neither is given."""
+def _method_of(args: list[str], command: str) -> str:
+    """Find the method that a file or a record names."""
     named = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg)
     if "--config" not in named and "--from" not in named:
-        return []
+        raise UserError(
+            f"no method is named (got {args[0]}); write 'fedcli {command} METHOD', which 'fedcli list' shows."
+        )
     from fedcli.runs import experiment
 
     method = experiment.read_config(named["--config"])[0] if "--config" in named else None
@@ -87,7 +89,7 @@ def _method_of(args: list[str]) -> list[str]:
         method = experiment.recorded_method(named["--from"])
     if method is None:
         raise UserError(f'no method is named (got --config {named["--config"]}); add a line as method = "fedavg".')
-    return [method]
+    return method
 
 
 class _MethodCommand(Command):
