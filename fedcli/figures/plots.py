@@ -57,6 +57,7 @@ STYLE = {
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+RING = {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}
 LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
 FEW = 4
 ACROSS = 3  # panels of curves in a row
@@ -491,16 +492,7 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
     place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
     if (summary.get("selection") or "").startswith("best") and len(place):
         point = curve.places[place], curve.values[0, place]
-        axes.plot(
-            *point,
-            marker="o",
-            markersize=8,
-            fillstyle="none",
-            linestyle="none",
-            color=colour,
-            gid="selected",
-            clip_on=False,
-        )
+        axes.plot(*point, **RING, color=colour, gid="selected", clip_on=False)
 
 
 def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -544,7 +536,7 @@ def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "")
         about = f"band: mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
         entries[about] = Patch(color="#555555", alpha=0.18, linewidth=0)
     for gid, label, look in (
-        ("selected", "selected round", {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}),
+        ("selected", "selected round", RING),
         ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "linestyle": "none"}),
         ("printed", "the paper's number for the line of its colour", {"linestyle": ":", "linewidth": 1}),
     ):

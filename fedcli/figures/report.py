@@ -48,9 +48,7 @@ ul { font-size: 0.85rem; padding-left: 1.2rem } pre { font-size: 0.8rem; overflo
   details > pre { white-space: pre-wrap } h2 { break-after: avoid } tr { break-inside: avoid } }
 """
 
-SCRIPT = (
-    f"const PARTS = {[*PARTS]}"
-    + """
+SCRIPT = """
 for (const table of document.querySelectorAll("table.board")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0]
   heads.forEach((head, place) => head.querySelector("button")?.addEventListener("click", () => {
@@ -84,7 +82,6 @@ for (const all of document.querySelectorAll("input[data-all]"))
     }
   })
 """
-)
 
 
 def report(records: Iterable[dict], title: str = "Runs") -> str:
@@ -124,7 +121,7 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
             f"<p>Runs: {len(records)}. Click a column's title to sort by it, a box to switch a line on or off.</p>",
             *body,
             script,
-            f"<script>{SCRIPT}</script></body></html>\n",
+            f"<script>const PARTS = {[*PARTS]}{SCRIPT}</script></body></html>\n",
         ]
     )
 
