@@ -37,14 +37,13 @@ th button { all: unset; cursor: pointer; font-weight: 600 }
 th button:focus-visible { outline: 2px solid #0072B2 }
 th[aria-sort=ascending] button::after { content: " \\25B2" }
 th[aria-sort=descending] button::after { content: " \\25BC" }
-td + td:not(.number) { min-width: 5rem; max-width: 14rem; overflow-wrap: anywhere } label { white-space: nowrap }
-td + td:not(.number):nth-child(2) { min-width: 8rem }
+td:nth-child(2) { min-width: 8rem; max-width: 14rem; overflow-wrap: anywhere } label { white-space: nowrap }
 ul { font-size: 0.85rem; padding-left: 1.2rem } pre { font-size: 0.8rem; overflow-x: auto; white-space: pre-wrap;
   overflow-wrap: anywhere; background: #f5f5f5; padding: 0.6rem }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem }
 .chart { break-inside: avoid; min-width: 0 }
-@media print { body { max-width: none } .scroll { overflow: visible }
-  th, td { padding: 0.1rem 0.25rem; font-size: 7.5pt }
+@media print { body { max-width: none } .scroll { overflow: visible } input { display: none }
+  th, td { padding: 0.1rem 0.2rem; font-size: 6.5pt } td.number { white-space: normal } td:nth-child(2) { min-width: 0 }
   details > pre { white-space: pre-wrap } h2 { break-after: avoid } tr { break-inside: avoid } }
 """
 
@@ -188,7 +187,7 @@ def _figure(x_label: str, y_label: str, tooltips: Sequence[tuple[str, str]] = ()
         tools="pan,box_zoom,reset,save", toolbar_location="above", **more,
     )  # fmt: skip
     figure.toolbar.logo = None
-    compact = "return Intl.NumberFormat('en', {notation: 'compact'}).format(tick)"
+    compact = "return Intl.NumberFormat('en', {notation: 'compact', maximumSignificantDigits: 5}).format(tick)"
     figure.xaxis.formatter = models.CustomJSTickFormatter(code=compact)
     if more.get("x_axis_type") != "log":
         figure.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0, desired_num_ticks=5)
