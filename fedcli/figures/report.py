@@ -20,7 +20,7 @@ from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Sheet
 from fedcli.results.tables import SeedGroup, group
 
-DASHES = ([], [7, 3], [2, 2], [8, 3, 2, 3], [13, 4])  # pixels of line and gap
+DASHES = ("solid", "7 3", "2 2", "8 3 2 3", "13 4")  # pixels of line and gap; SVG takes the word as solid
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
 PARTS = ("line", "band", "cost", "diverged", "cross", "paper")  # what a box switches
 MOST = 4000  # bubbles of a partition that are drawn
@@ -165,7 +165,7 @@ def _table(number: int, sheet: Sheet) -> str:
         texts = [f"<b>{escape(text)}</b>" if mark == "best" else escape(text) for text, mark in line]
         cells = "".join(f'<td class="{kind}">{text}</td>' for text, kind in zip(texts, kinds, strict=True))
         colour, dash = _look(place)
-        stroke = f'stroke="{colour}" stroke-width="2.5" stroke-dasharray="{" ".join(map(str, dash))}"'
+        stroke = f'stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
         look = f'<svg width="30" height="9"><line x1="0" y1="5" x2="30" y2="5" {stroke}/></svg>'
         name = escape(f"show {line[0][0]}", quote=True)
         box = f'<input type="checkbox" checked data-line="{number}-{place}" aria-label="{name}">'
@@ -174,7 +174,7 @@ def _table(number: int, sheet: Sheet) -> str:
     return f'<table class="board"><thead><tr><th>{every}</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _look(place: int) -> tuple[str, list[int]]:
+def _look(place: int) -> tuple[str, str]:
     """Colour and dashes of the line of that number; both change, so that 35 differ."""
     return LINE_COLOURS[place % len(LINE_COLOURS)], DASHES[place // len(LINE_COLOURS) % len(DASHES)]
 
