@@ -5,8 +5,20 @@
 model.
 """
 
+from fedcli.declarations import (
+    Cell,
+    Claim,
+    DataSetting,
+    Gain,
+    Method,
+    Post,
+    Protocol,
+    PublicSetting,
+    Table,
+    grid,
+    option,
+)
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Claim, DataSetting, Gain, Method, Post, Protocol, PublicSetting, Table, grid, option
 
 __all__ = [
     "Cell",

@@ -55,8 +55,8 @@ from fedcli.core.autotune import autotune, peak_memory
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
 from fedcli.errors import UserError, unknown
-from fedcli.runs import run as runs
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
+from fedcli.runs.prepare import federation, machine_settings
 from fedcli.runs.records import environment
 from fedcli.runs.workers import joined, launch
 
@@ -175,7 +175,7 @@ class EngineRounds:
         run, public = setup.run, None
         if run.public_dataset is not None:
             public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
-        self.fed = runs.federation(setup, dataset, parts, public)
+        self.fed = federation(setup, dataset, parts, public)
         self.state = setup.method.init(self.fed, setup.options)
 
     def round(self, number: int) -> None:
@@ -369,7 +369,7 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
     dataset, images = load_images(workload, setup.run.seed)
     _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
-    with runs.machine_settings(engine.fed):  # what a run would set, for both sides
+    with machine_settings(engine.fed):  # what a run would set, for both sides
         autotune(engine.fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)
@@ -585,7 +585,7 @@ def rounds_of_worker(name: str, threads: int, options: dict[str, Any], file: str
     with joined() as group:
         workload, setup, repeats = prepare(part, **options)
         engine, found = EngineRounds(setup, load_images(workload, setup.run.seed)[0]), []
-        with runs.machine_settings(engine.fed):
+        with machine_settings(engine.fed):
             autotune(engine.fed)
             for number in range(FIRST_ROUND, FIRST_ROUND + 1 + repeats):  # the first warms up
                 group.seconds, group.nbytes = 0.0, 0

@@ -20,12 +20,12 @@ from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.graphs import CudaGraphs, Work
 from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import Method, find_method
-from fedcli.runs import checkpoints
-from fedcli.runs import run as runs
+from fedcli.registry import find_method
+from fedcli.runs import checkpoints, prepare
 from fedcli.runs.config import DEFAULT_DATASET, Setup, find_device, resolve
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 
 RELATIVE = 1e-8  # difference of two states over the norm of one, in float64
 RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
@@ -145,7 +145,9 @@ def federation(
         run = {"public_dataset": TOY["dataset"], "public_batch_size": 5, **run}
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
-    return setup, runs.federation(setup, data, toy_parts() if parts is None else parts, public, kind=kind or Federation)
+    return setup, prepare.federation(
+        setup, data, toy_parts() if parts is None else parts, public, kind=kind or Federation
+    )
 
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Sequence[Sequence[int]] | None = None) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcli import registry
+from fedcli import declarations, registry
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.runs import config
@@ -30,7 +30,7 @@ class Outcome:
     error: str = ""
 
 
-def built_in(method: registry.Method) -> tuple[str, str]:
+def built_in(method: declarations.Method) -> tuple[str, str]:
     """The protocol and the built-in data set on which a method is tried.
 
     Raises:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedcli.registry import Method
+from fedcli.declarations import Method
 from tests import laws
 
 

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from fedcli import registry
+from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import params_hash
-from fedcli.runs.run import all_params, machine_settings, one_round
+from fedcli.runs.rounds import one_round
+from fedcli.runs.run import all_params
 from fedcli.runs.workers import joined, launch
 from tests import laws
 from tests.toys import STATEFUL

@@ -163,7 +163,7 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
 @pytest.mark.parametrize("chunk", ["1", "2"])
 def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes, plain_sizes, steps, seen = [], [], [], []
-    monkeypatch.setattr(bench.runs, "federation", partial(bench.runs.federation, on_samples=engine_sizes.append))
+    monkeypatch.setattr(bench, "federation", partial(bench.federation, on_samples=engine_sizes.append))
     engine, plain = sides(TINY, clients_per_chunk=chunk)
     step = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda *arguments: (steps.append(1), step(*arguments))[1])

@@ -17,6 +17,7 @@ from fedcli.results.comparison import printed
 from fedcli.results.metrics import find_metric
 from fedcli.results.render import render
 from fedcli.results.reproduce import _is_of, plan
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import option_panels, resolve
 from fedcli.runs.records import params_hash
@@ -228,7 +229,7 @@ def test_what_is_tested_after_the_step_is_the_classifier():
     method = replace(registry.find_method("fedavg"), prototypes=prototypes)
     setup, fed = laws.federation(method, post="ccvr", ccvr_epochs=0)
     state = laws.simulate(setup, fed, 2)
-    found = runs._after_the_last_round(setup, fed, state)["test_accuracy"]
+    found = rounds._after_the_last_round(setup, fed, state)["test_accuracy"]
     _, logits, labels = fed.predict(*state)
     assert found == (logits.argmax(1) == labels).double().mean().item()
     assert found != evaluate(fed, method, state)["test_accuracy"]

@@ -16,12 +16,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import registry
+from fedcli import declarations, registry
 from fedcli.cli import app as cli
 from fedcli.cli import describe, display
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
-from fedcli.runs import config
+from fedcli.runs import config, prepare, rounds
 from fedcli.runs import run as runs
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
@@ -130,7 +130,7 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
     options = [field for kind in kinds for field in dataclasses.fields(kind)]
     for field in options:
         assert re.search(rf"--{field.name.replace('_', '-')}\s", text), field.name
-        assert registry.help_text(field.metadata) in flat(text)
+        assert declarations.help_text(field.metadata) in flat(text)
 
 
 def test_help_says_symbol_source_range_off_value_and_default():
@@ -162,7 +162,7 @@ def test_show_prints_a_step_after_the_last_round(name):
     step, text = registry.find_post(name), done("show", name)
     assert text.startswith(step.card)
     for field in dataclasses.fields(step.config):
-        assert f"--{field.name.replace('_', '-')} {registry.help_text(field.metadata)}" in flat(text)
+        assert f"--{field.name.replace('_', '-')} {declarations.help_text(field.metadata)}" in flat(text)
     assert text.count(f"with --post {name}") == 1
     assert "Protocol" not in text
 
@@ -187,7 +187,7 @@ def test_show_prints_card_options_and_protocols(name):
     method, text = registry.find_method(name), done("show", name)
     assert text.startswith(method.card)  # 120 columns hold every card as it is
     for field in dataclasses.fields(method.config):
-        assert f"--{field.name.replace('_', '-')} {registry.help_text(field.metadata)}" in flat(text)
+        assert f"--{field.name.replace('_', '-')} {declarations.help_text(field.metadata)}" in flat(text)
     for protocol in describe.protocols_of(method):
         assert f"rounds {protocol.settings['rounds']}" in flat(text)
         assert f"Protocol {protocol.name} set-up {protocol.summary}" in flat(text)
@@ -300,14 +300,14 @@ def test_seeds_from_python_give_a_list_of_runs(folder):
 
 
 def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
-    load_data = runs.load_data
+    load_data = prepare.load_data
 
     def refuses_seed_1(setup):
         if setup.run.seed == 1:
             raise UserError("seed 1 cannot run.")
         return load_data(setup)
 
-    monkeypatch.setattr(runs, "load_data", refuses_seed_1)
+    monkeypatch.setattr(prepare, "load_data", refuses_seed_1)
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
@@ -350,14 +350,14 @@ def test_a_method_whose_option_every_method_has_is_refused(method_file):
 
 def interrupt(monkeypatch, after):
     """Makes Ctrl-C arrive in round `after`, counted from 0."""
-    one_round = runs.one_round
+    one_round = rounds.one_round
 
     def interrupted(setup, fed, state, cohort):
         if cohort.round == after:
             raise KeyboardInterrupt
         return one_round(setup, fed, state, cohort)
 
-    monkeypatch.setattr(runs, "one_round", interrupted)
+    monkeypatch.setattr(rounds, "one_round", interrupted)
 
 
 def test_an_interrupted_run_says_how_to_resume_and_resume_finishes_it(no_figures, monkeypatch):

@@ -14,7 +14,7 @@ from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.data.builtin import BUILT_IN
 from fedcli.registry import find_method
-from fedcli.runs import run as runs
+from fedcli.runs import rounds
 from fedcli.runs.config import MAY_BE_FILES, resolve
 from tests.test_cli import invoke
 
@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch):
     Path("exp.toml").write_text('method = "fedavg"\nlr = 0.05\n')
     small = {"dataset": "digits", "rounds": 2, "local_epochs": 1, "train_examples": 300, "device": "cpu"}
 
-    class Stops(runs.Listener):
+    class Stops(rounds.Listener):
         def round(self, entry):
             raise KeyboardInterrupt
 

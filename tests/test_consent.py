@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import fedcli
 from fedcli.cli import app as cli
+from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
-from fedcli.registry import Cell, Table
 from fedcli.results import jobs, reproduce
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record, write_record

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 import fedcli
 from fedcli.cli import display
+from fedcli.declarations import Cell, Table
 from fedcli.figures import plots
-from fedcli.registry import Cell, Table
 from fedcli.results import jobs, reproduce
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT

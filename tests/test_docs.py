@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 import fedcli
 from fedcli.cli import app as cli
-from fedcli.registry import find_method, from_file
+from fedcli.registry import find_method
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, resolve
+from fedcli.userfiles import from_file
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -17,13 +17,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcli
-from fedcli import registry
+from fedcli import registry, userfiles
 from fedcli.cli import app as cli
 from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import comparison, reproduce
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from tests.files import refused
 
@@ -84,12 +85,12 @@ def build(body, size=8, classes=5):
 def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
     whole = fedcli.run("fedavg", rounds=3, out="whole", **OPTIONS, **SMALL)
     assert whole.record["user_files"] == {
-        str(Path(name).resolve()): registry.file_hash(name) for name in ("data.py", "split.py", "nets.py")
+        str(Path(name).resolve()): userfiles.file_hash(name) for name in ("data.py", "split.py", "nets.py")
     }
     assert whole.record["partition"]["sizes"] == [14, 13, 13]
     assert set(whole.state.params) >= {"head.weight", "head.bias"}
 
-    class Stops(runs.Listener):
+    class Stops(rounds.Listener):
         def round(self, entry):
             if entry["round"] == 1:
                 raise KeyboardInterrupt
@@ -105,15 +106,15 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
 
 @pytest.mark.parametrize("name", ["nets.py", "split.py", "data.py"])
 def test_a_changed_file_is_refused_on_resume_unless_it_is_allowed(name):
-    class Stops(runs.Listener):
+    class Stops(rounds.Listener):
         def round(self, entry):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fedcli.run("fedavg", rounds=2, out="part", progress=Stops(), **OPTIONS, **SMALL)
-    before = registry.file_hash(name)
+    before = userfiles.file_hash(name)
     Path(name).write_text(Path(name).read_text() + "# another line\n")
-    after = registry.file_hash(name)
+    after = userfiles.file_hash(name)
     files = ["nets.py", "split.py", "data.py"]
     refused(lambda: runs.resume("part", method=files), name, f"hash {after}, was {before}", "--changed-method")
     resumed = runs.resume("part", method=files, changed_method=True)
@@ -181,7 +182,7 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert run.record["protocol"] == "mine:digits"
     assert run.record["post"]["name"] == "half"
     assert run.record["config"]["share"] == 0.25
-    assert run.record["user_files"] == {path: registry.file_hash("mine.py")}
+    assert run.record["user_files"] == {path: userfiles.file_hash("mine.py")}
 
 
 BORROWED = '''"""My card."""
@@ -204,10 +205,10 @@ def test_a_method_made_of_a_papers_is_that_of_the_users_file():
     for name in ("./mine.py", "./mine.py:also-mine"):
         method = registry.find_method(name)
         assert method.file == Path("mine.py").resolve()
-        assert (method.card, method.file_hash) == ("My card.", registry.file_hash("mine.py"))
+        assert (method.card, method.file_hash) == ("My card.", userfiles.file_hash("mine.py"))
         assert registry.find_protocol("mine:digits", method).name == "mine:digits"
     record = fedcli.run("./mine.py", out="run", train_examples=40, device="cpu").record
-    assert (record["protocol"], record["method_hash"]) == ("mine:digits", registry.file_hash("mine.py"))
+    assert (record["protocol"], record["method_hash"]) == ("mine:digits", userfiles.file_hash("mine.py"))
     simple = registry.find_method("fedavg")
     assert registry.find_method("./mine.py:SIMPLE") is simple  # imported, not declared
     assert (simple.file.name, registry.find_method("fedprox").file.name) == ("fedavg.py", "fedprox.py")
@@ -237,18 +238,18 @@ def test_a_step_of_a_users_own_has_its_options_on_the_command_line():
 
 
 def test_what_is_a_file_and_what_it_is_called():
-    assert all(map(registry.is_from_file, ("./a.py:b", "a.py", "/x/a.py:b:c")))
-    assert not any(map(registry.is_from_file, ("fedavg", "dominant:1:share=4/9", "a.pyc")))
+    assert all(map(userfiles.is_from_file, ("./a.py:b", "a.py", "/x/a.py:b:c")))
+    assert not any(map(userfiles.is_from_file, ("fedavg", "dominant:1:share=4/9", "a.pyc")))
     here = Path.cwd()
-    assert registry.absolute("cnn-small,./nets.py:tiny") == f"cnn-small,{here}/nets.py:tiny"
-    assert registry.absolute("fedavg") == "fedavg"
-    assert [registry.short_name(text) for text in ("./nets.py:tiny", "digits", "a/mine.py")] == [
+    assert userfiles.absolute("cnn-small,./nets.py:tiny") == f"cnn-small,{here}/nets.py:tiny"
+    assert userfiles.absolute("fedavg") == "fedavg"
+    assert [userfiles.short_name(text) for text in ("./nets.py:tiny", "digits", "a/mine.py")] == [
         "tiny",
         "digits",
         "mine",
     ]
-    assert registry.user_files(["a", None, 3, "x,./nets.py:a,nets.py:b"]) == {
-        f"{here}/nets.py": registry.file_hash("nets.py")
+    assert userfiles.user_files(["a", None, 3, "x,./nets.py:a,nets.py:b"]) == {
+        f"{here}/nets.py": userfiles.file_hash("nets.py")
     }
 
 
@@ -256,18 +257,18 @@ def test_a_file_is_imported_once_and_anew_when_it_has_changed():
     count = "import builtins\nbuiltins.times = getattr(builtins, 'times', 0) + 1\ndef f(): return times\n"
     Path("counts.py").write_text(count)
     try:
-        one, two = (registry.from_file("counts.py:f", "metric") for _ in range(2))
+        one, two = (userfiles.from_file("counts.py:f", "metric") for _ in range(2))
         assert one.function is two.function
         assert one() == 1
         Path("counts.py").write_text(count + "#\n")
-        assert registry.from_file("counts.py:f", "metric")() == 2
+        assert userfiles.from_file("counts.py:f", "metric")() == 2
     finally:
         del builtins.times
 
 
 def test_a_file_called_papers_hides_nothing():
     Path("papers.py").write_text(NETS)
-    registry.from_file("papers.py:tiny", "backbone")
+    userfiles.from_file("papers.py:tiny", "backbone")
     assert "papers" not in sys.modules
     assert registry.find_method("fedavg").file.parent.parent.name == "papers"
 
@@ -287,12 +288,12 @@ def test_a_file_called_papers_hides_nothing():
 def test_a_file_that_cannot_be_used_is_refused_in_a_line(text, content, words):
     if "none" not in text:
         Path("own.py").write_text(content)
-    refused(lambda: registry.from_file(text, "metric"), words)
+    refused(lambda: userfiles.from_file(text, "metric"), words)
 
 
 def test_an_error_inside_names_the_line_and_keeps_its_cause():
     Path("own.py").write_text("def g(x):\n    return x[5]\n\ndef f(x):\n    return g(x)\n")
-    function = registry.from_file("own.py:f", "metric")
+    function = userfiles.from_file("own.py:f", "metric")
     with pytest.raises(
         UserError, match=r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
     ) as caught:
@@ -300,7 +301,7 @@ def test_an_error_inside_names_the_line_and_keeps_its_cause():
     assert isinstance(caught.value.__cause__, IndexError)
     with pytest.raises(UserError, match=r"fails in line 4 \(got TypeError: f\(\) takes 1 positional argument"):
         function(1, 2)
-    with pytest.raises(KeyError), registry.blame("own.py", passes=(KeyError,)):
+    with pytest.raises(KeyError), userfiles.blame("own.py", passes=(KeyError,)):
         raise KeyError("left alone")
 
 
@@ -322,21 +323,21 @@ def test_a_file_may_import_those_beside_it_and_they_count_in_its_hash(tmp_path):
         return f"{tmp_path / name / 'own.py'}:f"
 
     one, other = folder("one", HELPERS), folder("other", HELPERS.replace("2 *", "3 *") + "import json, torch\n")
-    assert [registry.from_file(text, "metric")(5) for text in (one, other, one)] == [10, 15, 10]
+    assert [userfiles.from_file(text, "metric")(5) for text in (one, other, one)] == [10, 15, 10]
     assert "helpers" not in sys.modules
     path = tmp_path / "one" / "own.py"
-    before = registry.file_hash(path)
+    before = userfiles.file_hash(path)
     (tmp_path / "one" / "torch.py").write_text("2 / 0")  # is not imported
-    assert registry.file_hash(path) == before
+    assert userfiles.file_hash(path) == before
     (tmp_path / "one" / "shapes.py").write_text("NOTHING = 100\n")
-    assert registry.file_hash(path) != before
-    assert registry.from_file(one, "metric")(5) == 110
+    assert userfiles.file_hash(path) != before
+    assert userfiles.from_file(one, "metric")(5) == 110
     (tmp_path / "one" / "shapes.py").write_text("\nNOTHING = 1 / 0\n")
-    refused(lambda: registry.from_file(one, "metric"), "shapes.py' fails in line 2 (got ZeroDivisionError")
+    refused(lambda: userfiles.from_file(one, "metric"), "shapes.py' fails in line 2 (got ZeroDivisionError")
 
 
 def test_a_file_alone_has_the_hash_of_its_bytes():
-    assert registry.file_hash("nets.py") == hashlib.sha256(Path("nets.py").read_bytes()).hexdigest()[:16]
+    assert userfiles.file_hash("nets.py") == hashlib.sha256(Path("nets.py").read_bytes()).hexdigest()[:16]
 
 
 # Local objectives

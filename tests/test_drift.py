@@ -18,8 +18,9 @@ from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
+from fedcli.runs.prepare import federation
 from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import federation, one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.test_plots import curve, drawn
 
@@ -280,7 +281,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
-    again = fedcli.runs.run.prepare(setup)[2]
+    again = fedcli.runs.prepare.prepare(setup)[2]
     state = run.state
     again.start_round()
     after, _ = setup.method.run_round(state, again.cohort(3), again, setup.options)

@@ -10,7 +10,7 @@ from fedcli.core import evaluation
 from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.run import federation
+from fedcli.runs.prepare import federation
 from tests import laws
 
 LOCAL, FEDAVG = find_method("local"), find_method("fedavg")

@@ -10,8 +10,7 @@ from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
-from fedcli.runs import experiment
-from fedcli.runs import run as runs
+from fedcli.runs import experiment, rounds
 from fedcli.runs.config import RunConfig, unknown_option
 from tests.test_cli import OPTIONS, TINY, done, interrupt, invoke, read, refused
 
@@ -134,15 +133,15 @@ GRID = ("run", "fedavg", *TINY, "--lr", "0.01,0.1", "--seeds", "0,1", "--rounds"
 
 def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(monkeypatch):
     with monkeypatch.context() as patch:
-        one_round, rounds = runs.one_round, []
+        one_round, calls = rounds.one_round, []
 
         def interrupted(*arguments):
-            rounds.append(1)
-            if len(rounds) == 4:  # in the second round of the second run
+            calls.append(1)
+            if len(calls) == 4:  # in the second round of the second run
                 raise KeyboardInterrupt
             return one_round(*arguments)
 
-        patch.setattr(runs, "one_round", interrupted)
+        patch.setattr(rounds, "one_round", interrupted)
         result = invoke(*GRID)
     assert result.exit_code == 130
     end = "interrupted after 1 of 4 runs; the same command with --out g --continue goes on."

@@ -8,7 +8,7 @@ import torch
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavgm
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDAVGM = find_method("fedavgm")

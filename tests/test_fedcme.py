@@ -27,7 +27,7 @@ from fedcli.papers.fedcme import (
 from fedcli.registry import find_method, find_table, protocols, unaccounted
 from fedcli.results.comparison import printed, reported
 from fedcli.runs.config import resolve
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDCME = find_method("fedcme")

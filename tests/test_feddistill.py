@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedcli.papers.baselines.feddistill import distillation
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.reference import load, optimizer_of
 

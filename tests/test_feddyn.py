@@ -13,7 +13,7 @@ from fedcli.papers.baselines.feddyn import (
     update_server,
 )
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDDYN = find_method("feddyn")

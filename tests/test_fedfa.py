@@ -10,14 +10,15 @@ import torch
 
 from fedcli.core import backbones, partition
 from fedcli.core.batches import generator
+from fedcli.declarations import method_options
 from fedcli.papers import fedfa
-from fedcli.registry import find_method, find_protocol, find_table, method_options, unaccounted
+from fedcli.registry import find_method, find_protocol, find_table, unaccounted
 from fedcli.results.comparison import printed, reported
 from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
 from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.reference import load
 

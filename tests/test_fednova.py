@@ -6,7 +6,7 @@ import torch
 from fedcli.core.clients import Aux
 from fedcli.papers.baselines import fednova
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDNOVA = find_method("fednova")

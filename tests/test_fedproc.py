@@ -14,7 +14,7 @@ from fedcli.papers.baselines import fedavg, fedproc
 from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
 from fedcli.registry import find_method
 from fedcli.runs.config import resolve
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDPROC = find_method("fedproc")

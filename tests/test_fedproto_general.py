@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.reference import load, optimizer_of
 

@@ -7,7 +7,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, sgd_step
 from fedcli.papers.baselines import fedavg, fedprox
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDPROX = find_method("fedprox")

@@ -8,7 +8,7 @@ import torch
 
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDRS = find_method("fedrs")

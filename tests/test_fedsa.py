@@ -20,7 +20,7 @@ from fedcli.papers import fedsa
 from fedcli.registry import find_method, find_protocol, find_table, methods, unaccounted
 from fedcli.results.comparison import printed
 from fedcli.runs.config import resolve
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.reference import load
 

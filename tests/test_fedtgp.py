@@ -11,7 +11,7 @@ from torch import nn
 from fedcli.core.batches import generator
 from fedcli.papers.baselines import fedtgp
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDTGP = find_method("fedtgp")

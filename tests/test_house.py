@@ -18,7 +18,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 def floor(module: str) -> int:
     """How high a module stands; it may import from its own floor and those below."""
     parts = module.split(".")
-    if module in ("fedcli", "fedcli.errors", "fedcli.registry"):
+    if module in ("fedcli", "fedcli.errors", "fedcli.userfiles", "fedcli.declarations", "fedcli.registry"):
         return 0
     if parts[1] in ROOMS:
         return 1 + ROOMS.index(parts[1]) + (parts[1] == "cli")

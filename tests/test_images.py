@@ -12,8 +12,8 @@ from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_b
 from fedcli.core.backbones import torchvision
 from fedcli.core.batches import Transform, generator
 from fedcli.data import catalog
-from fedcli.registry import PublicSetting
-from fedcli.runs.run import federation
+from fedcli.declarations import PublicSetting
+from fedcli.runs.prepare import federation
 from tests import laws
 
 F = torchvision().transforms.functional

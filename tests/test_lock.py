@@ -105,7 +105,7 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
 
 TABLE = """
 from pathlib import Path
-from fedcli.registry import Cell, Table
+from fedcli.declarations import Cell, Table
 from fedcli.results import jobs, reproduce
 given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
 cells = tuple(Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))

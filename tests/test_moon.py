@@ -10,7 +10,7 @@ from fedcli.core.batches import Batch
 from fedcli.papers.baselines import fedavg, moon
 from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 MOON = find_method("moon")

@@ -19,7 +19,7 @@ from fedcli.core.trees import leaves
 from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
-from fedcli.runs import checkpoints, config, records
+from fedcli.runs import checkpoints, config, records, rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import resolve
 from tests import laws
@@ -34,7 +34,7 @@ class Stop(Exception):
     """Ends a run from outside."""
 
 
-class StopAfter(runs.Listener):
+class StopAfter(rounds.Listener):
     def __init__(self, rounds):
         self.left = rounds
 
@@ -85,7 +85,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path)
 
 KILLER = """
 import os, signal
-import fedcli.runs.checkpoints, fedcli.runs.run
+import fedcli.runs.checkpoints, fedcli.runs.rounds
 from dataclasses import replace
 from fedcli.registry import find_method
 from fedcli.papers.baselines import fedavg
@@ -105,13 +105,13 @@ def half_a_save(path, state, about):
         os.kill(os.getpid(), signal.SIGKILL)
 fedcli.runs.checkpoints.save = half_a_save
 
-write = fedcli.runs.run.write_record
+write = fedcli.runs.rounds.write_record
 def no_write(folder, record):
     if len(record["rounds"]) == 4 and record["status"] == "running" and not os.path.exists("killed-before-record"):
         open("killed-before-record", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     write(folder, record)
-fedcli.runs.run.write_record = no_write
+fedcli.runs.rounds.write_record = no_write
 
 METHOD = replace(find_method("fedavg"), name="killer", run_round=run_round)
 """
@@ -278,13 +278,13 @@ def test_a_value_of_the_wrong_type_is_refused(option, value, message, tmp_path):
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "float64"])
 def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(precision, tmp_path, monkeypatch):
-    flags, one_round = [], runs.one_round
+    flags, one_round = [], rounds.one_round
 
     def spy(*arguments):
         flags.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
         return one_round(*arguments)
 
-    monkeypatch.setattr(runs, "one_round", spy)
+    monkeypatch.setattr(rounds, "one_round", spy)
     before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "rounds": 1, "precision": precision})
     assert flags == [(precision == "tf32",) * 2]
@@ -300,13 +300,13 @@ def test_bf16_is_near_float32_and_not_it():
 
 @pytest.mark.parametrize(("backbone", "threads"), [("cnn-small", 1), ("resnet10-3x3", 2)])
 def test_a_small_network_runs_on_one_thread_and_the_setting_is_put_back(backbone, threads, tmp_path, monkeypatch):
-    seen, one_round = [], runs.one_round
+    seen, one_round = [], rounds.one_round
 
     def spy(*arguments):
         seen.append(torch.get_num_threads())
         return one_round(*arguments)
 
-    monkeypatch.setattr(runs, "one_round", spy)
+    monkeypatch.setattr(rounds, "one_round", spy)
     torch.set_num_threads(2)
     try:
         options = {**TINY, "train_examples": 40, "rounds": 1, "backbone": backbone}

@@ -15,7 +15,7 @@ from fedcli.papers.baselines.scaffold import (
     update_model,
 )
 from fedcli.registry import find_method
-from fedcli.runs.run import one_round
+from fedcli.runs.rounds import one_round
 from tests import laws
 
 SCAFFOLD = find_method("scaffold")

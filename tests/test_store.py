@@ -9,7 +9,7 @@ import fedcli
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.figures import features
-from fedcli.runs import checkpoints, config, store
+from fedcli.runs import checkpoints, config, rounds, store
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.models import SELECTED
@@ -111,7 +111,7 @@ def test_other_sizes_are_refused(text, tmp_path):
 # In runs
 
 
-class Watch(runs.Listener):
+class Watch(rounds.Listener):
     """Notes after each round which files there are, and when they were written."""
 
     def __init__(self, folder):
@@ -225,7 +225,7 @@ def test_what_a_kill_leaves_is_removed_when_the_run_goes_on(stopped, tmp_path):
     for name in ("000003-2.safetensors", ".000004-2.safetensors.1.partial"):
         (folder / STATES / name).write_bytes(b"half")
 
-    class First(runs.Listener):
+    class First(rounds.Listener):
         def start(self, record, folder, samples_per_round, first_round):
             raise Stop
 

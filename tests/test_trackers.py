@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli.app import app
 from fedcli.errors import UserError
+from fedcli.runs import rounds, trackers
 from fedcli.runs import run as runs
-from fedcli.runs import trackers
 
 TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
 TINY |= {"rounds": 4, "device": "cpu", "partition": "iid", "checkpoint_every": 2}
@@ -21,7 +21,7 @@ class Kill(Exception):
     """What ends a run."""
 
 
-class KillAfter(runs.Listener):
+class KillAfter(rounds.Listener):
     """Kills a run after so many rounds, before the next checkpoint."""
 
     def __init__(self, rounds):

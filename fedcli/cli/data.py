@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedcli import registry
+from fedcli import declarations
 from fedcli.cli.printing import Command, completion, console, print_table, try_write
 from fedcli.errors import UserError
 
@@ -106,7 +106,7 @@ def data_show(
     from fedcli.runs.config import RunConfig
 
     for option, value in (("num_clients", num_clients), ("partition_seed", partition_seed)):
-        registry.check_value(RunConfig.__dataclass_fields__[option], value)
+        declarations.check_value(RunConfig.__dataclass_fields__[option], value)
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
     chosen = from_flag(partition) if partition is not None else None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any
 
-from fedcli import registry
-from fedcli.registry import Method, Post, Protocol
+from fedcli import declarations, registry
+from fedcli.declarations import Method, Post, Protocol
 from fedcli.runs import config
 
 SELECTIONS = {
@@ -89,7 +89,7 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
 def option_help(method: Method | Post, field: Field) -> str:
     """Write the help of an option of a method, or of a step after the last round, with its default."""
     default = _default(method, field)
-    return registry.help_text(field.metadata) + (f" [default: {default}]" if default else "")
+    return declarations.help_text(field.metadata) + (f" [default: {default}]" if default else "")
 
 
 def _default(method: Method | Post, field: Field) -> str:

@@ -27,7 +27,7 @@ from fedcli.results.render import MISSING
 from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
-from fedcli.runs.run import Listener
+from fedcli.runs.rounds import Listener
 
 SELECTIONS = {
     "best-validation": "best on validation: round {round}",

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from fedcli.cli.printing import Command, print_or_write, print_table, try_write
 from fedcli.errors import UserError
-from fedcli.registry import is_from_file, short_name
+from fedcli.userfiles import is_from_file, short_name
 
 METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
 DATASET = typer.Option(help="Only runs on this data set; several times for several.", show_default=False)

@@ -8,7 +8,7 @@ import typer
 
 from fedcli import registry
 from fedcli.cli.printing import completion, console, print_table
-from fedcli.registry import flag_of
+from fedcli.declarations import flag_of
 
 
 def list_() -> None:

@@ -15,8 +15,8 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from fedcli import registry
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError, printable
-from fedcli.registry import flag_of
 
 Result = TypeVar("Result")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room

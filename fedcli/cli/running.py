@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedcli import registry
+from fedcli import declarations, registry
 from fedcli.cli.printing import (
     Command,
     completion,
@@ -29,8 +29,8 @@ from fedcli.cli.printing import (
     stop,
     stop_if_full,
 )
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError
-from fedcli.registry import flag_of
 
 Result = TypeVar("Result")
 ON_OPTIONS = (
@@ -92,7 +92,7 @@ def _method_of(args: list[str]) -> list[str]:
 class _MethodCommand(Command):
     """A command of a method, whose `--help` stands in the last panel, so that the method's own panel is the first."""
 
-    method: registry.Method
+    method: declarations.Method
     post: str | None
 
     def unknown(self, flag: str) -> UserError:
@@ -107,7 +107,7 @@ class _MethodCommand(Command):
         return option
 
 
-def _method_command(method: registry.Method, given_name: str, group: MethodGroup, post: str | None) -> Any:
+def _method_command(method: declarations.Method, given_name: str, group: MethodGroup, post: str | None) -> Any:
     """Make the command of a method from the fields of `RunConfig`, of the method's `Config` and of `--post`'s."""
     from fedcli.cli.describe import option_help
     from fedcli.runs.config import RunConfig, option_panels

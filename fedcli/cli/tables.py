@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from fedcli import registry
+from fedcli import declarations, registry
 from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, stop, try_write
 from fedcli.errors import UserError
 
@@ -155,7 +155,7 @@ def table(
 
 
 def _paper_table(
-    table: registry.Table,
+    table: declarations.Table,
     folder: Path | None,
     options: dict[str, Any],
     where: dict[str, Any],

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.errors import UserError, nearest, unknown
-from fedcli.registry import FromFile, blame, from_file, is_from_file
+from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
 _SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
 

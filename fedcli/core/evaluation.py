@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
 from fedcli.core.trees import stored
-from fedcli.registry import Method
+from fedcli.declarations import Method
 
 NOTHING = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
 

@@ -20,8 +20,8 @@ from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params,
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
+from fedcli.declarations import Sizes
 from fedcli.errors import UserError
-from fedcli.registry import Sizes
 
 EVALUATION_BATCH = 500  # images
 

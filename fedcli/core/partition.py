@@ -31,7 +31,7 @@ import torch
 
 from fedcli.core.batches import generator
 from fedcli.errors import UserError, unknown
-from fedcli.registry import FromFile, from_file, is_from_file
+from fedcli.userfiles import FromFile, from_file, is_from_file
 
 Labels = np.ndarray | torch.Tensor
 Parts = list[np.ndarray]

@@ -21,7 +21,8 @@ from fedcli.data import archives, files, splits
 from fedcli.data.builtin import BUILT_IN
 from fedcli.data.catalog import KNOWN, RECIPES, known_form, resize
 from fedcli.errors import UserError, unknown
-from fedcli.registry import file_hash, from_file, is_from_file, short_name, spelt
+from fedcli.registry import spelt
+from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 
 LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue, ITU-R BT.601
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from fedcli.errors import unknown
-from fedcli.registry import from_file, is_from_file
+from fedcli.userfiles import from_file, is_from_file
 
 
 def charts() -> dict[str, Any]:

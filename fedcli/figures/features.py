@@ -31,8 +31,9 @@ from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.drift import EXAMPLES, SEED, Recording, local_features
 from fedcli.runs.owner import owned
+from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import machine_settings, open_run
+from fedcli.runs.run import open_run
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
 CLASS_COLOURS = (

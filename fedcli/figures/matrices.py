@@ -32,8 +32,9 @@ from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.owner import owned
+from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import machine_settings, open_run
+from fedcli.runs.run import open_run
 
 SHARES_MAP = "Blues"  # one hue from white: the same order in grey print and for colour-blind readers, and little ink
 NUMBERED = 10  # classes; of more, numbers and names would overlap

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.owner import owned
 from fedcli.runs.records import RECORD
@@ -76,7 +77,7 @@ class Runs(list[Run]):
 
 
 def run(
-    method: str, out: str | Path | None, log: Any, exist_ok: bool, progress: runs.Listener | None, **options: Any
+    method: str, out: str | Path | None, log: Any, exist_ok: bool, progress: rounds.Listener | None, **options: Any
 ) -> Run | Runs:
     """Runs a method; the function behind `fedcli.run`, which says what the arguments are."""
     if exist_ok and out is not None:
@@ -104,7 +105,7 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class Progress(runs.Listener):
+class Progress(rounds.Listener):
     """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
 
     def __init__(self):

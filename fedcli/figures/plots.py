@@ -28,11 +28,11 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError, unknown
-from fedcli.registry import FromFile
 from fedcli.results.boards import boards
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.tables import SeedGroup, group, headline, settings_text
 from fedcli.runs.records import quiet
+from fedcli.userfiles import FromFile
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same

@@ -17,13 +17,15 @@ from sklearn.metrics import normalized_mutual_info_score, silhouette_score
 from fedcli.core.batches import generator
 from fedcli.core.evaluation import models
 from fedcli.data.files import write_atomically
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import Method, find_method
+from fedcli.registry import find_method
 from fedcli.results.tables import group, headline
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.owner import owned
+from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import RECORD, file_digest, read_record, write_record
-from fedcli.runs.run import machine_settings, open_run
+from fedcli.runs.run import open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones

@@ -15,8 +15,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
+from fedcli.declarations import Cell, Claim, Method, Table
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Claim, Method, Table, find_method, find_table
+from fedcli.registry import find_method, find_table
 from fedcli.results import comparison, reproduce
 from fedcli.results.metrics import Interval, Metric, find_metric, interval
 from fedcli.results.render import MISSING, Sheet

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcli.registry import Gain, Table, tables
+from fedcli.declarations import Gain, Table
+from fedcli.registry import tables
 from fedcli.results import reproduce
 from fedcli.results.metrics import BOLD, DECIMALS, Metric, best, interval
 from fedcli.results.render import Sheet

@@ -11,7 +11,8 @@ from fedcli.results.reproduce import PlannedRun
 from fedcli.results.tables import settings_text
 from fedcli.runs.config import resolve
 from fedcli.runs.experiment import Grid, combinations, place
-from fedcli.runs.run import begun, check, check_seeds, free_folder, new_folder, read_tuned
+from fedcli.runs.prepare import check
+from fedcli.runs.run import begun, check_seeds, free_folder, new_folder, read_tuned
 
 AUTO = ("checkpoint_every", "auto")  # the word for what is done where nothing is given
 

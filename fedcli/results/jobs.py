@@ -16,13 +16,14 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from fedcli.errors import UserError
-from fedcli.registry import absolute, own_paths
 from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun, TablePlan
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES, flags_of
 from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
+from fedcli.userfiles import absolute, own_paths
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
 RETRIES = 20  # of a run whose node or process dies
@@ -95,7 +96,7 @@ def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cl
         return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
 
 
-class _Relay(runs.Listener):
+class _Relay(rounds.Listener):
     """Passes on to a `Watch` how a run in this process goes on."""
 
     def __init__(self, run: PlannedRun, watch: Watch):

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedcli.errors import UserError, unknown
-from fedcli.registry import from_file, is_from_file
+from fedcli.userfiles import from_file, is_from_file
 
 Record = dict[str, Any]
 DECIMALS = {"percent": 2, "": 3, "floats": 0}

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedcli import registry
+from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError, printable
-from fedcli.registry import Cell, Method, Table
 from fedcli.results import claims, comparison, reproduce, tables
 from fedcli.results.claims import Answer
 from fedcli.results.metrics import find_metric, lead

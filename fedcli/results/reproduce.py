@@ -14,13 +14,15 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
+from fedcli.declarations import Cell, Method, Table, check_value
 from fedcli.errors import UserError
-from fedcli.registry import Cell, Method, Table, check_value, find_method, methods, short_name
+from fedcli.registry import find_method, methods
 from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import RECORD, checkout, environment, outdated, quiet, read_record
 from fedcli.runs.run import check_seeds
+from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table

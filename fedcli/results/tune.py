@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedcli import registry
+from fedcli import declarations, registry, userfiles
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.data.files import write_atomically
+from fedcli.declarations import Method
 from fedcli.errors import UserError, unknown
-from fedcli.registry import Method
 from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import Grid, combinations, parse_values, place
@@ -98,7 +99,7 @@ def tune(
     *,
     out: str | Path | None = None,
     seed: int | None = None,
-    progress: runs.Listener | None = None,
+    progress: rounds.Listener | None = None,
     spread: Callable[[GridPlan], dict[Path, str]] | None = None,
     **given: Any,
 ) -> tuple[list[Trial], Path]:
@@ -146,7 +147,7 @@ def tune(
         if record is None:
             try:
                 if (own_folder / RECORD).is_file():
-                    own = registry.own_paths([method, *setup.values().values()])
+                    own = userfiles.own_paths([method, *setup.values().values()])
                     runs.resume(own_folder, method=own, progress=progress)
                 else:
                     options = {**given, "validation": setup.run.validation, **combination, "seed": seed}
@@ -171,7 +172,7 @@ def tune(
 def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Setup]]:
     """Every combination of values with the run it makes, all of them checked before the first starts."""
     if clash := [name for name in grid if name in given]:
-        raise UserError(f"{registry.flag_of(clash[0])} is given and in --grid; leave one of the two out.")
+        raise UserError(f"{declarations.flag_of(clash[0])} is given and in --grid; leave one of the two out.")
     found = []
     for values in combinations(grid):
         setup = resolve(method, {**given, **values})

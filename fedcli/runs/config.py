@@ -11,24 +11,10 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
+from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, flag_of, method_options, option
 from fedcli.errors import UserError, unknown
-from fedcli.registry import (
-    DataSetting,
-    Method,
-    Post,
-    Protocol,
-    absolute,
-    check_value,
-    default_protocol,
-    find_post,
-    find_protocol,
-    flag_of,
-    is_from_file,
-    method_options,
-    option,
-    posts,
-    spelt,
-)
+from fedcli.registry import default_protocol, find_post, find_protocol, posts, spelt
+from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
 PRECISIONS = ("float32", "float64", "tf32", "bf16")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.registry import file_hash, own_paths, replace_paths
+from fedcli.userfiles import file_hash, own_paths, replace_paths
 
 THEN = ", then "  # between the hashes of a file that was changed while a run rested
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from fedcli.declarations import Method, check_value, flag_of
 from fedcli.errors import UserError
-from fedcli.registry import Method, check_value, find_method, flag_of, own_paths, spelt
+from fedcli.registry import find_method, spelt
 from fedcli.runs.config import EXPERIMENT, given_options, recorded_fields, unknown_option
 from fedcli.runs.records import is_packaged, read_record
+from fedcli.userfiles import own_paths
 
 Grid = dict[str, tuple[Any, ...]]  # the values to try, by option
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from fedcli.data.files import write_atomically
+from fedcli.declarations import Protocol
 from fedcli.errors import UserError
-from fedcli.registry import Protocol, find_method, protocols
+from fedcli.registry import find_method, protocols
 from fedcli.runs.checkpoints import write_tensors
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.consent import with_own_files

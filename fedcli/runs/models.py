@@ -14,8 +14,9 @@ from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.federation import Federation
 from fedcli.data.files import write_atomically
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import Method, find_method
+from fedcli.registry import find_method
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, Damaged
 from fedcli.runs.config import Setup

@@ -23,10 +23,12 @@ import fedcli
 from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
 from fedcli.data.files import one_line, write_atomically
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import Method, methods, own_paths, protocols, replace_paths
+from fedcli.registry import methods, protocols
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
 from fedcli.runs.consent import THEN
+from fedcli.userfiles import own_paths, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"

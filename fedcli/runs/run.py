@@ -1,10 +1,10 @@
-"""A run from beginning to end: its folder, record and checkpoints, and how it is taken up again."""
+"""A run from beginning to end: its folder, how it begins in it, and how it is taken up again."""
 
 import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,91 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedcli.core import autotune, evaluation, partition
-from fedcli.core.batches import Transform
+from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
-from fedcli.core.evaluation import NOTHING
-from fedcli.core.federation import Cohort, Federation, NonFiniteLoss, count_parameters, divide
+from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data import datasets
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import (
-    DataSetting,
-    Method,
-    PublicSetting,
-    absolute,
-    find_method,
-    is_from_file,
-    own_paths,
-    replace_paths,
-    short_name,
-    user_files,
-)
-from fedcli.runs import drift
-from fedcli.runs.checkpoints import CHECKPOINT, Pace, clear, clear_finished, read_checkpoint, write_checkpoint
-from fedcli.runs.config import (
-    Setup,
-    flags_of,
-    given_options,
-    parse_size,
-    recorded_fields,
-    recorded_options,
-    recorded_value,
-    reductions,
-    refuse_without_effect,
-    resolve,
-)
+from fedcli.registry import find_method
+from fedcli.runs.checkpoints import CHECKPOINT, clear, clear_finished, read_checkpoint
+from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.consent import THEN, own_files, with_own_files
-from fedcli.runs.finite import refuse_non_finite
-from fedcli.runs.models import Classifier, Selected, all_params, find_model
+from fedcli.runs.models import Classifier, all_params, find_model
 from fedcli.runs.owner import is_free, owned
+from fedcli.runs.prepare import check, machine_settings, new_record, prepare, refuse_empty_parts
 from fedcli.runs.records import (
     RECORD,
-    SCHEMA,
-    Load,
-    environment,
     identity,
     numerics,
     numerics_of,
     outdated,
     params_hash,
     read_record,
-    summarise,
     write_record,
 )
-from fedcli.runs.signals import as_interruptions
-from fedcli.runs.store import Store, Unkept, trimmed
-from fedcli.runs.strict import Strict
+from fedcli.runs.rounds import Listener, first_state, go_on
 from fedcli.runs.workers import current, launched
-
-SMALL_NETWORK = 100_000  # parameters
-_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
-
-
-class Listener:
-    """What a run reports while it goes on; this one keeps silent.
-
-    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
-    """
-
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """The run in `folder` is about to train its first round."""
-
-    def samples(self, count: int) -> None:
-        """A local step has processed `count` samples."""
-
-    def note(self, text: str) -> None:
-        """Something has happened to the engine that the user has to know; the record has it too."""
-
-    def round(self, entry: dict[str, Any]) -> None:
-        """A round has ended; `entry` is what the record says of it."""
-
-    def finish(self, record: dict[str, Any]) -> None:
-        """The run has ended, for whatever reason; `record["status"]` says which."""
-
-    def skip(self, record: dict[str, Any], folder: Path) -> None:
-        """The run in `folder` had ended before, and nothing of it is run."""
+from fedcli.userfiles import absolute, is_from_file, own_paths, replace_paths, short_name, user_files
 
 
 @dataclass(frozen=True)
@@ -333,21 +275,22 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
-    _refuse_empty_parts(setup, fed.testing, fed.validation)
+    refuse_empty_parts(setup, fed.testing, fed.validation)
     with machine_settings(fed):
         engine, chosen = fed.engine, autotune.autotune(fed)
         engine.way, engine.clients_per_chunk, chosen = current().first(
             lambda: (engine.way, engine.clients_per_chunk, chosen)
         )
-        record = _new_record(setup, dataset, parts, fed, source, chosen)
+        record = new_record(setup, dataset, parts, fed, source, chosen)
         current().refuse_differences(_same_everywhere(setup, record), setup.device)
-        state = _init(setup, fed)
+        state = first_state(setup, fed)
         with _owned_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
                 write_record(folder, record)
             fed.store.open(folder, identity(record), current().number)
-            return _go_on(setup, fed, record, state, folder, progress or Listener())
+            state = go_on(setup, fed, record, state, folder, progress or Listener())
+    return Run(record, state, folder, tuple(own_files(record)))
 
 
 @contextmanager
@@ -452,7 +395,8 @@ def _resume(
             (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
         current().first(lambda: clear(folder))  # before another worker writes there
         fed.store.open(folder, identity(record), current().number)
-        return _go_on(setup, fed, record, state, folder, progress or Listener())
+        state = go_on(setup, fed, record, state, folder, progress or Listener())
+    return Run(record, state, folder, tuple(own_files(record)))
 
 
 def _versions(record: dict[str, Any], method: Method) -> str:
@@ -528,127 +472,6 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     return OpenRun(folder, record, method, setup, fed, state)
 
 
-@contextmanager
-def machine_settings(fed: Federation) -> Iterator[None]:
-    """PyTorch's process-wide settings as this run needs them; put back afterwards.
-
-    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. One thread for a
-    small network on the CPU, where handing work to several costs more than the work.
-    """
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
-    matmul.allow_tf32 = convolution.allow_tf32 = fed.config.precision == "tf32"
-    if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, convolution.allow_tf32 = before[:2]
-        torch.set_num_threads(before[2])
-
-
-def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
-    """Loads the data, draws the partition and builds the federation of a run.
-
-    Returns:
-        The data set, each client's examples, and the federation.
-    """
-    dataset, parts, public = load_data(setup)
-    on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
-    kind = drift.Recording if setup.run.drift_every else Strict
-    memory = setup.run.state_memory and parse_size(setup.run.state_memory)
-    store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
-    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
-
-
-def check(setup: Setup) -> None:
-    """Refuses a run that its data do not allow, without a network and with nothing on the device.
-
-    Raises:
-        UserError: If the data cannot be read or divided as asked, or no client has enough of them.
-    """
-    _, testing, _, validation = divide(load_data(setup)[1], setup.run)
-    _refuse_empty_parts(setup, testing, validation)
-
-
-def _refuse_empty_parts(setup: Setup, testing: list, validation: list) -> None:
-    """Refuses a run with nothing to test on, or to choose its best round by; both are each client's positions."""
-    config = setup.run
-    for needed, parts, what, flag in (
-        (config.local_test > 0, testing, "a test part", f"--local-test {config.local_test:g}"),
-        (setup.selection == "best-validation", validation, "a validation part", f"--validation {config.validation:g}"),
-    ):
-        if needed and not any(map(len, parts)):
-            raise UserError(
-                f"no client has {what} (got {flag} of clients with too few examples); give a larger share, more data "
-                "or fewer clients."
-            )
-
-
-def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
-    """Loads the data of a run and draws its partition.
-
-    Returns:
-        The data set, each client's examples, and the public images where the method uses some.
-    """
-    config = setup.run
-    dataset = datasets.load(config.dataset)
-    if config.local_test:
-        dataset = datasets.merge(dataset)
-    if config.train_examples is not None:
-        dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
-    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
-    parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
-    if getattr(parts, "num_test", None) and not config.local_test:
-        raise UserError(
-            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
-            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
-        )
-    public = None
-    if config.public_dataset is not None:
-        public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
-    return dataset, parts, public
-
-
-def federation(
-    setup: Setup,
-    dataset: datasets.Dataset,
-    parts: list,
-    public: datasets.Dataset | None = None,
-    on_samples: Callable[[int], None] = lambda count: None,
-    kind: type[Federation] = Federation,
-    store: Store | None = None,
-) -> Federation:
-    """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
-
-    Args:
-        setup: The run.
-        dataset: Its data set.
-        parts: Positions of each client's examples.
-        public: The public images, where the method uses some.
-        on_samples: Told how many samples a local step has processed.
-        kind: Class of what is made.
-        store: Keeps what clients remember; all of it stays in memory where None.
-    """
-    dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
-
-    def transform(images: datasets.Dataset, about: DataSetting | PublicSetting | None) -> Transform:
-        mean, std = (about.mean, about.std) if about else datasets.channel_statistics(images)
-        return Transform(tuple(mean), tuple(std), about.augmentation if about else "none", dtype)
-
-    shared = {}
-    if public is not None:
-        about = setup.protocol.public.get(setup.run.public_dataset)
-        shared = {"public_images": public.x_train, "public_transform": transform(public, about)}
-    fed = kind(
-        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
-        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
-        store=store,
-    )  # fmt: skip
-    fed.engine.workers = current()
-    return fed
-
-
 def free_folder(out: str | Path) -> Path:
     """The folder of a run that begins, which must be free."""
     folder = Path(out)
@@ -673,98 +496,6 @@ def new_folder(setup: Setup) -> Path:
     raise UserError(f"there are too many runs of this second (got 1000 like '{name}'); name a folder with --out.")
 
 
-def _new_record(
-    setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
-) -> dict[str, Any]:
-    """What is known of a run before its first round.
-
-    Args:
-        setup: The run.
-        dataset: Its data set.
-        parts: Positions of each client's examples.
-        fed: Its federation.
-        source: Name of its method, or path of the method's file.
-        chosen: Why so many clients train together; None where it was given or is the CPU's rule.
-    """
-    config = setup.run
-    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
-    networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
-    buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
-    return {
-        "schema": SCHEMA,
-        "status": "running",
-        "method": setup.method.name,
-        "method_source": source,
-        "method_hash": setup.method.file_hash,
-        "numerics": numerics(setup.method),
-        "user_files": user_files([source, *setup.values().values()]),
-        "protocol": setup.protocol.name,
-        "dataset": config.dataset,
-        "dataset_fingerprint": dataset.fingerprint,
-        "reduced": reductions(setup.values(), setup.protocol),
-        "seed": config.seed,
-        "command": _command(setup, source),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": setup.values(),
-        "origin": setup.origin,
-        "evaluation": setup.protocol.evaluation,
-        "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
-        "augmentation": fed.transform.augmentation,
-        "public": _public(fed),
-        "partition": {
-            "flag": str(setup.partition.scaled(dataset.share)),
-            "seed": config.partition_seed,
-            "fingerprint": partition.fingerprint(parts),
-            "sizes": [len(part) for part in parts],
-            "class_counts": counts.tolist(),
-        },
-        "class_names": list(dataset.class_names),
-        # Of the largest network where there are several; `networks` has the parameters of each.
-        "model": {
-            "backbone": config.backbone,
-            "parameters": fed.sizes.parameters,
-            "buffers": buffers,
-            "networks": networks,
-            "input": [dataset.channels, dataset.image_size, dataset.image_size],
-        },
-        "engine": {
-            "clients_per_chunk": fed.engine.clients_per_chunk,
-            "way": fed.engine.way,
-            "chosen": chosen,
-            "workers": current().count,
-            "device": str(fed.device),
-            "precision": config.precision,
-            "notes": [],
-        },
-        "cost": None,
-        "resumed": [],
-        "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
-        **environment(fed.device),
-        "rounds": [],
-        "summary": summarise([], setup.selection),
-        "seconds_total": 0.0,
-        "peak_bytes": 0,
-    }
-
-
-def _command(setup: Setup, source: str) -> str:
-    """What to type to make a run like this in a folder of its own, wherever its options came from."""
-    return shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))])
-
-
-def _public(fed: Federation) -> dict[str, Any] | None:
-    """What a record says of the public images; None where there are none."""
-    if fed.public_images is None:
-        return None
-    transform = fed.public_transform
-    return {
-        "name": fed.config.public_dataset,
-        "examples": len(fed.public_images),
-        "normalisation": {"mean": transform.mean, "std": transform.std},
-        "augmentation": transform.augmentation,
-    }
-
-
 def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
     for what, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
@@ -774,141 +505,3 @@ def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts:
             raise UserError(
                 f"the {what} is not the one the run began with (fingerprint {now}, was {then}); import it again."
             )
-
-
-def _init(setup: Setup, fed: Federation) -> Any:
-    with setup.method.blamed(*_NO_MISTAKES):
-        return setup.method.init(fed, setup.options)
-
-
-@as_interruptions()
-def _go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Run:
-    """The round loop, from the first round that the record does not have."""
-    config, rounds, writes = setup.run, record["rounds"], current().number == 0
-    record["status"] = "running"
-    start, before, load = time.perf_counter(), record["seconds_total"], Load()
-    record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
-    samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
-    progress.start(record, folder, samples, len(rounds))
-    pace, selected = Pace(config.checkpoint_every, config.rounds), Selected(folder, setup, fed, record, state)
-    try:
-        for number in range(len(rounds), config.rounds):
-            with setup.method.blamed(*_NO_MISTAKES):
-                state, entry = one_round(setup, fed, state, fed.cohort(number))
-            rounds.append(entry)
-            _take_notes(fed, record["engine"], number, progress)
-            record["cost"] = _cost(setup, fed)
-            record["summary"] = summarise(rounds, setup.selection)
-            record["seconds_total"] = before + time.perf_counter() - start
-            record["load"][-1] |= load.so_far()
-            record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
-            if writes:
-                selected.see(record, state)
-            if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
-                state = trimmed(state, fed.cohort(config.rounds).client_ids)
-            if writes and pace.due(number):
-                pace.timed(_checkpoint, folder, record, state, selected)
-                write_record(folder, record)
-            progress.round(entry)
-        record["summary"] = summarise(rounds, setup.selection)
-        if writes:  # not by others, since what they keep is soon removed
-            record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
-        if setup.post is not None:
-            record["post"] = _after_the_last_round(setup, fed, state)
-        record["status"] = "finished"
-    except KeyboardInterrupt:
-        record["status"] = "interrupted"
-        raise
-    except Exception as error:
-        record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        try:
-            if writes:
-                write_record(folder, record)
-            if writes and record["status"] == "finished":
-                clear_finished(folder)
-        finally:
-            progress.finish(record)
-    return Run(record, state, folder, tuple(own_files(record)))
-
-
-def _checkpoint(folder: Path, record: dict[str, Any], state: Any, selected: Selected) -> None:
-    """Writes what the run goes on from, and keeps the models of its best round."""
-    selected.write(record)
-    write_checkpoint(folder, record, state)
-    selected.clear(record)
-
-
-def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
-    """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
-    start = time.perf_counter()
-    with setup.post.blamed(*_NO_MISTAKES):
-        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
-    changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
-    result = evaluation.evaluate(fed, changed, state)
-    seconds = time.perf_counter() - start
-    about = {"name": setup.post.name, "hash": setup.post.file_hash}
-    return {**about, **result, "floats_up": floats_up, "seconds": seconds}
-
-
-def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Listener) -> None:
-    """Puts what the engine has to say after a round into the record, and shows it."""
-    for text in fed.engine.notes:
-        about["notes"].append({"round": number, "text": text})
-        progress.note(text)
-    fed.engine.notes.clear()
-    about["clients_per_chunk"] = fed.engine.clients_per_chunk
-
-
-def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
-    """Runs and evaluates one round.
-
-    Returns:
-        The state after it, and what the record says of it.
-    """
-    config = setup.run
-    fed.start_round()
-    start = time.perf_counter()
-    before = state
-    state, terms = setup.method.run_round(before, cohort, fed, setup.options)
-    refuse_non_finite(state, before, cohort.round)
-    if fed.device.type == "cuda":
-        torch.cuda.synchronize(fed.device)
-    elapsed = time.perf_counter() - start
-    aggregate = elapsed - sum(fed.seconds.values())
-    evaluated = _due(cohort.round, config.eval_every, config.rounds)
-    result = evaluation.evaluate(fed, setup.method, state) if evaluated else NOTHING
-    means = {name: _weighted(values, cohort) for name, values in terms.items()}
-    seconds = {**fed.seconds, "aggregate": aggregate}
-    entry = {"round": cohort.round, **result, "terms": means, **_sent(fed), "seconds": seconds}
-    if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
-        entry["drift"] = drift.measure_drift(fed, cohort)
-    return state, entry
-
-
-def _due(round: int, every: int, rounds: int) -> bool:
-    """True every `every` rounds and after the last."""
-    return (round + 1) % every == 0 or round + 1 == rounds
-
-
-def _weighted(values: Tensor, cohort: Cohort) -> float:
-    """Mean of a term over the clients of a round, by their numbers of examples."""
-    return (values.double() * cohort.weights.double()).sum().item()
-
-
-def _sent(fed: Federation) -> dict[str, int]:
-    """Floats that one client was sent and has sent in the last round, the mean over the round's clients."""
-    size = fed.config.cohort_size
-    down, up = ({what: round(count / size) for what, count in sent.items()} for sent in (fed.sent_down, fed.sent_up))
-    return {"floats_down": down["params"] + down["other"], "floats_up": up["params"] + up["other"]}
-
-
-def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
-    """Floats of one client in the last round; buffers of batch normalisation stand apart."""
-    buffers = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # one way
-    return {
-        **_sent(fed),
-        "memory_floats": setup.method.client_memory(fed.sizes),
-        "buffer_floats": round(buffers / setup.run.cohort_size),
-    }

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from fedcli.errors import UserError, unknown
-from fedcli.registry import from_file, is_from_file, short_name
-from fedcli.runs.run import Listener
+from fedcli.runs.rounds import Listener
+from fedcli.userfiles import from_file, is_from_file, short_name
 
 
 def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:

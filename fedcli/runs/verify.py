@@ -11,7 +11,8 @@ from fedcli.registry import find_method
 from fedcli.runs.config import recorded_options, resolve, without_effect
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import read_record
-from fedcli.runs.run import Listener, Run, run
+from fedcli.runs.rounds import Listener
+from fedcli.runs.run import Run, run
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
 SURROUNDINGS = ("hardware", "machine", "versions", "numerics", "method_hash")  # what the bits of a run depend on

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fedcli
 from fedcli.errors import UserError
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
 
 TINY = {
@@ -29,7 +30,7 @@ class Stop(Exception):
     """Ends a run from outside."""
 
 
-class StopAfterTwo(runs.Listener):
+class StopAfterTwo(rounds.Listener):
     def round(self, entry):
         if entry["round"] == 1:
             raise Stop

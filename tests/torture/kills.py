@@ -13,7 +13,7 @@ from fedcli.data import files
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.records import read_record
-from fedcli.runs.run import Listener
+from fedcli.runs.rounds import Listener
 from tests.test_lock import names
 from tests.test_runs import TINY, essence
 from tests.torture.forks import Ended, fork

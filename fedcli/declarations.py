@@ -1,0 +1,419 @@
+"""What a method file and a paper file declare: methods, protocols, tables, claims, and the options of all."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, NoneType
+from typing import Any, ClassVar, get_args
+
+from fedcli.errors import UserError, unknown
+from fedcli.userfiles import blame, file_hash, is_own
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    symbol: str = "",
+    source: str = "",
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    open_high: bool = False,
+    off: Any = None,
+    choices: tuple[str, ...] = (),
+    tune: tuple[float, ...] = (),
+    before: Any = dataclasses.MISSING,
+) -> Any:
+    """A dataclass field that becomes a command-line option by itself.
+
+    Args:
+        default: Its default value.
+        help: What it is, in a sentence without a full stop.
+        symbol: Its symbol in the paper.
+        source: The equation, table or section it stands in.
+        unit: Its unit.
+        low: Smallest value allowed; None for no bound.
+        high: Largest value allowed.
+        open_low: Whether `low` itself is refused.
+        open_high: Whether `high` itself is refused.
+        off: The value that switches the term off; None where there is none.
+        choices: The strings allowed; empty for any.
+        tune: Values worth trying where the option is tuned.
+        before: What runs did whose records lack the option, where that is not its default.
+    """
+    metadata = {
+        "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
+        "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
+        "tune": tune, "before": default if before is dataclasses.MISSING else before,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
+
+
+def flag_of(name: str) -> str:
+    """An option's name as it is typed on the command line."""
+    return "--" + name.strip("-_").replace("_", "-")
+
+
+def describe_range(metadata: Mapping[str, Any]) -> str:
+    """The values an option allows, as text; empty where all are."""
+    if metadata["choices"]:
+        return " or ".join(metadata["choices"])
+    low, high = metadata["low"], metadata["high"]
+    parts = []
+    if low is not None:
+        parts.append(f"{'>' if metadata['open_low'] else '>='} {low}")
+    if high is not None:
+        parts.append(f"{'<' if metadata['open_high'] else '<='} {high}")
+    return " and ".join(parts)
+
+
+def help_text(metadata: Mapping[str, Any]) -> str:
+    """The help of an option: what it is, symbol, source, unit, range and the value that switches it off."""
+    place = ", ".join(part for part in (metadata["symbol"], metadata["source"], metadata["unit"]) if part)
+    text = metadata["help"] + (f" ({place})" if place else "")
+    if allowed := describe_range(metadata):
+        text += f"; {allowed}"
+    if metadata["off"] is not None:
+        text += f"; {metadata['off']} switches it off"
+    return text + "."
+
+
+LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32
+
+
+def check_value(field: dataclasses.Field, value: Any) -> None:
+    """Refuses a value of the wrong type or outside of an option's range.
+
+    Args:
+        field: A field made by `option`.
+        value: What was given.
+
+    Raises:
+        UserError: Naming the option, the value and what is allowed.
+    """
+    flag, metadata = flag_of(field.name), field.metadata
+    kinds = {*get_args(field.type)} or {field.type}
+    if type(value) not in kinds | ({int} if float in kinds else set()):
+        names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
+        raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
+    allowed = describe_range(metadata)
+    if metadata["choices"]:
+        if value not in metadata["choices"]:
+            raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
+        return
+    if isinstance(value, bool | str) or value is None:
+        return
+    low, high, most = metadata["low"], metadata["high"], LARGEST[type(value)]
+    too_low = low is not None and (value <= low if metadata["open_low"] else value < low)
+    too_high = high is not None and (value >= high if metadata["open_high"] else value > high)
+    if isinstance(value, float) and not math.isfinite(value):
+        allowed = f"finite and {allowed}" if allowed else "finite"
+    elif high is None and abs(value) > most:
+        allowed = f"from {-most if low is None else low} to {most}"
+    elif not (too_low or too_high):
+        return
+    text = f"{value:g}" if isinstance(value, float) or abs(value) < 10**300 else "a number of over 300 digits"
+    raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
+
+
+@dataclass(frozen=True)
+class DataSetting:
+    """What a protocol says of one data set."""
+
+    backbone: str
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    source: str  # where the constants come from
+    augmentation: str = "none"
+    top_k: int = 1  # a test image counts as right if its class is among the k most likely
+    settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise of single methods
+
+
+@dataclass(frozen=True)
+class PublicSetting:
+    """What a protocol says of one set of public images."""
+
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    source: str
+    augmentation: str = "none"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """An experimental set-up of a paper: what is fixed when methods are compared.
+
+    Attributes:
+        name: `paper:setting`, as in `--protocol`.
+        summary: One sentence.
+        source: Section or table of the paper.
+        settings: Run options by field name of `RunConfig`; each is overridden by the command line.
+        datasets: What goes with which data set; another data set needs `--backbone`.
+        selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
+        evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
+        public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
+        method_options: Options of single methods under this protocol, by method; those of a data set go before them.
+        notes: Where each value that the paper does not give comes from.
+    """
+
+    name: str
+    summary: str
+    source: str
+    settings: Mapping[str, Any]
+    datasets: Mapping[str, DataSetting]
+    selection: str
+    evaluation: str = "server"
+    public: Mapping[str, PublicSetting] = field(default_factory=dict)
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a paper's table, and the run that gives ours.
+
+    Attributes:
+        row: The row, as `method` in papers/reported.json.
+        column: The column, as `column` there.
+        method: Name of the method that is run.
+        settings: Run and method options by field name, protocol and data set among them.
+        metric: What is read from the run's record; see fedcli/results/metrics.py.
+    """
+
+    row: str
+    column: str
+    method: str
+    settings: Mapping[str, Any]
+    metric: str = "selected"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One number of a paper's table that follows from others there: some rows' mean less that of others.
+
+    Attributes:
+        row: The row, as `method` in papers/reported.json.
+        column: The column, as `column` there.
+        of: The column of the table whose cells are compared; its own where empty.
+        more: The rows whose mean it is.
+        less: The rows whose mean is taken off.
+        best: Take off the best of `less` in place of their mean.
+    """
+
+    row: str
+    column: str
+    more: tuple[str, ...]
+    less: tuple[str, ...]
+    of: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper, as runs.
+
+    Attributes:
+        name: `paper:ID`, as in `fedcli table paper:ID`.
+        title: What the table shows, one line.
+        reported: The paper and the table in papers/reported.json.
+        cells: Its numbers, row by row; cells of the same method and settings share their runs.
+        seeds: Seeds of each run.
+        notes: Readings where the paper leaves something open, and rows of ours that it does not have.
+        gains: Numbers that follow from its cells; they need no runs of their own.
+    """
+
+    name: str
+    title: str
+    reported: tuple[str, str]
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    notes: tuple[str, ...] = ()
+    gains: tuple[Gain, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper that can be right or wrong: one row of a table is ahead of another.
+
+    Attributes:
+        name: `paper:ID`.
+        text: The sentence, in words of ours, without a full stop.
+        table: Name of the table whose cells are compared.
+        row: The row that the sentence is about.
+        than: The row that it is compared with.
+        columns: The columns; of several, the mean of the differences counts.
+        direction: "higher" or "lower": on which side of zero the paper sees the row less the other.
+        instead: Options that a smaller form of the claim may have in place of the cells', with their values, or None
+            for any value; sizes (rounds, images, clients, ...) may always be smaller.
+    """
+
+    name: str
+    text: str
+    table: str
+    row: str
+    than: str
+    columns: tuple[str, ...]
+    direction: str = "higher"
+    instead: Mapping[str, Any] = field(default_factory=dict)
+
+
+def grid(
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    columns: Mapping[str, Mapping[str, Any]],
+    metric: str = "selected",
+) -> tuple[Cell, ...]:
+    """Every row with every column.
+
+    Args:
+        rows: Method and settings of each row.
+        columns: Settings of each column; a row's own settings go before them.
+        metric: What is read from each record.
+    """
+    return tuple(
+        Cell(row, column, method, {**shared, **own}, metric)
+        for row, (method, own) in rows.items()
+        for column, shared in columns.items()
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that a method's costs depend on, in floats or counts."""
+
+    parameters: int
+    num_classes: int
+    feature_dim: int
+
+
+def one_model(sizes: Sizes) -> int:
+    """Memory of a client that holds one copy of the model, in floats."""
+    return sizes.parameters
+
+
+def global_model(state: Any) -> tuple[dict, dict]:
+    """Parameters and buffers of the global model in a server state that has these fields."""
+    return state.params, state.buffers
+
+
+class _Declared:
+    """What is known of a declaration by the module it stands in: that of its function, or the user's file it is in."""
+
+    _home: ClassVar[str | None] = None  # name of the user's module that declares it; set by the registry on an instance
+
+    @property
+    def module(self) -> ModuleType:
+        """The module of its file."""
+        return sys.modules[self._home or self.function.__module__]
+
+    @property
+    def file(self) -> Path:
+        """The file it stands in."""
+        return Path(self.module.__file__)
+
+    @property
+    def card(self) -> str:
+        """The docstring of that file."""
+        return (self.module.__doc__ or "").strip()
+
+    @property
+    def file_hash(self) -> str:
+        """SHA-256 of that file, its first 16 hexadecimal digits."""
+        return file_hash(self.file)
+
+    @contextmanager
+    def blamed(self, *passes: type[Exception]) -> Iterator[None]:
+        """Blame a user's own file for what is raised inside, but for `passes`; see `blame`. A paper's file is not."""
+        with blame(self.file, passes=passes) if is_own(self.module) else nullcontext():
+            yield
+
+
+@dataclass(frozen=True)
+class Method(_Declared):
+    """A method, as its file declares it.
+
+    Attributes:
+        name: As on the command line.
+        title: Full name of the method, one line.
+        config: Frozen dataclass of its options, each made by `option`.
+        init: `(fed, config) -> state` before the first round.
+        run_round: `(state, cohort, fed, config) -> (state, terms)`; terms `[K]` by name, for the record.
+        reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None where no
+            overrides make it a simpler one.
+        state_types: The NamedTuple classes of its state, so that a checkpoint can be read.
+        default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file.
+        client_memory: Floats a client must hold: copies of the model and what the method adds.
+        model: From a state to the global model that is tested.
+        personal: From a state to `(params, buffers)` of each client that has taken part, by id, where every client
+            keeps its own model; None where there is one global model.
+        prototypes: From a state to `(prototypes [C, D], has_class [C])`, where the method classifies by the nearest
+            prototype; None where it classifies by the head.
+        mixed_networks: Whether its clients may have different networks.
+        uses_public_data: Whether it needs `--public-dataset`.
+        numerics: Raised whenever its file changes the numbers of its runs; records with another one are outdated.
+    """
+
+    name: str
+    title: str
+    config: type
+    init: Callable[..., Any]
+    run_round: Callable[..., tuple[Any, dict]]
+    reduces_to: tuple[str, dict[str, Any]] | None
+    state_types: tuple[type, ...]
+    default_protocol: str = ""
+    client_memory: Callable[[Sizes], int] = one_model
+    model: Callable[[Any], tuple[dict, dict]] = global_model
+    personal: Callable[[Any], dict[int, tuple[dict, dict]]] | None = None
+    prototypes: Callable[[Any], tuple[Any, Any]] | None = None
+    mixed_networks: bool = False
+    uses_public_data: bool = False
+    numerics: int = 1
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What tells its file, unless a user's file declares it."""
+        return self.run_round
+
+
+@dataclass(frozen=True)
+class Post(_Declared):
+    """A step on the global model after the last round of any method that has one, as its file declares it.
+
+    Attributes:
+        name: As in `--post`.
+        title: Full name, one line.
+        config: Frozen dataclass of its options, each made by `option`; their names are no other option's.
+        apply: `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the
+            floats that a client sends for it, the mean over the clients.
+    """
+
+    name: str
+    title: str
+    config: type
+    apply: Callable[..., tuple[dict, dict, int]]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What tells its file, unless a user's file declares it."""
+        return self.apply
+
+
+def method_options(method: Method | Post, values: Mapping[str, Any]) -> Any:
+    """The `Config` of a method, or of a step after the last round, with `values` in place of its defaults, checked.
+
+    Raises:
+        UserError: If a value is out of range or an option is not among its own.
+    """
+    fields = {field.name: field for field in dataclasses.fields(method.config)}
+    for name, value in values.items():
+        if name not in fields:
+            remedy = f"'fedcli run {method.name} --help' shows all."
+            raise unknown(f"option of {method.name}", name, fields, remedy)
+        check_value(fields[name], value)
+    return method.config(**values)

@@ -1,0 +1,239 @@
+"""What a run needs before its first round: data, partition, federation, the machine's settings and a record."""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fedcli.core import partition
+from fedcli.core.batches import Transform
+from fedcli.core.federation import Federation, count_parameters, divide
+from fedcli.data import datasets
+from fedcli.declarations import DataSetting, PublicSetting
+from fedcli.errors import UserError
+from fedcli.runs import drift
+from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
+from fedcli.runs.records import SCHEMA, environment, numerics, summarise
+from fedcli.runs.rounds import Listener
+from fedcli.runs.store import Store
+from fedcli.runs.strict import Strict
+from fedcli.runs.workers import current
+from fedcli.userfiles import user_files
+
+SMALL_NETWORK = 100_000  # parameters
+
+
+@contextmanager
+def machine_settings(fed: Federation) -> Iterator[None]:
+    """PyTorch's process-wide settings as this run needs them; put back afterwards.
+
+    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. One thread for a
+    small network on the CPU, where handing work to several costs more than the work.
+    """
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
+    matmul.allow_tf32 = convolution.allow_tf32 = fed.config.precision == "tf32"
+    if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, convolution.allow_tf32 = before[:2]
+        torch.set_num_threads(before[2])
+
+
+def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
+    """Loads the data, draws the partition and builds the federation of a run.
+
+    Returns:
+        The data set, each client's examples, and the federation.
+    """
+    dataset, parts, public = load_data(setup)
+    on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
+    kind = drift.Recording if setup.run.drift_every else Strict
+    memory = setup.run.state_memory and parse_size(setup.run.state_memory)
+    store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
+    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
+
+
+def check(setup: Setup) -> None:
+    """Refuses a run that its data do not allow, without a network and with nothing on the device.
+
+    Raises:
+        UserError: If the data cannot be read or divided as asked, or no client has enough of them.
+    """
+    _, testing, _, validation = divide(load_data(setup)[1], setup.run)
+    refuse_empty_parts(setup, testing, validation)
+
+
+def refuse_empty_parts(setup: Setup, testing: list, validation: list) -> None:
+    """Refuses a run with nothing to test on, or to choose its best round by; both are each client's positions."""
+    config = setup.run
+    for needed, parts, what, flag in (
+        (config.local_test > 0, testing, "a test part", f"--local-test {config.local_test:g}"),
+        (setup.selection == "best-validation", validation, "a validation part", f"--validation {config.validation:g}"),
+    ):
+        if needed and not any(map(len, parts)):
+            raise UserError(
+                f"no client has {what} (got {flag} of clients with too few examples); give a larger share, more data "
+                "or fewer clients."
+            )
+
+
+def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
+    """Loads the data of a run and draws its partition.
+
+    Returns:
+        The data set, each client's examples, and the public images where the method uses some.
+    """
+    config = setup.run
+    dataset = datasets.load(config.dataset)
+    if config.local_test:
+        dataset = datasets.merge(dataset)
+    if config.train_examples is not None:
+        dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
+    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
+    parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    if getattr(parts, "num_test", None) and not config.local_test:
+        raise UserError(
+            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
+            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+        )
+    public = None
+    if config.public_dataset is not None:
+        public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
+    return dataset, parts, public
+
+
+def federation(
+    setup: Setup,
+    dataset: datasets.Dataset,
+    parts: list,
+    public: datasets.Dataset | None = None,
+    on_samples: Callable[[int], None] = lambda count: None,
+    kind: type[Federation] = Federation,
+    store: Store | None = None,
+) -> Federation:
+    """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
+
+    Args:
+        setup: The run.
+        dataset: Its data set.
+        parts: Positions of each client's examples.
+        public: The public images, where the method uses some.
+        on_samples: Told how many samples a local step has processed.
+        kind: Class of what is made.
+        store: Keeps what clients remember; all of it stays in memory where None.
+    """
+    dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
+
+    def transform(images: datasets.Dataset, about: DataSetting | PublicSetting | None) -> Transform:
+        mean, std = (about.mean, about.std) if about else datasets.channel_statistics(images)
+        return Transform(tuple(mean), tuple(std), about.augmentation if about else "none", dtype)
+
+    shared = {}
+    if public is not None:
+        about = setup.protocol.public.get(setup.run.public_dataset)
+        shared = {"public_images": public.x_train, "public_transform": transform(public, about)}
+    fed = kind(
+        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
+        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
+        store=store,
+    )  # fmt: skip
+    fed.engine.workers = current()
+    return fed
+
+
+def new_record(
+    setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
+) -> dict[str, Any]:
+    """What is known of a run before its first round.
+
+    Args:
+        setup: The run.
+        dataset: Its data set.
+        parts: Positions of each client's examples.
+        fed: Its federation.
+        source: Name of its method, or path of the method's file.
+        chosen: Why so many clients train together; None where it was given or is the CPU's rule.
+    """
+    config = setup.run
+    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
+    networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
+    buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "method": setup.method.name,
+        "method_source": source,
+        "method_hash": setup.method.file_hash,
+        "numerics": numerics(setup.method),
+        "user_files": user_files([source, *setup.values().values()]),
+        "protocol": setup.protocol.name,
+        "dataset": config.dataset,
+        "dataset_fingerprint": dataset.fingerprint,
+        "reduced": reductions(setup.values(), setup.protocol),
+        "seed": config.seed,
+        "command": _command(setup, source),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config": setup.values(),
+        "origin": setup.origin,
+        "evaluation": setup.protocol.evaluation,
+        "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
+        "augmentation": fed.transform.augmentation,
+        "public": _public(fed),
+        "partition": {
+            "flag": str(setup.partition.scaled(dataset.share)),
+            "seed": config.partition_seed,
+            "fingerprint": partition.fingerprint(parts),
+            "sizes": [len(part) for part in parts],
+            "class_counts": counts.tolist(),
+        },
+        "class_names": list(dataset.class_names),
+        # Of the largest network where there are several; `networks` has the parameters of each.
+        "model": {
+            "backbone": config.backbone,
+            "parameters": fed.sizes.parameters,
+            "buffers": buffers,
+            "networks": networks,
+            "input": [dataset.channels, dataset.image_size, dataset.image_size],
+        },
+        "engine": {
+            "clients_per_chunk": fed.engine.clients_per_chunk,
+            "way": fed.engine.way,
+            "chosen": chosen,
+            "workers": current().count,
+            "device": str(fed.device),
+            "precision": config.precision,
+            "notes": [],
+        },
+        "cost": None,
+        "resumed": [],
+        "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
+        **environment(fed.device),
+        "rounds": [],
+        "summary": summarise([], setup.selection),
+        "seconds_total": 0.0,
+        "peak_bytes": 0,
+    }
+
+
+def _command(setup: Setup, source: str) -> str:
+    """What to type to make a run like this in a folder of its own, wherever its options came from."""
+    return shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))])
+
+
+def _public(fed: Federation) -> dict[str, Any] | None:
+    """What a record says of the public images; None where there are none."""
+    if fed.public_images is None:
+        return None
+    transform = fed.public_transform
+    return {
+        "name": fed.config.public_dataset,
+        "examples": len(fed.public_images),
+        "normalisation": {"mean": transform.mean, "std": transform.std},
+        "augmentation": transform.augmentation,
+    }

@@ -1,0 +1,188 @@
+"""The rounds of a run: each is trained and evaluated, and then recorded, checkpointed and shown."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcli.core import autotune, evaluation
+from fedcli.core.evaluation import NOTHING
+from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
+from fedcli.runs import drift
+from fedcli.runs.checkpoints import Pace, clear_finished, write_checkpoint
+from fedcli.runs.config import Setup
+from fedcli.runs.finite import refuse_non_finite
+from fedcli.runs.models import Selected, all_params
+from fedcli.runs.records import Load, params_hash, summarise, write_record
+from fedcli.runs.signals import as_interruptions
+from fedcli.runs.store import Unkept, trimmed
+from fedcli.runs.workers import current
+
+_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
+
+
+class Listener:
+    """What a run reports while it goes on; this one keeps silent.
+
+    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
+    """
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """The run in `folder` is about to train its first round."""
+
+    def samples(self, count: int) -> None:
+        """A local step has processed `count` samples."""
+
+    def note(self, text: str) -> None:
+        """Something has happened to the engine that the user has to know; the record has it too."""
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """A round has ended; `entry` is what the record says of it."""
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """The run has ended, for whatever reason; `record["status"]` says which."""
+
+    def skip(self, record: dict[str, Any], folder: Path) -> None:
+        """The run in `folder` had ended before, and nothing of it is run."""
+
+
+def first_state(setup: Setup, fed: Federation) -> Any:
+    """The method's state before the first round."""
+    with setup.method.blamed(*_NO_MISTAKES):
+        return setup.method.init(fed, setup.options)
+
+
+@as_interruptions()
+def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Any:
+    """Runs the rounds that the record does not have, and returns the state after the last."""
+    config, rounds, writes = setup.run, record["rounds"], current().number == 0
+    record["status"] = "running"
+    start, before, load = time.perf_counter(), record["seconds_total"], Load()
+    record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
+    samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
+    progress.start(record, folder, samples, len(rounds))
+    pace, selected = Pace(config.checkpoint_every, config.rounds), Selected(folder, setup, fed, record, state)
+    try:
+        for number in range(len(rounds), config.rounds):
+            with setup.method.blamed(*_NO_MISTAKES):
+                state, entry = one_round(setup, fed, state, fed.cohort(number))
+            rounds.append(entry)
+            _take_notes(fed, record["engine"], number, progress)
+            record["cost"] = _cost(setup, fed)
+            record["summary"] = summarise(rounds, setup.selection)
+            record["seconds_total"] = before + time.perf_counter() - start
+            record["load"][-1] |= load.so_far()
+            record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
+            if writes:
+                selected.see(record, state)
+            if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
+                state = trimmed(state, fed.cohort(config.rounds).client_ids)
+            if writes and pace.due(number):
+                pace.timed(_checkpoint, folder, record, state, selected)
+                write_record(folder, record)
+            progress.round(entry)
+        record["summary"] = summarise(rounds, setup.selection)
+        if writes:  # not by others, since what they keep is soon removed
+            record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
+        if setup.post is not None:
+            record["post"] = _after_the_last_round(setup, fed, state)
+        record["status"] = "finished"
+    except KeyboardInterrupt:
+        record["status"] = "interrupted"
+        raise
+    except Exception as error:
+        record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        try:
+            if writes:
+                write_record(folder, record)
+            if writes and record["status"] == "finished":
+                clear_finished(folder)
+        finally:
+            progress.finish(record)
+    return state
+
+
+def _checkpoint(folder: Path, record: dict[str, Any], state: Any, selected: Selected) -> None:
+    """Writes what the run goes on from, and keeps the models of its best round."""
+    selected.write(record)
+    write_checkpoint(folder, record, state)
+    selected.clear(record)
+
+
+def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
+    """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
+    start = time.perf_counter()
+    with setup.post.blamed(*_NO_MISTAKES):
+        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
+    changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
+    result = evaluation.evaluate(fed, changed, state)
+    seconds = time.perf_counter() - start
+    about = {"name": setup.post.name, "hash": setup.post.file_hash}
+    return {**about, **result, "floats_up": floats_up, "seconds": seconds}
+
+
+def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Listener) -> None:
+    """Puts what the engine has to say after a round into the record, and shows it."""
+    for text in fed.engine.notes:
+        about["notes"].append({"round": number, "text": text})
+        progress.note(text)
+    fed.engine.notes.clear()
+    about["clients_per_chunk"] = fed.engine.clients_per_chunk
+
+
+def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
+    """Runs and evaluates one round.
+
+    Returns:
+        The state after it, and what the record says of it.
+    """
+    config = setup.run
+    fed.start_round()
+    start = time.perf_counter()
+    before = state
+    state, terms = setup.method.run_round(before, cohort, fed, setup.options)
+    refuse_non_finite(state, before, cohort.round)
+    if fed.device.type == "cuda":
+        torch.cuda.synchronize(fed.device)
+    elapsed = time.perf_counter() - start
+    aggregate = elapsed - sum(fed.seconds.values())
+    evaluated = _due(cohort.round, config.eval_every, config.rounds)
+    result = evaluation.evaluate(fed, setup.method, state) if evaluated else NOTHING
+    means = {name: _weighted(values, cohort) for name, values in terms.items()}
+    seconds = {**fed.seconds, "aggregate": aggregate}
+    entry = {"round": cohort.round, **result, "terms": means, **_sent(fed), "seconds": seconds}
+    if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
+        entry["drift"] = drift.measure_drift(fed, cohort)
+    return state, entry
+
+
+def _due(round: int, every: int, rounds: int) -> bool:
+    """True every `every` rounds and after the last."""
+    return (round + 1) % every == 0 or round + 1 == rounds
+
+
+def _weighted(values: Tensor, cohort: Cohort) -> float:
+    """Mean of a term over the clients of a round, by their numbers of examples."""
+    return (values.double() * cohort.weights.double()).sum().item()
+
+
+def _sent(fed: Federation) -> dict[str, int]:
+    """Floats that one client was sent and has sent in the last round, the mean over the round's clients."""
+    size = fed.config.cohort_size
+    down, up = ({what: round(count / size) for what, count in sent.items()} for sent in (fed.sent_down, fed.sent_up))
+    return {"floats_down": down["params"] + down["other"], "floats_up": up["params"] + up["other"]}
+
+
+def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
+    """Floats of one client in the last round; buffers of batch normalisation stand apart."""
+    buffers = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # one way
+    return {
+        **_sent(fed),
+        "memory_floats": setup.method.client_memory(fed.sizes),
+        "buffer_floats": round(buffers / setup.run.cohort_size),
+    }
