@@ -111,7 +111,7 @@ DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 
 DIVIDED = {**WORKLOADS, "digits": Workload("digits", "digits", 1, 8, 10, 143, 10, 2, 16, "cnn-small")}
-SAMPLE = {"w3": 128}  # images a client, one epoch, where a round takes hours; what is computed is scaled up
+SAMPLE = {"w3": 64}  # images a client, one epoch, where a round takes hours; what is computed is scaled up
 TURNS = 2  # passes over the numbers of workers, so that a noisy machine hits all of them
 MODELLED = (1, 2, 4, 8, 16, 32, 64)  # workers
 
@@ -672,9 +672,8 @@ def divided_page(rows: Sequence[Divided], figure: str) -> str:
         f"`fedcli bench {' '.join(names)} --workers {counts} --page PATH` measures this and writes the page; what is "
         "measured of one workload takes the place of its numbers in the CSV file beside the page.",
         "",
-        f"On {rows[0].machine}. Medians in seconds a round; the numbers of workers take turns, {TURNS} times. A worker "
-        f"has one thread, and more than {cores} of them share {cores} cores. Of w3 one epoch on {SAMPLE['w3']} images "
-        "a client is measured, and its computing scaled to the whole round.",
+        f"On {rows[0].machine}. Medians in seconds a round; the numbers of workers take turns, {TURNS} times. Of w3 "
+        f"one epoch on {SAMPLE['w3']} images a client is measured, and its computing scaled to the whole round.",
         "",
         "| workload | workers x threads | rounds | round | computing | gathering | server | MiB gathered | model |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -684,13 +683,15 @@ def divided_page(rows: Sequence[Divided], figure: str) -> str:
         said = f"{modelled(of_one, row.workers).seconds:.3g}" if row.threads == 1 and row.workers <= cores else ""
         numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
         cells = " | ".join(f"{number:.3g}" for number in numbers)
-        lines.append(f"| {row.workload} | {row.workers} x {row.threads} | {row.rounds} | {cells} | {said} |")
+        shared = f", sharing {cores} cores" if row.workers * row.threads > cores else ""
+        lines.append(f"| {row.workload} | {row.workers} x {row.threads}{shared} | {row.rounds} | {cells} | {said} |")
     lines += ["", f"![Seconds a round over workers, measured and modelled]({figure})", ""]
     lines += [
         "The model: `ceil(K / W) / K` of what one worker computes, plus gathering, `(W - 1) / W` of the bytes at the "
-        "measured bandwidth, plus the server's step, which every worker repeats.",
+        "measured bandwidth, plus the server's step, which every worker repeats. It supposes a device for each worker; "
+        "those of one machine share its memory and caches.",
         "",
-        f"| workload | {' | '.join(f'{count} workers' for count in MODELLED)} | where it stops paying |",
+        f"| seconds with W workers | {' | '.join(f'W = {count}' for count in MODELLED)} | where it stops paying |",
         "|---" * (len(MODELLED) + 2) + "|",
     ]
     for name in names:

@@ -353,15 +353,14 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process leave the cores to the others
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heard = [number.name for number in ending if signal.getsignal(number) is not signal.SIG_IGN]  # not under `nohup`
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]  # not under `nohup`
     imported = [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]
     multiprocessing.set_forkserver_preload(imported)  # once for all processes, also when they are started again
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-            start_method="forkserver",
-            rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=restarts,
+            rdzv_endpoint="localhost:0", local_addr="localhost", start_method="forkserver", max_restarts=restarts,
             signals_to_handle=",".join(heard), logs_specs=DefaultLogsSpecs(log_dir=logs),
         )  # fmt: skip
         try:
@@ -376,6 +375,9 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
                 f"workers died {restarts + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
                 "is negative); look for what kills them, then resume the run."
             ) from error
+        finally:
+            for number, handler in handlers.items():  # the launcher has put its own in their place
+                signal.signal(number, handler)
 
 
 def _work(work: Callable[..., int], *given: Any) -> int:
