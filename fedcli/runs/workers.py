@@ -289,7 +289,7 @@ def _connected() -> Group:
     """The processes that the launcher has started, once all are there.
 
     Raises:
-        Lost: If the launcher has ended. This process ends if not all come.
+        Lost: If they or the launcher cannot be reached. This process ends if not all come.
     """
     here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     own_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
@@ -305,7 +305,9 @@ def _connected() -> Group:
         store = dist.PrefixStore(_meet(store, number, count), store)
         dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     except RuntimeError as error:
-        raise Lost("the launcher has ended") from error
+        first, _, _ = str(error).partition("\n")
+        print(f"worker {os.environ['RANK']} has not reached the others ({first})", file=sys.stderr)
+        raise Lost("the others were not reached") from error
     finally:
         late.cancel()
     return Group(number, count, here, restarted, store)
