@@ -551,12 +551,10 @@ TABLES = (  # column: cell, of a result; each table in the width of a terminal, 
     },
     {
         "Workload": "{workload}",
-        "Floor": "{floor_seconds}",
-        "Reached": "{reached}",
+        "Floor": "{floor_seconds} ({reached})",
         "Not training": "{data_percent} %",
         "Evaluation": "{evaluation_seconds}",
-        "Floor of it": "{evaluation_floor_seconds}",
-        "Reached of it": "{evaluation_reached}",
+        "Its floor": "{evaluation_floor_seconds} ({evaluation_reached})",
         "Peak MiB": "{peak_mebibytes}",
         "Images": "{images}",
     },
@@ -576,7 +574,7 @@ def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
         return str(value) if not isinstance(value, float) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
     def reached(share: float) -> str:
-        return f"{share:.0%}" if share <= 1 else "failed: floor too high"
+        return f"{share:.0%}" if share <= 1 else "failed: too high"
 
     more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
     more["reached"] = reached(result["floor_share"])

@@ -64,7 +64,7 @@ class Engine:
     workers: Any = field(default_factory=lambda: ALONE)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _turn: threading.Lock = field(default_factory=threading.Lock, init=False)  # see `holding`
+    turn: threading.Lock = field(default_factory=threading.Lock, init=False)  # see `holding`
 
     @property
     def mode(self) -> str:
@@ -163,7 +163,7 @@ class Engine:
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         values = count_floats(client.params) + plan.index.shape[2] * self.images[0].numel()
-        with holding(self._turn if values < SMALL else None):
+        with holding(self.turn if values < SMALL else None):
             for batch in self._batches(plan, chunk.start, rate):
                 client, aux = update(client, batch, context)
                 total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
