@@ -17,6 +17,11 @@ REFUSED = {
 class Refusing(TorchDispatchMode):
     """Refuses operations that clients who train together cannot do, in the line that does one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: to keep its compiler, which is not used, out of this, PyTorch would import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Calls an operation, unless it is one of those."""
         for tag, what in REFUSED.items():
