@@ -260,9 +260,7 @@ def test_the_convolutions_of_a_step_by_hand():
     assert len(sides(TINY_RESNET)[1].convolutions()) == 11  # kinds, of 20 layers
 
 
-@pytest.mark.parametrize(
-    ("method", "models"), [(bench.simplest_method(), [1, 1]), ("fedproto", [4, 4]), ("local", [4, 2])]
-)
+@pytest.mark.parametrize(("method", "models"), [(bench.simplest_method(), [1, 1]), ("fedproto", [4, 4])])
 def test_every_model_that_has_changed_is_tested(method, models):
     engine, found = sides(TINY, method=method)[0], []
     for number in range(2):
