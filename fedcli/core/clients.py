@@ -140,12 +140,13 @@ def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params,
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         value, aux = loss(wanted, *arguments)
-        held = turn.get()
+        if held := turn.get():
+            held.release()
         try:
-            _ = held and held.release()
             grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
         finally:
-            _ = held and held.acquire()
+            if held:
+                held.acquire()
     return dict(zip(wanted, grads, strict=True)), tree_map(Tensor.detach, aux)
 
 
