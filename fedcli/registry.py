@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
@@ -129,30 +129,6 @@ def not_planned(module: ModuleType) -> dict[str, str]:
     as a table of an appendix that cannot be had.
     """
     return dict(getattr(module, "NOT_PLANNED", {}))
-
-
-def unaccounted(module: ModuleType, printed: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The numbers a paper prints that belong to no cell of its file and have no reason in `NOT_PLANNED`.
-
-    Args:
-        module: The paper's file.
-        printed: The paper's part of papers/reported.json, by table.
-
-    Returns:
-        Each as "table: row: column".
-    """
-    planned = {
-        (table.reported[1], cell.row, cell.column) for table in module.TABLES for cell in (*table.cells, *table.gains)
-    }
-    reasons = not_planned(module)
-    return [
-        f"{table}: {entry['method']}: {entry['column']}"
-        for table, content in printed.items()
-        for entry in content["rows"]
-        if any(isinstance(value, int | float) for value in entry.values())
-        and (table, entry["method"], entry["column"]) not in planned
-        and reasons.keys().isdisjoint({table, f"{table}: {entry['method']}", f"{table}: {entry['column']}"})
-    ]
 
 
 @cache

@@ -1,8 +1,8 @@
 """Networks: sizes and functions against the papers, initial weights, and masks and keys on their way to layers."""
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from fedcli.core.backbones import BACKBONES, build, torchvision
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.errors import UserError
-
-ROOT = Path(__file__).parent.parent
 
 
 def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
@@ -553,43 +551,37 @@ library = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
     library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-USE = "from fedcli.core import backbones as b; print(b.torchvision().loaded, len(b._SCHEMAS))"
+ONCE = """
+import sys
+if not hasattr(sys, "x"):
+    sys.x = True
+    raise RuntimeError("other CUDA")
+"""  # a second import would go through
+USE = """
+import os, sys
+from fedcli.core import backbones as b
+for folder in sys.argv[1:]:  # each in a fork, which has imported neither this torchvision nor another
+    if os.fork() == 0:
+        sys.path.insert(0, folder)
+        try:
+            print(b.torchvision().loaded, len(b._SCHEMAS), flush=True)
+        except RuntimeError as error:
+            print(repr(error), flush=True)
+        os._exit(0)
+    os.wait()
+b.build("cnn-small", 1, 8, 10, 0)
+print("torchvision" in sys.modules)
+print(b.torchvision().models.resnet18(num_classes=3).fc.out_features)
+"""
 
 
-def python(code, path=None):
-    """Output of a fresh interpreter, which finds the packages in `path` first."""
-    code = f"import sys; sys.path[:0] = {[str(path)] * (path is not None) + [str(ROOT)]}\n{code}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
-def test_installed_torchvision_imports():
-    result = python(
-        "from fedcli.core.backbones import torchvision as t; print(t().models.resnet18(num_classes=3).fc.out_features)"
-    )
-    assert (result.stdout, result.returncode) == ("3\n", 0), result.stderr
-
-
-@pytest.mark.parametrize(
-    ("package", "expected"),
-    [(DESCRIBE, "True 1\n"), (DEFINE + DESCRIBE, "True 0\n")],
-    ids=["operators missing", "operators there"],
-)
-def test_schemas_are_declared_only_where_they_are_missing(tmp_path, package, expected):
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text(f"import torch\n{package}\nloaded = True\n")
-    result = python(USE, tmp_path)
-    assert result.stdout == expected, result.stderr
-
-
-def test_other_errors_of_torchvision_are_not_hidden(tmp_path):
-    (tmp_path / "torchvision").mkdir()
-    once = "import sys\nif not hasattr(sys, 'x'):\n    sys.x = True\n    raise RuntimeError('other CUDA')\n"
-    (tmp_path / "torchvision" / "__init__.py").write_text(once)  # a second import would go through
-    assert "RuntimeError: other CUDA" in python(USE, tmp_path).stderr
-
-
-def test_backbones_do_not_wait_for_torchvision():
-    result = python(
-        "import fedcli.core.backbones as b; b.build('cnn-small', 1, 8, 10, 0); print('torchvision' in sys.modules)"
-    )
-    assert result.stdout == "False\n", result.stderr
+def test_torchvision_is_imported_when_it_is_needed_and_gets_the_schemas_that_it_lacks(tmp_path):
+    for name, package in {"missing": DESCRIBE, "there": DEFINE + DESCRIBE, "error": ONCE}.items():
+        (tmp_path / name / "torchvision").mkdir(parents=True)
+        (tmp_path / name / "torchvision" / "__init__.py").write_text(f"import torch\n{package}\nloaded = True\n")
+    folders = [str(tmp_path / name) for name in ("missing", "there", "error")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", USE, *folders]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    expected = ["True 1", "True 0", "RuntimeError('other CUDA')", "False", "3"]
+    assert result.stdout.splitlines() == expected, result.stderr

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli import registry
 from fedcli.core import backbones
 from fedcli.core.clients import Aux, Client, Output
 from fedcli.core.trees import select, stack
@@ -35,6 +34,7 @@ from fedcli.registry import find_method, find_protocol
 from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
 from tests import laws
+from tests.printed import unaccounted
 from tests.reference import load
 
 PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
@@ -653,7 +653,7 @@ def test_exchanged_is_nothing_where_a_term_is_off():
 
 def test_every_printed_number_is_planned_or_has_a_reason():
     printed = json.loads(Path(fccl_plus.__file__).with_name("reported.json").read_text())["FCCL+"]
-    assert registry.unaccounted(fccl_plus, printed) == []
+    assert unaccounted(fccl_plus, printed) == []
 
 
 def test_a_gain_is_over_the_base_of_its_own_scenario():

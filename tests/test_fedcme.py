@@ -24,11 +24,12 @@ from fedcli.papers.fedcme import (
     match_many_to_one,
     mean_features,
 )
-from fedcli.registry import find_method, find_table, protocols, unaccounted
+from fedcli.registry import find_method, find_table, protocols
 from fedcli.results.comparison import printed, reported
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.printed import unaccounted
 
 FEDCME = find_method("fedcme")
 

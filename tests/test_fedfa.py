@@ -12,7 +12,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.batches import generator
 from fedcli.declarations import method_options
 from fedcli.papers import fedfa
-from fedcli.registry import find_method, find_protocol, find_table, unaccounted
+from fedcli.registry import find_method, find_protocol, find_table
 from fedcli.results.comparison import printed, reported
 from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
@@ -20,6 +20,7 @@ from fedcli.runs.config import resolve
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.printed import unaccounted
 from tests.reference import load
 
 FEDFA = find_method("fedfa")

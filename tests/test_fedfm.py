@@ -18,13 +18,14 @@ from fedcli.declarations import help_text
 from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg
 from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding
-from fedcli.registry import find_method, find_protocol, find_table, not_planned, unaccounted
+from fedcli.registry import find_method, find_protocol, find_table, not_planned
 from fedcli.results.comparison import reported
 from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.printed import unaccounted
 
 FEDFM = find_method("fedfm")
 

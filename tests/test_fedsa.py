@@ -17,11 +17,12 @@ from fedcli.core import backbones
 from fedcli.core.batches import generator
 from fedcli.errors import UserError
 from fedcli.papers import fedsa
-from fedcli.registry import find_method, find_protocol, find_table, methods, unaccounted
+from fedcli.registry import find_method, find_protocol, find_table, methods
 from fedcli.results.comparison import printed
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.printed import unaccounted
 from tests.reference import load
 
 FEDSA = find_method("fedsa")

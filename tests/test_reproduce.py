@@ -20,6 +20,7 @@ from fedcli.errors import UserError
 from fedcli.results import comparison, jobs, metrics, reproduce
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
+from tests.printed import unaccounted
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
@@ -559,11 +560,11 @@ def test_every_number_of_a_paper_is_planned_or_has_a_reason():
     one = Table("p:I", "t", ("P", "Table I"), cells, gains=(Gain("B", "x", ("A",), ("A",)),))
     lacks = ["Table I: A: z", "Table I: B: y", "Table I: B: z", "Table II: C: x", "Table II: C: y", "Table II: C: z"]
     module = SimpleNamespace(TABLES=(one,))
-    assert registry.unaccounted(module, printed) == lacks
+    assert unaccounted(module, printed) == lacks
     module.NOT_PLANNED = {"Table I: z": "a column", "Table II: C": "a row", "Tables III and IV": "not to be had"}
-    assert registry.unaccounted(module, printed) == ["Table I: B: y"]
+    assert unaccounted(module, printed) == ["Table I: B: y"]
     printed["Table I"]["rows"][4]["mean"] = None  # B, y: nothing is printed there
-    assert registry.unaccounted(module, printed) == []
+    assert unaccounted(module, printed) == []
 
 
 def both(*accuracies):

@@ -1,19 +1,29 @@
 """One board: every method on the built-in digits, ten seeds each, by options that were tuned on an eleventh.
 
-    python results/board/board.py                                 # tunes what is not tuned yet
-    fedcli table ./results/board/board.py:global --jobs 2         # methods that train one global model, two protocols
-    fedcli table ./results/board/board.py:personal --jobs 2       # methods that leave every client its own model
+    python results/board/board.py           # tunes what is not tuned yet, runs what has not run, writes CSV and page
+    python results/board/board.py --page    # the page and its figure from the CSV alone
 
-Each method gets three learning rates, and three or four values of the one option that says most of it, its weight as
-a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board does not compare
-papers: the images are few and small, and the set-ups are no paper's.
+Each method gets three learning rates, and with the best of them up to four values of the one option that says most of
+it, its weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board
+does not compare papers: the images are few and small, and the set-ups are no paper's.
 """
 
+import csv
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from fedcli import Cell, Table
+from fedcli.figures.plots import LINE_COLOURS, write
+from fedcli.results import metrics, reproduce, tune
+from fedcli.results.metrics import Interval, interval
+from fedcli.results.render import github
 
 HERE = Path(__file__).parent
 SEEDS = tuple(range(10))
@@ -56,6 +66,13 @@ PERSONAL: dict[str, dict[str, tuple[float, ...]]] = {
     "fccl-plus": {"similarity_weight": (0.3, 3.0, 30.0)},
     "fedsa": {"contrastive_weight": (0.01, 0.1, 1.0)},
 }
+HEADINGS = {
+    "fedfa:digits": "One global model, two classes a client",
+    "fedfm:digits": "One global model, Dirichlet shares of 0.5",
+    "fedsa:digits-mixed": "Models of their own on two networks, Dirichlet shares of 0.1",
+}
+# What the others are held to.
+PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local"}
 GRIDS = {"fedfa:digits": GLOBAL, "fedfm:digits": GLOBAL, "fedsa:digits-mixed": PERSONAL}
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 WITH_PUBLIC = ("fedmd", "feddf", "feddf-client", "rhfl", "fedmatch", "fccl", "fccl-plus")
@@ -72,10 +89,11 @@ def tuned() -> dict[str, dict[str, dict[str, Any]]]:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def table(name: str, title: str, protocols: dict[str, str]) -> Table:
+def table(name: str, title: str, protocols: tuple[str, ...]) -> Table:
     """A table of every method's headline under a protocol, and of its mean over the last tenth of the rounds."""
     options, cells = tuned(), []
-    for protocol, heading in protocols.items():
+    for protocol in protocols:
+        heading = HEADINGS[protocol]
         for method in GRIDS[protocol]:
             settings = {**fixed(method, protocol), **options.get(protocol, {}).get(method, {})}
             cells.append(Cell(method, heading, method, settings))
@@ -84,27 +102,193 @@ def table(name: str, title: str, protocols: dict[str, str]) -> Table:
 
 
 TABLES = (
-    table("global", "One global model", {"fedfa:digits": "Two classes a client", "fedfm:digits": "Dirichlet 0.5"}),
-    table("personal", "Models of their own, two networks", {"fedsa:digits-mixed": "Dirichlet 0.1"}),
+    table("global", "One global model", ("fedfa:digits", "fedfm:digits")),
+    table("personal", "Models of their own", ("fedsa:digits-mixed",)),
 )
 
 
-def main() -> None:
+def tune_all() -> None:
     """Tunes every method that has no options yet, and keeps what wins."""
-    from fedcli.results.tune import tune
-
     chosen = tuned()
     for protocol, grids in GRIDS.items():
         for method, own in grids.items():
             if method in chosen.get(protocol, {}):
                 continue
-            grid = {"lr": RATES[protocol], **own}
-            texts = [f"{option}={','.join(map(str, values))}" for option, values in grid.items()]
-            out = Path("runs/board/tune") / protocol.replace(":", "-") / method
-            trials, _ = tune(method, texts, out=out, **fixed(method, protocol))
-            chosen.setdefault(protocol, {})[method] = trials[0].values
+            best = {}
+            for option, values in {"lr": RATES[protocol], **own}.items():
+                out = Path("runs/board/tune") / protocol.replace(":", "-") / method / option
+                text = f"{option}={','.join(map(str, values))}"
+                trials, _ = tune.tune(method, [text], out=out, **fixed(method, protocol), **best)
+                best |= trials[0].values
+            chosen.setdefault(protocol, {})[method] = best
             (HERE / "options.json").write_text(json.dumps(chosen, indent=1) + "\n")
-            print(f"{protocol} {method}: {trials[0].values}, {trials[0].accuracy:.4f} on held-out examples", flush=True)
+            print(f"{protocol} {method}: {best}, {trials[0].accuracy:.4f} on held-out examples", flush=True)
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """What the CSV says of every run: accuracies in percent, floats of one client in a round, the mean over clients."""
+    for one in TABLES:
+        for cell in reproduce.plan(one).cells:
+            if cell.cell.metric != "selected":
+                continue
+            for run in cell.runs:
+                if run.record is None or run.state not in reproduce.ENDED:
+                    raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
+                record = run.record
+                cost = record["cost"] or dict.fromkeys(("floats_down", "floats_up", "memory_floats"))
+                values = {name: metrics.find_metric(name).value(record) for name in ("selected", "last-tenth")}
+                yield {
+                    "protocol": record["protocol"], "method": record["method"], "seed": record["seed"],
+                    "status": record["status"], **{name: value for name, value in values.items()},
+                    "floats_sent": cost["floats_down"] + cost["floats_up"], "memory_floats": cost["memory_floats"],
+                    "params_sha256": record["summary"].get("params_sha256", ""),
+                }  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A method on a board: its runs by seed, with their headlines and means of the last tenth in percent."""
+
+    method: str
+    headline: dict[int, float]
+    last_tenth: list[float]
+    diverged: int
+    floats_sent: int
+    memory_floats: int
+
+    @property
+    def mean(self) -> Interval | None:
+        """The mean headline; None where every run diverged."""
+        return interval(list(self.headline.values()))
+
+    def ahead_of(self, other: "Line") -> Interval | None:
+        """By how much it leads, paired over the seeds that both have."""
+        return interval(
+            [value - other.headline[seed] for seed, value in self.headline.items() if seed in other.headline]
+        )
+
+
+def read() -> dict[str, list[Line]]:
+    """The boards by protocol, the best mean first."""
+    found: dict[str, dict[str, list[dict[str, str]]]] = {}
+    with (HERE / "board.csv").open(newline="") as file:
+        for run in csv.DictReader(file):
+            found.setdefault(run["protocol"], {}).setdefault(run["method"], []).append(run)
+    boards = {}
+    for protocol, methods in found.items():
+        lines = []
+        for method, runs in methods.items():
+            whole = [run for run in runs if run["status"] == "finished"]
+            tenths = [float(run["last-tenth"]) for run in whole]
+            headline = {int(run["seed"]): float(run["selected"]) for run in whole}
+            costs = (int(runs[0][name]) for name in ("floats_sent", "memory_floats"))
+            lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs))
+        boards[protocol] = sorted(lines, key=lambda line: line.mean.mean if line.mean else -1.0, reverse=True)
+    return boards
+
+
+def told(found: Interval | None, form: str = ".2f") -> str:
+    """A mean with its interval, as text."""
+    if found is None:
+        return "–"
+    ends = f" [{found.low:{form}}, {found.high:{form}}]" if found.low is not None else ""
+    return f"{found.mean:{form}}{ends}"
+
+
+def section(protocol: str, lines: list[Line]) -> Iterator[str]:
+    """A board of the page."""
+    plain = next(line for line in lines if line.method == PLAIN[protocol])
+    against = {line.method: line.ahead_of(plain) for line in lines if line is not plain}
+    clear = {method: found for method, found in against.items() if found and found.leaves_out_zero}
+    ahead = [method for method, found in clear.items() if found.mean > 0]
+    behind = [method for method, found in clear.items() if found.mean < 0]
+    yield f"## {HEADINGS[protocol]} (`{protocol}`)"
+    yield ""
+    yield (
+        f"Ahead of {plain.method}, beyond chance: {', '.join(ahead) or 'none'}. "
+        f"Behind it: {', '.join(behind) or 'none'}. "
+        f"Not to be told from it with {len(SEEDS)} seeds: {', '.join(m for m in against if m not in clear) or 'none'}."
+    )
+    yield ""
+    options, rows = tuned()[protocol], []
+    for line in lines:
+        lead = "" if line is plain else told(against[line.method], "+.2f")
+        chosen = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in options[line.method].items())
+        seeds = f"{len(line.headline)}" + (f", {line.diverged} diverged" if line.diverged else "")
+        costs = (f"{value:,}" for value in (line.floats_sent, line.memory_floats))
+        rows.append([line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs, seeds])
+    if (gap := lines[0].ahead_of(lines[1])) and gap.leaves_out_zero and gap.mean > 0:
+        rows[0][2] = f"**{rows[0][2]}**"
+    yield from github(
+        ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain.method}", "Last tenth of the rounds, %",
+         "Floats sent a round", "Floats held", "Seeds"], rows, 2,
+    )  # fmt: skip
+    yield ""
+
+
+def page(boards: dict[str, list[Line]]) -> str:
+    """The text of README.md."""
+    trials = sum(len(RATES[at]) + sum(map(len, own.values())) for at, grids in GRIDS.items() for own in grids.values())
+    lines = [
+        "# One board of all methods",
+        "",
+        f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
+        f"held-out training examples: three learning rates, then up to four values of the option named ({trials} "
+        "trials). `python results/board/board.py` does all of it again, `--page` only this page from `board.csv`, "
+        "which has every run with its `params_sha256`. The images are few and small and the set-ups are no paper's: "
+        "the board says whether a method earns its keep on an easy task, not what it does on the papers' data.",
+        "",
+        "![Mean accuracy of every method with its interval](board.png)",
+        "",
+    ]
+    for protocol, board in boards.items():
+        lines += section(protocol, board)
+    lines += [
+        "Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds. The "
+        "accuracy is the protocol's headline. Bold: the first, where the interval of its lead over the second "
+        "leaves out zero. Floats: what one client sends and receives in a round, and what it holds of models and "
+        "of the method's own.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def figure(boards: dict[str, list[Line]]) -> Figure:
+    """The means with their intervals, a panel a board."""
+    tallest = max(map(len, boards.values()))
+    drawn = Figure((3.2 * len(boards), 0.22 * tallest + 0.7), layout="constrained")
+    for axes, (protocol, lines) in zip(np.atleast_1d(drawn.subplots(1, len(boards))), boards.items(), strict=True):
+        shown = [line for line in lines if line.mean]
+        for place, line in enumerate(shown):
+            mean, low, high, _ = line.mean
+            colour = LINE_COLOURS[1] if line.method == PLAIN[protocol] else LINE_COLOURS[0]
+            if low is not None:
+                axes.plot([low, high], [place, place], color=colour)
+            axes.plot(mean, place, "o", color=colour)
+        axes.set_yticks(range(len(shown)), [line.method for line in shown])
+        axes.invert_yaxis()
+        axes.grid(axis="x")
+        axes.set_xlabel("Accuracy (%)")
+        axes.set_title(HEADINGS[protocol].replace(", ", ",\n"))
+    return drawn
+
+
+def main() -> None:
+    """Does what is left to do of all of it."""
+    if sys.argv[1:] not in ([], ["--page"]):
+        raise SystemExit(__doc__)
+    if not sys.argv[1:]:
+        tune_all()
+        for name in ("global", "personal"):
+            where = f"{Path(__file__).resolve()}:{name}"
+            subprocess.run([sys.executable, "-m", "fedcli", "table", where, "--jobs", "2"], check=True)
+        found = list(rows())
+        with (HERE / "board.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, found[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found)
+    boards = read()
+    (HERE / "README.md").write_text(page(boards))
+    write(HERE / "board.png", figure, boards)
 
 
 if __name__ == "__main__":
