@@ -13,8 +13,8 @@ from fedcli.runs import checkpoints, config, rounds, store
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.models import SELECTED
+from tests.test_runs import Stop, StopAfter
 from tests.torture.damage import TINY as DAMAGED
-from tests.torture.damage import Stop, StopAfterTwo
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers
@@ -169,7 +169,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("run", 0), ("other", 1)):
         with pytest.raises(Stop):
-            fedcli.run("scaffold", **TINY, seed=seed, out=folder / name, progress=StopAfterTwo())
+            fedcli.run("scaffold", **TINY, seed=seed, out=folder / name, progress=StopAfter(2))
     whole = runs.resume(shutil.copytree(folder / "run", folder / "whole"))
     return folder, whole.record["summary"]["params_sha256"]
 
