@@ -36,8 +36,6 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 START = b'{"__metadata__":{"sha256":"'  # of a header, up to the digest
 DIGEST = slice(8 + len(START), 8 + len(START) + 64)
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
-
-
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
 
 
@@ -99,7 +97,7 @@ def load(
     Args:
         path: The file.
         types: The NamedTuple classes of the tree by name, and under `kept` what makes of its rows what a store keeps.
-        device: Of the tensors; those of what clients keep wait on the host, since there may be more than it holds.
+        device: Of the tensors.
         digest: What `save` returned, where that is known.
 
     Returns:
@@ -306,7 +304,7 @@ def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, typ
         return tensors[inside].to(device)
     if kind == "dict":
         return {key: _rebuilt(value, tensors, types, device) for key, value in inside}
-    parts = [_rebuilt(part, tensors, types, "cpu" if kind == "ClientState" else device) for part in inside]
+    parts = [_rebuilt(part, tensors, types, device) for part in inside]
     if kind in ("tuple", "list"):
         return tuple(parts) if kind == "tuple" else parts
     if kind not in types:
