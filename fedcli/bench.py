@@ -111,7 +111,7 @@ DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 
 DIVIDED = {**WORKLOADS, "digits": Workload("digits", "digits", 1, 8, 10, 143, 10, 2, 16, "cnn-small")}
-SAMPLE = {"w3": 128}  # images a client, one epoch, where a round takes hours; what is computed is scaled up
+SAMPLE = {"w3": 64}  # images a client, one epoch, where a round takes hours; what is computed is scaled up
 TURNS = 2  # passes over the numbers of workers, so that a noisy machine hits all of them
 MODELLED = (1, 2, 4, 8, 16, 32, 64)  # workers
 
@@ -526,6 +526,8 @@ class Divided:
         gather: What tensors took to travel.
         server: All else: drawing the batches, and the server's step.
         nbytes: What travelled, of all workers together.
+        rounds: How many were measured.
+        machine: On which, with which version of PyTorch.
     """
 
     workload: str
@@ -536,6 +538,8 @@ class Divided:
     gather: float
     server: float
     nbytes: float
+    rounds: int
+    machine: str
 
     @property
     def seconds(self) -> float:
@@ -571,10 +575,14 @@ def measure_divided(
                 if launch(rounds_of_worker, name, threads, options, str(file), count=count, restarts=0):
                     raise KeyboardInterrupt
                 rounds[case] += json.loads(file.read_text())
+    machine = f"{cores} cores of {environment(torch.device('cpu'))['hardware']['name']}, torch {torch.__version__}"
     return [
-        Divided(name, find_workload(name, DIVIDED).cohort_size, count, threads, *map(median, zip(*found, strict=True)))
+        Divided(
+            name, find_workload(name, DIVIDED).cohort_size, count, threads, *map(median, zip(*found, strict=True)),
+            len(found), machine,
+        )
         for (name, count, threads), found in rounds.items()
-    ]
+    ]  # fmt: skip
 
 
 def rounds_of_worker(name: str, threads: int, options: dict[str, Any], file: str) -> int:
@@ -613,42 +621,77 @@ def modelled(rows: Sequence[Divided], workers: int) -> Divided:
     a_share = several.gather / (1 - 1 / several.workers)  # seconds for all bytes
     compute = one.compute * -(-one.clients // workers) / one.clients
     gather = a_share * (1 - 1 / workers)
-    return Divided(one.workload, one.clients, workers, 1, compute, gather, one.server, several.nbytes)
+    return Divided(one.workload, one.clients, workers, 1, compute, gather, one.server, several.nbytes, 0, one.machine)
+
+
+def read_divided(file: Path) -> list[Divided]:
+    """The measurements in the CSV file of a page; none where there is no file.
+
+    Raises:
+        UserError: If the file holds something else.
+    """
+    if not file.is_file():
+        return []
+    fields = dataclasses.fields(Divided)
+    with file.open(newline="", encoding="utf-8") as text:
+        lines = csv.reader(text)
+        if next(lines, None) != [field.name for field in fields]:
+            raise UserError(f"'{file}' does not hold measurements of this command (got another first line); move it.")
+        return [Divided(*(field.type(cell) for field, cell in zip(fields, line, strict=True))) for line in lines]
+
+
+def write_divided(file: Path, rows: Sequence[Divided]) -> list[Divided]:
+    """Writes measurements in place of those of the same workloads, and of other machines.
+
+    Returns:
+        All that the file has now.
+    """
+    new = {row.workload for row in rows}
+    kept = [row for row in read_divided(file) if row.workload not in new and row.machine == rows[0].machine]
+    found = sorted([*kept, *rows], key=lambda row: list(DIVIDED).index(row.workload))
+    with file.open("w", newline="", encoding="utf-8") as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(field.name for field in dataclasses.fields(Divided))
+        writer.writerows(map(dataclasses.astuple, found))
+    return found
 
 
 def divided_page(rows: Sequence[Divided], figure: str) -> str:
     """A page on rounds divided among workers, in Markdown: measured, modelled, and where more stop paying.
 
     Args:
-        rows: The measurements.
+        rows: The measurements, of one machine.
         figure: File of `plots.divided_figure`.
     """
-    cores, about = os.cpu_count(), environment(torch.device("cpu"))
     counts = ",".join(str(count) for count in sorted({row.workers for row in rows if row.threads == 1}))
     names = list(dict.fromkeys(row.workload for row in rows))
+    cores = os.cpu_count()
     lines = [
         "# One run on several workers",
         "",
-        f"Written by `fedcli bench {' '.join(names)} --workers {counts} --page PATH` on {cores} cores of "
-        f"{about['hardware']['name']}, torch {torch.__version__}. Medians in seconds a round; the numbers of workers "
-        f"take turns, {TURNS} times. More workers than cores share the cores. Of w3 one epoch on {SAMPLE['w3']} images "
-        "a client is measured, and its computing scaled to the whole round.",
+        f"`fedcli bench {' '.join(names)} --workers {counts} --page PATH` measures this and writes the page; what is "
+        "measured of one workload takes the place of its numbers in the CSV file beside the page.",
         "",
-        "| workload | workers x threads | round | computing | gathering | server | MiB gathered | model |",
-        "|---|---|---|---|---|---|---|---|",
+        f"On {rows[0].machine}. Medians in seconds a round; the numbers of workers take turns, {TURNS} times. Of w3 "
+        f"one epoch on {SAMPLE['w3']} images a client is measured, and its computing scaled to the whole round.",
+        "",
+        "| workload | workers x threads | rounds | round | computing | gathering | server | MiB gathered | model |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         of_one = [one for one in rows if one.workload == row.workload]
         said = f"{modelled(of_one, row.workers).seconds:.3g}" if row.threads == 1 and row.workers <= cores else ""
         numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
         cells = " | ".join(f"{number:.3g}" for number in numbers)
-        lines.append(f"| {row.workload} | {row.workers} x {row.threads} | {cells} | {said} |")
+        shared = f", sharing {cores} cores" if row.workers * row.threads > cores else ""
+        lines.append(f"| {row.workload} | {row.workers} x {row.threads}{shared} | {row.rounds} | {cells} | {said} |")
     lines += ["", f"![Seconds a round over workers, measured and modelled]({figure})", ""]
     lines += [
         "The model: `ceil(K / W) / K` of what one worker computes, plus gathering, `(W - 1) / W` of the bytes at the "
-        "measured bandwidth, plus the server's step, which every worker repeats.",
+        "measured bandwidth, plus the server's step, which every worker repeats. It supposes a device for each worker; "
+        "those of one machine share its memory and caches.",
         "",
-        f"| workload | {' | '.join(f'{count} workers' for count in MODELLED)} | where it stops paying |",
+        f"| seconds with W workers | {' | '.join(f'W = {count}' for count in MODELLED)} | where it stops paying |",
         "|---" * (len(MODELLED) + 2) + "|",
     ]
     for name in names:

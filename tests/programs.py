@@ -48,12 +48,13 @@ class Waiting:
         assert self._poll.poll(1000 * PATIENCE), "no process has come to its second round"
         return int(os.read(self._file, 100).split()[0])
 
-    def two(self) -> None:
-        """Returns when two processes wait."""
-        waiting: list[bytes] = []
+    def two(self, seconds: float = PATIENCE) -> list[int]:
+        """The numbers of two processes that wait, once there are two."""
+        waiting: list[int] = []
         while len(waiting) < 2:
-            assert self._poll.poll(1000 * PATIENCE), "no two processes have come to their second round"
-            waiting += os.read(self._file, 100).split()
+            assert self._poll.poll(1000 * seconds), "no two processes have come to their second round"
+            waiting += map(int, os.read(self._file, 100).split())
+        return waiting
 
     def none(self) -> None:
         """Returns when none is left."""

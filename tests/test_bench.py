@@ -532,15 +532,31 @@ def test_the_scaling_figure_draws_each_side_over_what_is_varied():
 # Rounds divided among workers
 
 
+def divided(name, machine="here"):
+    one = bench.Divided(name, 10, 1, 1, 8.0, 0.0, 0.5, 0.0, rounds=4, machine=machine)
+    return one, bench.Divided(name, 10, 2, 1, 4.5, 0.2, 0.6, 2.0**20, rounds=4, machine=machine)
+
+
+def test_what_was_measured_of_a_workload_takes_its_place_among_what_is_kept(tmp_path):
+    file = tmp_path / "page.csv"
+    assert bench.read_divided(file) == []
+    bench.write_divided(file, divided("digits"))
+    assert bench.write_divided(file, divided("w1")) == bench.read_divided(file) == [*divided("w1"), *divided("digits")]
+    assert bench.write_divided(file, divided("w1")[:1]) == [divided("w1")[0], *divided("digits")]
+    assert bench.write_divided(file, divided("w2", "there")) == list(divided("w2", "there"))
+    file.write_text("a,b\n")
+    with pytest.raises(UserError, match="does not hold measurements"):
+        bench.read_divided(file)
+
+
 def test_rounds_at_other_numbers_of_workers_are_modelled_by_what_was_measured():
-    one = bench.Divided("w", 10, 1, 1, compute=8.0, gather=0.0, server=0.5, nbytes=0)
-    two = bench.Divided("w", 10, 2, 1, compute=4.5, gather=0.2, server=0.6, nbytes=2**20)
+    one, two = divided("w")
     four = bench.modelled([one, two], 4)
     assert (four.compute, four.server) == (8.0 * 3 / 10, 0.5)
     assert four.gather == pytest.approx(0.4 * 3 / 4)
     assert bench.modelled([one, two], 1).seconds == one.seconds
     page = bench.divided_page([one, two], "workers.png")
-    assert "| w | 2 x 1 | 5.3 | 4.5 | 0.2 | 0.6 | 1 | 4.7 |" in page
+    assert "| w | 2 x 1 | 4 | 5.3 | 4.5 | 0.2 | 0.6 | 1 | 4.7 |" in page
     assert "each of 10 clients has a worker" in page
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import fedcli
-from fedcli import registry, smoke
+from fedcli import bench, registry, smoke
 from tests import laws
 
 ROOT = Path(__file__).parent.parent
@@ -32,3 +32,12 @@ def test_every_room_is_in_the_tree_and_every_method_in_the_table():
     built_in = {smoke.built_in(method)[0] for method in registry.methods().values()}
     for protocol in built_in:
         assert f"`{protocol}`" in README
+
+
+def test_the_readme_says_where_workers_win():
+    rows = {
+        (row.workload, row.workers, row.threads): row for row in bench.read_divided(ROOT / "results/speed/workers.csv")
+    }
+    for name in ("w1", "w2", "digits"):
+        ratio = rows[name, 1, 2].seconds / rows[name, 2, 1].seconds
+        assert f"{ratio:.2f} ({name})" in README

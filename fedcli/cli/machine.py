@@ -70,7 +70,7 @@ def bench(
         str | None, typer.Option(help="Rounds at these numbers of workers instead, e.g. 1,2,4; also of 'digits'.")
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="With --workers: page to write, in Markdown, with a figure beside it.")
+        Path | None, typer.Option(help="With --workers: page in Markdown to write, a CSV file and a figure beside it.")
     ] = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
@@ -132,6 +132,7 @@ def _bench_divided(names: list[str], workers: str, page: Path | None, options: d
         raise UserError(f"--workers must be distinct numbers of workers, 1 among them (got {workers}); write 1,2,4.")
     if page is not None:  # refused now rather than after minutes
         try_write(page, lambda: page.parent.mkdir(parents=True, exist_ok=True), "--page")
+        bench.read_divided(page.with_suffix(".csv"))
     with Console(stderr=True).status("") as status:
         rows = bench.measure_divided(names, counts, status.update, **options)
     columns = ("Workload", "Workers", "Threads", "Round", "Computing", "Gathering", "Server", "MiB gathered")
@@ -141,6 +142,8 @@ def _bench_divided(names: list[str], workers: str, page: Path | None, options: d
         cells.append((row.workload, row.workers, row.threads, *(f"{number:.3g}" for number in numbers)))
     print_table(columns, cells)
     if page is not None:
+        rows = try_write(page, lambda: bench.write_divided(page.with_suffix(".csv"), rows), "--page")
+        names = list(dict.fromkeys(row.workload for row in rows))
         by_name = [[row for row in rows if row.workload == name] for name in names]
         model = [bench.modelled(own, count) for own in by_name for count in bench.MODELLED]
         figure = page.with_suffix(".png")

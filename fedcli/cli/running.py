@@ -5,7 +5,6 @@ import inspect
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import Field
 from itertools import pairwise
@@ -338,21 +337,16 @@ def _launch(workers: int, more: Sequence[Any] = ()) -> NoReturn:
 
 
 def _as_worker(arguments: list[str]) -> int:
-    """Run the program as one of several workers; returns its exit code, unless it is to be started again."""
+    """Run the program as one of several workers; returns its exit code, unless it was interrupted."""
     from fedcli.cli.app import main
-    from fedcli.runs.workers import LOST
 
-    os.setsid()  # Ctrl-C comes from the launcher, once
     sys.argv[1:] = arguments
     try:
         main()
     except SystemExit as end:
-        if end.code == LOST:
+        if (end.code or 0) > 2:
             raise
         return end.code or 0
-    except Exception:
-        traceback.print_exc()  # raised further, it would start all again
-        return 1
     return 0
 
 

@@ -642,6 +642,7 @@ def divided_figure(rows: Sequence[Any], model: Sequence[Any]) -> Figure:
         axes.plot(*measured, "o", label="round, measured", color=LINE_COLOURS[0], markersize=4)
         axes.set(xscale="log", yscale="log", xlabel="Workers", title=name)
         axes.set_xticks(counts, map(str, counts))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.grid(axis="y")
     figure.axes[0].set_ylabel("Seconds a round")

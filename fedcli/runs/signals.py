@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -48,14 +47,14 @@ def _end(number: int, frame: object) -> NoReturn:
     raise Ended(number)
 
 
-def end_with_parent() -> None:
-    """Ends this process when standard input does, a pipe that its parent holds open for as long as it lives.
+def end_with_parent(pipe: int = 0) -> None:
+    """Ends this process when a pipe does, standard input or another that its parent holds open while it lives.
 
     The pipe closes however the parent ends, by SIGKILL too. This process ends as by SIGTERM, or hard after `GRACE`.
     """
 
     def watch() -> None:
-        while os.read(sys.__stdin__.fileno(), 1024):
+        while os.read(pipe, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)

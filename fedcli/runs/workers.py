@@ -3,19 +3,25 @@
 PyTorch's launcher starts them, by `torchrun` or for `--workers`, and starts all again when one dies. Each runs the
 whole program and makes the same draws, so that each has the same state; only work with parts is divided, by
 `Group.share`. What a part gives goes to all as flat bytes, over gloo or, on CUDA, NCCL; its structure goes before, in
-JSON. The first process alone writes, prints and draws. One that ends by itself says why in the launcher's store, where
-the others look when they no longer reach it; one that says nothing was killed.
+JSON. The first process alone writes, prints and draws.
+
+No end of one process leaves another waiting. One that fails says why in the launcher's store and closes its
+connections: the others then fail with it. One that ends without a word, by a signal or because it has lost another,
+makes the launcher start all again. Until all are connected, each waits no longer than `MEETING`.
 """
 
 import itertools
 import json
 import logging
+import multiprocessing
 import operator
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,27 +35,22 @@ from torch import Tensor
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree
 from fedcli.errors import UserError
-from fedcli.runs.signals import exit_code
+from fedcli.runs.signals import end_with_parent, exit_code
 
 RESTARTS = 20  # of all processes, after which a run that kills them is given up
 LOST = 75  # exit code of a process that no longer reaches the others: it is to be started again
+MEETING = timedelta(minutes=5)  # for all processes to start and to connect; then they are started again
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
 POLL, LOOK = 0.0005, 400  # seconds between two looks at a collective; of these, until one at whether all go on
 ALIGNED = 64  # bytes; where a tensor may begin among the others
-END = "end"  # key of the store: how the first process that ended by itself has ended
+ERROR = "error"  # key of the store: with what the first process that failed has failed
 PASSED_ON = {kind.__name__: kind for kind in (UserError, NonFiniteLoss)}
 
 
 class Lost(KeyboardInterrupt):
-    """Another process of the run has ended, so that this one cannot go on.
+    """Another process of the run has ended without a word, so that this one cannot go on."""
 
-    Attributes:
-        code: Exit code: the other's where it was interrupted, `LOST` where it was killed.
-    """
-
-    def __init__(self, code: int = LOST):
-        super().__init__("another worker has ended")
-        self.code = code
+    code = LOST
 
 
 class Group:
@@ -67,7 +68,7 @@ class Group:
     def __init__(self, number: int = 0, count: int = 1, here: int = 1, restarted: bool = False, store: Any = None):
         self.number, self.count, self.here, self.restarted = number, count, here, restarted
         self.seconds, self.nbytes = 0.0, 0
-        self._store, self._inside = store, False
+        self._store, self._inside, self._told = store, False, False
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -112,24 +113,23 @@ class Group:
                 )
 
     def tell(self, error: BaseException) -> None:
-        """Says in the store how this process ends, unless another one has said so before."""
-        if self._store is None or isinstance(error, Lost):
+        """Says in the store with what this process fails, unless another one has said so before."""
+        if self._store is None or self._told:
             return
-        code = exit_code(error) if isinstance(error, KeyboardInterrupt) else None
-        about = {"worker": self.number, "kind": type(error).__name__, "text": str(error), "interrupted": code}
-        with suppress(RuntimeError):  # the launcher is dead, and its store with it
-            self._store.compare_set(END, "", json.dumps(about))
+        self._told = True  # what is raised further is made of this one
+        if isinstance(error, Exception):
+            about = {"worker": self.number, "kind": type(error).__name__, "text": str(error)}
+            with suppress(RuntimeError):  # the launcher is dead, and its store with it
+                self._store.compare_set(ERROR, "", json.dumps(about))
 
-    def _ended(self) -> BaseException:
-        """What to raise where the others are no longer reached: what ended the first of them."""
+    def _error(self) -> BaseException:
+        """What to raise where the others are no longer reached: the error of the first that failed."""
         try:
-            about = json.loads(self._store.get(END)) if self._store.check([END]) else None
+            about = json.loads(self._store.get(ERROR)) if self._store.check([ERROR]) else None
         except RuntimeError:
             about = None
         if about is None:
-            return Lost()
-        if about["interrupted"] is not None:
-            return Lost(about["interrupted"])
+            return Lost("another worker has ended")
         kind = PASSED_ON.get(about["kind"])
         text = f"on worker {about['worker']}, " + ("" if kind else f"{about['kind']}: ") + about["text"]
         return (kind or RuntimeError)(text)
@@ -149,11 +149,11 @@ class Group:
             looks = itertools.count(1)
             while not work.is_completed():
                 time.sleep(POLL)
-                if next(looks) % LOOK == 0 and self._store.check([END]):
-                    raise self._ended()
+                if next(looks) % LOOK == 0 and self._store.check([ERROR]):
+                    raise self._error()
             work.wait()
         except RuntimeError as error:
-            raise self._ended() from error
+            raise self._error() from error
 
     def _say(self, what: Any) -> list[Any]:
         """What every process says, by their numbers, as JSON can say it."""
@@ -251,7 +251,8 @@ def _copied(buffer: Tensor, offset: int, dtype: str, shape: list[int], strides: 
     return found.copy_(buffer[offset : offset + found.numel() * kind.itemsize].view(kind).view(shape))
 
 
-_current = Group()
+_ALONE = Group()
+_current = _ALONE
 
 
 def current() -> Group:
@@ -268,30 +269,63 @@ def launched() -> bool:
 def joined() -> Iterator[Group]:
     """Connects this process with the others that the launcher has started with it; alone where there is none."""
     global _current
-    if not launched() or _current.count > 1:
+    if launched() and _current is _ALONE:
+        _current = _connected()
         try:
-            yield _current
-        except BaseException as error:
-            _current.tell(error)
-            raise
+            with joined() as group:
+                yield group
+        finally:
+            _current = _ALONE
+            dist.destroy_process_group()  # closes the connections, which the others see
         return
-    here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-    own_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
-    if own_device:
-        torch.cuda.set_device(local)  # which "cuda" stands for from here on
-    store, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
-    backend = "cpu:gloo,cuda:nccl" if own_device else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
-    restarted = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0
-    _current = Group(number, count, here, restarted, store)
     try:
         yield _current
     except BaseException as error:
         _current.tell(error)
         raise
+
+
+def _connected() -> Group:
+    """The processes that the launcher has started, once all are there.
+
+    Raises:
+        Lost: If the launcher has ended. This process ends if not all come.
+    """
+    here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    own_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
+    if own_device:
+        torch.cuda.set_device(local)  # which "cuda" stands for from here on
+    backend = "cpu:gloo,cuda:nccl" if own_device else "gloo"
+    late = threading.Timer(MEETING.total_seconds(), os._exit, [LOST])  # no exception ends a call that waits in C++
+    late.daemon = True
+    late.start()
+    try:
+        store, number, count = next(dist.rendezvous("env://", timeout=MEETING))
+        restarted = store.add("arrived", 1) > count
+        store = dist.PrefixStore(_meet(store, number, count), store)
+        dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
+    except RuntimeError as error:
+        raise Lost("the launcher has ended") from error
     finally:
-        _current = Group()
-        dist.destroy_process_group()  # closes the connections, which the others see
+        late.cancel()
+    return Group(number, count, here, restarted, store)
+
+
+def _meet(store: dist.Store, number: int, count: int) -> str:
+    """Waits for the other processes of this start; returns a name that they have and no earlier start had.
+
+    The launcher keeps its store when it starts all again, and in it the addresses and errors of those who have ended.
+    So every process makes up a name, and all go on when everyone has seen the same names.
+    """
+    names, seen = ([f"{what} {each}" for each in range(count)] for what in ("name", "seen"))
+    store.set(names[number], uuid.uuid4().hex)
+    while True:
+        if store.check(names):
+            mine = b"".join(store.multi_get(names)).decode()
+            store.set(seen[number], mine)
+            if store.check(seen) and all(other.decode() == mine for other in store.multi_get(seen)):
+                return mine
+        time.sleep(POLL * LOOK)
 
 
 def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RESTARTS) -> int:
@@ -300,7 +334,7 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
     What interrupts this process interrupts them, and they end with it.
 
     Args:
-        work: What each does; it returns its exit code.
+        work: What each does, connected with the others; it returns its exit code.
         *given: To `work`.
         count: Of the processes.
         restarts: Of all of them, after which they are given up.
@@ -319,17 +353,21 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process leave the cores to the others
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heard = [number.name for number in ending if signal.getsignal(number) is not signal.SIG_IGN]  # not under `nohup`
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]  # not under `nohup`
+    imported = [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]
+    multiprocessing.set_forkserver_preload(imported)  # once for all processes, also when they are started again
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=restarts,
+            rdzv_endpoint="localhost:0", local_addr="localhost", start_method="forkserver", max_restarts=restarts,
             signals_to_handle=",".join(heard), logs_specs=DefaultLogsSpecs(log_dir=logs),
         )  # fmt: skip
         try:
-            return elastic_launch(config, work)(*given)[0]
+            return elastic_launch(config, _work)(work, *given)[0]
         except SignalException as error:
+            for process in multiprocessing.active_children():  # of a start that the signal has cut short
+                process.terminate()
             return 128 + error.sigval
         except ChildFailedError as error:
             number, failure = error.get_first_failure()
@@ -337,3 +375,20 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
                 f"workers died {restarts + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
                 "is negative); look for what kills them, then resume the run."
             ) from error
+        finally:
+            for number, handler in handlers.items():  # the launcher has put its own in their place
+                signal.signal(number, handler)
+
+
+def _work(work: Callable[..., int], *given: Any) -> int:
+    """What each process does. Only a run that has ended, well or with an error, is not to be started again."""
+    os.setsid()  # Ctrl-C comes from the launcher, once
+    end_with_parent(multiprocessing.parent_process().sentinel)
+    try:
+        with joined():
+            return work(*given)
+    except KeyboardInterrupt as error:
+        sys.exit(exit_code(error))  # the launcher takes an interruption for a good end, and waits for a result
+    except Exception:
+        traceback.print_exc()  # raised further, it would start all again
+        return 1

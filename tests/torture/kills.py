@@ -4,6 +4,9 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ from fedcli import smoke
 from fedcli.data import files
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import STATES
-from fedcli.runs.records import read_record
+from fedcli.runs.config import flags_of
+from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.rounds import Listener
+from tests.programs import Program, start
 from tests.test_lock import names
 from tests.test_runs import TINY, essence
 from tests.torture.forks import Ended, fork
@@ -23,6 +28,7 @@ METHODS = (
     "fccl-plus",
 )  # fmt: skip
 MOMENTS = 24  # at most, until a kill; a round has about 12
+LONG = 600  # seconds, for a run by workers that are started again
 
 
 class Doom(Listener):
@@ -89,12 +95,60 @@ def chain(method: str, folder: Path, kills: int, seed: int = 0) -> tuple[int, st
     return hits, end.err.strip() or _difference(folder, whole)
 
 
+def kill_worker(method: str, folder: Path, seed: int = 0) -> tuple[int, str]:
+    """Kills one of two workers of a run at a random moment; the launcher starts both again.
+
+    Returns:
+        Whether the kill hit, and how the run's end differs from that of a run by one process.
+    """
+    options, chance = {**options_of(method), "rounds": 12}, random.Random(f"{method} {seed}")
+    whole = fedcli.run(method, out=folder / "whole", **options).record
+    command = ("run", method, *flags_of(options), "--workers", "2", "--out", "killed")
+    with (folder / "said").open("w+") as said:
+        program = start(folder, *command, stdout=said, stderr=said)
+        running, ended, hit = folder / "killed" / RECORD, False, 0
+        wait = partial(_has_ended, program)
+        while not ended and not (len(_workers(program.pid)) == 2 and (running.is_file() or chance.random() < 0.02)):
+            ended = wait(0.05)
+        if not ended and not wait(chance.uniform(0, 2)) and (workers := _workers(program.pid)):
+            os.kill(chance.choice(workers), signal.SIGKILL)
+            hit = 1
+        if not wait(LONG):
+            program.kill()
+            return hit, "hangs"
+        said.seek(0)
+        return hit, (said.read().strip() if program.returncode else _other_numbers(folder, whole))
+
+
+def _has_ended(program: Program, seconds: float) -> bool:
+    try:
+        program.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _workers(launcher: int) -> list[int]:
+    """The processes that PyTorch's launcher has started: children of its fork server."""
+    found = [launcher]
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for _ in range(2):
+            texts = [Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in found]
+            found = [int(child) for text in texts for child in text.split()]
+    return found
+
+
 def _difference(folder: Path, whole: dict[str, Any]) -> str:
-    record = read_record(folder / "killed")
-    if essence(record)["rounds"] != essence(whole)["rounds"] or record["summary"] != whole["summary"]:
-        return "other numbers"
+    if fault := _other_numbers(folder, whole):
+        return fault
     kept = [[names(folder / name), _states(folder / name)] for name in ("killed", "whole")]
     return "" if kept[0] == kept[1] else "other files"
+
+
+def _other_numbers(folder: Path, whole: dict[str, Any]) -> str:
+    record = read_record(folder / "killed")
+    same = essence(record)["rounds"] == essence(whole)["rounds"] and record["summary"] == whole["summary"]
+    return "" if same else "other numbers"
 
 
 def _states(folder: Path) -> list[str]:

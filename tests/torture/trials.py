@@ -53,6 +53,18 @@ def kill(count: int, first: int = 0) -> Result:
     return Result(hits, faults)
 
 
+def kill_workers(count: int, first: int = 0) -> Result:
+    """Kills one of two workers at random moments, over all of `kills.METHODS`."""
+    faults, hits = [], 0
+    for trial in range(first, first + count):
+        method = kills.METHODS[trial % len(kills.METHODS)]
+        with TemporaryDirectory() as folder:
+            hit, fault = kills.kill_worker(method, Path(folder), trial)
+        hits += hit
+        faults += [f"{trial}, {method}: {fault}"] if fault else []
+    return Result(hits, faults)
+
+
 def flip(count: int, first: int = 0) -> Result:
     """Flipped bits, cut files and files of another run, over all files of seven kinds of runs."""
     faults = []
@@ -147,6 +159,7 @@ def interrupt(count: int, first: int = 0) -> Result:
 
 TRIALS: dict[str, tuple[Callable[..., Result], int]] = {  # each with how often in an hour
     "kills at random moments, over 12 methods": (kill, 300),
+    "one of two workers killed": (kill_workers, 12),
     "flipped bits, cut and exchanged files of seven kinds of runs": (flip, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (read_records, 260),
