@@ -29,9 +29,9 @@ def states(*numbers):
     return {number % 10: state(number) for number in numbers}
 
 
-def opened(folder, memory):
+def opened(folder, memory, worker=0):
     made = store.Store(memory, 10, torch.device("cpu"), [ClientState])
-    made.open(folder, "run")
+    made.open(folder, "run", worker)
     return made
 
 
@@ -95,6 +95,15 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
     one.unlink()
     with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(.*No such file"):
         kept[1]
+
+
+def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
+    _, other = (opened(tmp_path, 0, worker).keep({}, states(1), 0) for worker in (0, 1))
+    checkpoints.clear(tmp_path, running=True)  # after a checkpoint that names nothing
+    assert files(tmp_path) == ["000001-0-w1"]
+    assert held(other) == {1: 1}
+    checkpoints.clear(tmp_path)
+    assert not (tmp_path / STATES).exists()
 
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("1000", 1000), ("3k", 3072), ("256M", 2**28), ("4G", 2**32)])

@@ -28,6 +28,7 @@ from fedcli.runs.records import identity
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
 OLD = "checkpoint.pt"  # as versions before this form named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
+OF_WORKER = "-w"  # in the names of what every worker but the first keeps there for itself
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -179,17 +180,22 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
             file.replace(folder / PREVIOUS)
 
     write_atomically(file, write)
-    clear(folder)
+    clear(folder, running=True)
 
 
-def clear(folder: Path) -> None:
-    """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too."""
+def clear(folder: Path, *, running: bool = False) -> None:
+    """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too.
+
+    Args:
+        folder: Of the run.
+        running: Leave other workers' files, which they read and remove themselves.
+    """
     if (folder / STATES).is_dir():
         named = {name for checkpoint in (CHECKPOINT, PREVIOUS) for name in _named_by(folder / checkpoint)}
         for file in (folder / STATES).iterdir():
-            if file.name.removesuffix(".safetensors") not in named:
+            if file.name.removesuffix(".safetensors") not in named and not (running and OF_WORKER in file.name):
                 file.unlink()
-        if not named:
+        if not named and not running:
             (folder / STATES).rmdir()
 
 
