@@ -46,7 +46,7 @@ tables: install ## Write the pages and figures in results/ anew from the records
 docs: install ## Write the reference of the code into docs/api, from its docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make.py
-	$(BIN)/python -m pdoc --docformat google --output-directory docs/api fedcli fedcli.core fedcli.runs.run
+	$(BIN)/python -m pdoc --docformat google --output-directory docs/api fedcli fedcli.core fedcli.runs.run fedcli.runs.rounds
 
 clean: ## Remove the environment and what the demo wrote
 	rm -rf $(VENV) demo

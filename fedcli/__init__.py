@@ -50,9 +50,9 @@ def run(
         tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
         continue_: Go on with what is in `out` already, by the same call.
         log: Where each round's numbers go as well: "tensorboard", "wandb", "./mine.py:Logger", an object with some of
-            the methods of `fedcli.runs.run.Listener`, or a list of these.
+            the methods of `fedcli.runs.rounds.Listener`, or a list of these.
         exist_ok: A run that is in `out` already is renamed, to `out` with a number behind it.
-        progress: What shows the run in the place of the display, a `fedcli.runs.run.Listener`.
+        progress: What shows the run in the place of the display, a `fedcli.runs.rounds.Listener`.
         **options: Any option of `fedcli run METHOD --help`, with underscores, as `dataset="digits"`, `rounds=5`,
             `lr=0.1`; None counts as not given.
 

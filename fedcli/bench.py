@@ -503,11 +503,15 @@ def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
     def text(value: Any) -> str:
         if isinstance(value, list):
             return "-".join(map(text, value))
-        return str(value) if not isinstance(value, float) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        return _short(value) if isinstance(value, float) else str(value)
 
     more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
     shown = {name: text(value) for name, value in {**result, **more}.items()}
     return [cell.format(**shown) for cell in cells.values()]
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 # Rounds divided among workers
@@ -680,9 +684,9 @@ def divided_page(rows: Sequence[Divided], figure: str) -> str:
     ]
     for row in rows:
         of_one = [one for one in rows if one.workload == row.workload]
-        said = f"{modelled(of_one, row.workers).seconds:.3g}" if row.threads == 1 and row.workers <= cores else ""
+        said = _short(modelled(of_one, row.workers).seconds) if row.threads == 1 and row.workers <= cores else ""
         numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
-        cells = " | ".join(f"{number:.3g}" for number in numbers)
+        cells = " | ".join(map(_short, numbers))
         shared = f", sharing {cores} cores" if row.workers * row.threads > cores else ""
         lines.append(f"| {row.workload} | {row.workers} x {row.threads}{shared} | {row.rounds} | {cells} | {said} |")
     lines += ["", f"![Seconds a round over workers, measured and modelled]({figure})", ""]
@@ -696,7 +700,7 @@ def divided_page(rows: Sequence[Divided], figure: str) -> str:
     ]
     for name in names:
         found = [modelled([row for row in rows if row.workload == name], count) for count in MODELLED]
-        cells = " | ".join(f"{row.seconds:.3g}" for row in found)
+        cells = " | ".join(_short(row.seconds) for row in found)
         lines.append(f"| {name} | {cells} | {_end_of_gain(found)} |")
     return "\n".join(lines) + "\n"
 

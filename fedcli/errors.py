@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
 
 
 def printable(text: object) -> str:
@@ -17,6 +19,21 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+def needed(module: str, what: str, extra: str) -> ModuleType:
+    """Imports a module that only some users have; `what` needs it, and it comes with the optional part `extra`.
+
+    Raises:
+        UserError: If it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{what} needs a package that is not installed (got {error}); it comes with an optional part; run "
+            f"pip install 'fedcli[{extra}]'."
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str], number: int = 5) -> str:

@@ -58,6 +58,8 @@ def test_columns_are_chosen_by_parts_of_their_titles():
     (sheet,) = boards.sheets([record(), record(lr=0.2)], columns=["last", "METHOD"])
     assert sheet.columns == ["Last round, %", "Method"]
     assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
+    (sheet,) = boards.sheets([record()], columns=["selected", "round, median"])
+    assert sheet.columns == [SELECTED, "Seconds a round, median"]  # not "Validation at the selected round, %"
     with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
         boards.sheets([record(), record(lr=0.2)], columns=["speed"])
 
@@ -131,17 +133,24 @@ def test_a_figure_is_of_the_runs_that_are_chosen_in_the_form_that_is_asked_for(t
 
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_colour():
-    runs = [*MIXED, record("one", lr=0.4), record("one", seed=1)]
+    bad = record("two", dataset="letters", seed=2, done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+    runs = [*MIXED, record("one", lr=0.4), record("one", seed=1), bad]
     figure = plots.learning_curves(runs)
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert [*panels] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
     names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in panels.values()]
-    assert names == [["one [1]", "one [2]"], ["one [3]", "two [1]"], ["two"]]
-    first, second, third = ([line.get_color() for line in axes.lines] for axes in panels.values())
+    whole = [[name.replace("\xa0", " ") for name in own] for own in names]
+    assert whole == [["one [1]", "one [2] (n = 1)"], ["one [3]", "two [1] (1 diverged)"], ["two"]]
+    first, second, third = ([line.get_color() for line in axes.lines if not line.get_gid()] for axes in panels.values())
     assert first == [second[0]] * 2
     assert second[1] == third[0] != second[0]
     assert panels["paper:skew, digits"].lines[0].get_ydata() == pytest.approx([40, 50, 40, 30])
     assert len(panels["paper:skew, digits"].collections) == 1  # the band of two seeds
-    assert figure.get_supxlabel() == "[1] lr 0.1\n[2] lr 0.4\n[3] lr 0.2"
+    (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
+    assert (cross.axes, cross.get_color()) == (panels["paper:skew, letters"], second[1])
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "[1] lr 0.1\n[2] lr 0.4\n[3] lr 0.2"
+    about = ["band: mean ± standard deviation over 2 seeds", "selected round", "diverged after this round"]
+    assert [text.get_text() for text in legend.get_texts()] == about
     alone = plots.learning_curves(MIXED[:1])
     assert len(alone.axes) == 1

@@ -83,6 +83,8 @@ def needs_data(words):
 
 def smaller(words):
     """The words of a command with what makes it small."""
+    if words[0] == "--traceback":
+        return [words[0], *smaller(words[1:])]
     for flag, value in SMALLER.get(words[0], {}).items():
         while flag in words:
             at = words.index(flag)

@@ -8,6 +8,7 @@ import pytest
 import fedcli
 from fedcli.cli import display
 from fedcli.errors import UserError
+from fedcli.figures import plots
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 from fedcli.runs import experiment, rounds
@@ -82,6 +83,7 @@ def test_a_file_without_a_method_needs_one():
     Path("exp.toml").write_text("rounds = 1")
     assert refused("run", "--config", "exp.toml").startswith("no method is named (got --config exp.toml); add a line")
     assert "cannot be read" in refused("run", "--config", "none.toml")
+    assert refused("run", "--lr", 0.1).startswith("no method is named (got --lr); write 'fedcli run METHOD'")
 
 
 # From a run
@@ -163,7 +165,8 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
     assert done(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
 
 
-def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on():
+def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(plots, "write", lambda *given: [])
     result = invoke("run", "fedavg", *TINY, "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
     assert result.exit_code == 1
     assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr
@@ -194,7 +197,8 @@ def test_a_grid_that_cannot_start_is_refused(arguments, message):
     assert not Path("runs").exists()
 
 
-def test_a_grid_in_a_folder_of_other_runs_is_refused():
+def test_a_grid_in_a_folder_of_other_runs_is_refused(monkeypatch):
+    monkeypatch.setattr(plots, "write", lambda *given: [])
     done("run", "fedavg", *TINY, "--lr", "0.01,0.1", "--out", "g")
     assert "the output folder 'g/lr=0.1' exists" in refused("run", "fedavg", *TINY, "--lr", "0.1,0.2", "--out", "g")
     other = ("--lr", "0.1,0.2", "--batch-size", 7, "--out", "g", "--continue")

@@ -56,11 +56,6 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation()
     assert labels == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds", "selected round"]
 
 
-def test_a_single_run_has_no_band():
-    (_,), bands, _ = drawn(plots.learning_curves([curve()]))
-    assert bands == []
-
-
 def test_rounds_that_were_not_evaluated_are_left_out():
     (line,), _, _ = drawn(plots.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
@@ -112,7 +107,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
 
 def test_only_curves_have_another_axis(tmp_path):
     (tmp_path / "record.json").write_text(json.dumps(curve(cohort_size=2)))
-    invoke = lambda *given: CliRunner().invoke(app, ["plot", str(tmp_path), "--out", str(tmp_path / "p"), *given])  # noqa: E731
+    invoke = lambda *given: CliRunner().invoke(app, ["plot", str(tmp_path), "--out", str(tmp_path / "p.svg"), *given])  # noqa: E731
     assert invoke("--x", "floats").exit_code == 0
     assert "unknown axis 'float'; did you mean 'floats'" in invoke("--x", "float").output
     assert "--x is for learning curves" in invoke("--kind", "drift", "--x", "floats").output
@@ -248,6 +243,7 @@ def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     colours = [line.get_color() for line in drawn(plots.learning_curves(runs))[0]]
     assert printed(runs) == list(zip((74.6, 84.08), colours, strict=True))
     assert "paper: 84.08" in drawn(plots.learning_curves(runs))[2]
+    assert {value for value, _ in printed([*runs, curve()])} == {74.6, 84.08}  # also beside another board
     shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
     assert printed(shorter) == []
 
@@ -328,14 +324,13 @@ def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
     for out in ("first/dirichlet:0.5", "second.png"):
         curves = plots.write(tmp_path / f"curves-{out}", plots.learning_curves, [curve(seed=seed) for seed in (0, 1)])
         charts = plots.write(tmp_path / f"chart-{out}", plots.partition_figure, counts, ["a", "b"], "title")
-        domains = plots.write(tmp_path / f"domains-{out}", plots.domains_figure, [by_domain()])
-        for png, pdf in (curves, charts, domains):
+        for png, pdf in (curves, charts):
             assert png.read_bytes().startswith(b"\x89PNG")
             assert pdf.read_bytes().startswith(b"%PDF")
     names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.p*"))
     assert "curves-first/dirichlet:0.5.png" in names
     assert "curves-second.pdf" in names
-    for kind in ("curves", "chart", "domains"):
+    for kind in ("curves", "chart"):
         for suffix in (".png", ".pdf"):
             first, second = tmp_path / f"{kind}-first/dirichlet:0.5{suffix}", tmp_path / f"{kind}-second{suffix}"
             assert first.read_bytes() == second.read_bytes()
@@ -345,6 +340,6 @@ def test_the_style_stays_inside(tmp_path):
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         before = dict(matplotlib.rcParams)
-        plots.write(tmp_path / "curves", plots.learning_curves, [curve()])
-        plots.write(tmp_path / "chart", plots.partition_figure, np.ones((2, 2)), ["a", "b"], "")
+        plots.write(tmp_path / "curves.svg", plots.learning_curves, [curve()])
+        plots.write(tmp_path / "chart.svg", plots.partition_figure, np.ones((2, 2)), ["a", "b"], "")
         assert dict(matplotlib.rcParams) == before

@@ -2,10 +2,8 @@
 
 import json
 import re
-import shutil
-import subprocess
 import sys
-from html import unescape
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,34 +11,11 @@ from typer.testing import CliRunner
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures.report import report
+from fedcli.results.tables import find_records
+from tests.browser import browser, seen
 from tests.test_tables import record, write
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (fedcli[report])")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-HEAD = """<script>
-const errors = []
-addEventListener("error", event => errors.push(event.message))
-addEventListener("unhandledrejection", event => errors.push(String(event.reason)))
-for (const kind of ["error", "warn"]) console[kind] = (...texts) => errors.push(texts.join(" "))
-</script>"""
-TAIL = """<script>addEventListener("load", () => setTimeout(() => {
-  const out = document.createElement("pre")
-  out.id = "seen"
-  try { out.textContent = JSON.stringify([%s, errors]) } catch (error) { out.textContent = String(error) }
-  document.body.append(out)
-}, 1500))</script>"""
-
-
-def seen(page, folder, look, width=1000):
-    """What an expression gives in the page once it is drawn, and the errors up to then."""
-    file = folder / "page.html"
-    file.write_text(page.replace("<head>", f"<head>{HEAD}", 1).replace("</body>", f"{TAIL % look}</body>", 1))
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'chrome'}"]
-    command += [f"--window-size={width},900", "--virtual-time-budget=6000", "--dump-dom", f"file://{file}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
-    return unescape(text)
 
 
 def runs(count=6, **more):
@@ -101,6 +76,15 @@ def test_200_runs_fit_a_small_screen_and_fetch_nothing(tmp_path):
     assert needed <= width
     assert (boards, fetched, narrow, high) == (2, 0, True, True)
     assert errors == []
+
+
+def test_the_papers_numbers_and_crosses_are_on_the_page():
+    lost = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+    own = find_records([Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"])
+    found = [(page.count('<td class="number">74.60</td>'), page.count('<td class="number">84.08</td>'),
+              "0-0-paper" in page, "diverged after this round" in page)
+             for page in (report(own), report([record("a"), lost]))]  # fmt: skip
+    assert found == [(1, 1, True, False), (0, 0, False, True)]
 
 
 def test_names_from_records_are_escaped():

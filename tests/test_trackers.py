@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcli
+from fedcli.cli import display
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.runs import rounds, trackers
@@ -101,6 +102,7 @@ class Failing:
 
 def test_a_logger_of_the_users_own_hears_the_rounds_and_one_that_fails_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
     (tmp_path / "mine.py").write_text(OWN)
     flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     log = "./mine.py:Failing,./mine.py:Logger"

@@ -16,18 +16,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedcli.cli.describe import SELECTIONS as HEADLINES
+from fedcli.cli.printing import stop
 from fedcli.errors import printable
 from fedcli.figures import plots
 from fedcli.results import claims
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.grids import GridPlan
-from fedcli.results.jobs import Watch
+from fedcli.results.jobs import Watch, execute
 from fedcli.results.render import MISSING
 from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.rounds import Listener
+from fedcli.runs.signals import exit_code
 
 SELECTIONS = {
     "best-validation": "best on validation: round {round}",
@@ -353,6 +355,18 @@ class TableDisplay(Watch):
 
 def _label(run: PlannedRun) -> str:
     return f"{run.label}, seed {run.setup.run.seed}"
+
+
+def run_plan(
+    plan: TablePlan | GridPlan, consoles: Sequence[Console], again: str = "the same command", **where: Any
+) -> dict[Path, str]:
+    """Run what is to do of a plan, and show it; after an interruption say what goes on."""
+    display = TableDisplay(consoles[0], plan, *consoles[1:])
+    try:
+        with display:
+            return execute(plan, display, **where)
+    except KeyboardInterrupt as error:  # outside: its bars, which go, would take the line with them
+        stop(f"interrupted after {display.ended} of {display.total} runs; {again} goes on.", exit_code(error))
 
 
 STYLES = {"best": "bold", "": ""}

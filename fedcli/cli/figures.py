@@ -12,6 +12,7 @@ from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file, short_name
 
 METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
+ONLY = typer.Option("--method", help="Only runs of this method; several times for several.", show_default=False)
 DATASET = typer.Option(help="Only runs on this data set; several times for several.", show_default=False)
 LABEL = typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False)
 RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
@@ -116,9 +117,7 @@ def plot(
 def report(
     runs: Annotated[list[Path], RUNS],
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
-    method: Annotated[
-        list[str] | None, typer.Option(help="Only runs of this method; several times for several.", show_default=False)
-    ] = None,
+    method: Annotated[list[str] | None, ONLY] = None,
     dataset: Annotated[list[str] | None, DATASET] = None,
     label: Annotated[list[str] | None, LABEL] = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",

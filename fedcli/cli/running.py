@@ -65,8 +65,8 @@ class MethodGroup(TyperGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Take the method of `--config` or `--from` where none is named."""
-        if args and args[0].startswith("-") and not ctx.resilient_parsing:
-            args = [*_method_of(args), *args]
+        if args and args[0].startswith("-") and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
+            args = [_method_of(args, ctx.info_name), *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
@@ -74,11 +74,13 @@ class MethodGroup(TyperGroup):
         return _method_command(registry.find_method(cmd_name), cmd_name, self, ctx.meta.get("post"))
 
 
-def _method_of(args: list[str]) -> list[str]:
-    """Find the method that a file or a record names, as a list of one; empty where neither is given."""
+def _method_of(args: list[str], command: str) -> str:
+    """Find the method that a file or a record names."""
     named = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg)
     if "--config" not in named and "--from" not in named:
-        return []
+        raise UserError(
+            f"no method is named (got {args[0]}); write 'fedcli {command} METHOD', which 'fedcli list' shows."
+        )
     from fedcli.runs import experiment
 
     method = experiment.read_config(named["--config"])[0] if "--config" in named else None
@@ -86,7 +88,7 @@ def _method_of(args: list[str]) -> list[str]:
         method = experiment.recorded_method(named["--from"])
     if method is None:
         raise UserError(f'no method is named (got --config {named["--config"]}); add a line as method = "fedavg".')
-    return [method]
+    return method
 
 
 class _MethodCommand(Command):
@@ -170,11 +172,12 @@ def _number_or_auto(text: str) -> int | None:
 
 def _tune(method: str, given: dict[str, Any]) -> None:
     """Run a grid, and print its trials and the options to use."""
+    from fedcli.cli.display import run_plan
     from fedcli.results.tune import TUNED, tune
 
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
     cluster = find_cluster(*(given.pop(name) for name in ON))
-    spread = None if cluster is None else lambda plan: _on_cluster(plan, cluster, shown)
+    spread = cluster and (lambda plan: run_plan(plan, consoles(**shown, stderr=True), cluster=cluster))
     several = {name: values for name, values in given.items() if isinstance(values, tuple)}
     texts = given.pop("grid") or []
     texts += [f"{name}={','.join(map(str, values))}" for name, values in several.items()]
@@ -231,25 +234,17 @@ def _run(method: str, given: dict[str, Any]) -> None:
 
 def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any], shown: dict[str, Any]) -> None:
     """Run every combination of options of several values; what goes on goes to stderr, the table to stdout."""
-    from fedcli.cli.display import TableDisplay
+    from fedcli.cli.display import run_plan
     from fedcli.data.files import write_atomically
     from fedcli.figures import plots
     from fedcli.results import grids, tables
-    from fedcli.results.jobs import execute
     from fedcli.results.render import render
     from fedcli.runs.records import RECORD
-    from fedcli.runs.signals import exit_code
 
     experiment = {name: given.pop(name, None) for name in ("out", "tuned", "continue_")}
     plan = grids.plan(method, given, seeds=seeds, **experiment)
-    screen, *logs = consoles(**shown, stderr=True)
-    with TableDisplay(screen, plan, *logs) as display:
-        try:
-            errors = execute(plan, display, **where)
-        except KeyboardInterrupt as error:
-            place = f"{display.ended} of {display.total} runs"
-            again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-            stop(f"interrupted after {place}; {again} goes on.", exit_code(error))
+    again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
     records = tables.find_records(begun or [plan.folder])
     table = render(tables.sheet(records))
@@ -261,23 +256,6 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any],
     output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
     if errors:
         raise typer.Exit(1)
-
-
-def _on_cluster(plan: Any, cluster: Any, shown: dict[str, Any]) -> dict[Path, str]:
-    """Run on a cluster what is to do of a plan, and show it; after an interruption say what goes on."""
-    from fedcli.cli.display import TableDisplay
-    from fedcli.results.jobs import execute
-    from fedcli.runs.signals import exit_code
-
-    screen, *logs = consoles(**shown, stderr=True)
-    with TableDisplay(screen, plan, *logs) as display:
-        try:
-            return execute(plan, display, cluster=cluster)
-        except KeyboardInterrupt as error:
-            stop(
-                f"interrupted after {display.ended} of {display.total} runs; the same command goes on.",
-                exit_code(error),
-            )
 
 
 def watch(

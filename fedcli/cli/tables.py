@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fedcli import declarations, registry
-from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, stop, try_write
+from fedcli.cli.figures import DATASET, LABEL, ONLY
+from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, try_write
 from fedcli.errors import UserError
 
 
@@ -38,16 +39,9 @@ def table(
     metric: Annotated[
         str | None, typer.Option(help="Metrics that get a column, e.g. best,at:1/2; or your own, ./file.py:NAME.")
     ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Only runs of this method; several times for several.", show_default=False)
-    ] = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Only runs on this data set; several times.", show_default=False)
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False),
-    ] = None,
+    method: Annotated[list[str] | None, ONLY] = None,
+    dataset: Annotated[list[str] | None, DATASET] = None,
+    label: Annotated[list[str] | None, LABEL] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns to show, by parts of their titles, e.g. method,seeds,last.")
     ] = None,
@@ -166,9 +160,7 @@ def _paper_table(
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli import display
     from fedcli.results import comparison, reproduce
-    from fedcli.results.jobs import execute
     from fedcli.results.render import render
-    from fedcli.runs.signals import exit_code
 
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
@@ -179,13 +171,7 @@ def _paper_table(
         display.say(screen, display.cost(plan))
         screen.print()
     if plan.to_run and not dry_run:
-        watch = display.TableDisplay(screen, plan)
-        try:
-            with watch:
-                errors = execute(plan, watch, **where)
-        except KeyboardInterrupt as error:  # its bars, which go, would take the line with them
-            place = f"{watch.ended} of {watch.total} runs"
-            stop(f"interrupted after {place}; the same command goes on.", exit_code(error))
+        errors = display.run_plan(plan, [screen], **where)
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:

@@ -243,7 +243,6 @@ def on_private(clients: Sequence[Model], fed: Federation) -> Tensor:
 
 
 @torch.no_grad()
-@torch.no_grad()
 def score(clients: Sequence[Model], images: Tensor) -> Tensor:
     """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
 

@@ -163,7 +163,6 @@ def _facts(run: runs.Run) -> list[tuple[str, str]]:
     """What a run was and came to, as pairs of title and text."""
     record, summary = run.record, run.record["summary"]
     known = {name: summary[name] for name in ("selected", "last") if summary.get(name) is not None}
-    known = {name: summary[name] for name in ("selected", "last") if summary.get(name) is not None}
     percent = {"selected": "–", "last": "–"} | {name: f"{100 * value:.2f} %" for name, value in known.items()}
     return [
         ("method", record["method"]),

@@ -7,7 +7,7 @@ Figures are made without pyplot, so no global state is touched and no window sys
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -57,6 +57,7 @@ STYLE = {
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+RING = {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}
 LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
 FEW = 4
 ACROSS = 3  # panels of curves in a row
@@ -181,7 +182,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     round of a single run, where the rule takes it. A dotted line is the paper's number where the runs are of a cell of
     one of its tables. More than `LINES` curves are drawn in several panels.
 
-    Runs of several protocols or data sets have a panel for each, without rings, in which a method keeps its colour.
+    Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 
     Args:
         records: The runs.
@@ -198,57 +199,45 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     if records and not known:
         why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
         raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
-    if len(boards(known)) > 1:
-        return _board_panels(known, label, along)
-    groups = group(known)
-    curves = _curves(groups, _accuracy, along)
-    if not curves:
+    panels = {name: found for name, own in boards(known).items() if (found := find_curves(group(own), along=along))}
+    if not panels:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+    if len(panels) > 1:
+        return _board_panels(panels, label)
+    (curves,) = panels.values()
     left_out = len(records) - len(known)
     title = _title(curves) + (f"; without {x}, left out: {left_out}" if left_out else "")
     return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
 
 
-def _board_panels(records: list[dict], x_label: str, along: Callable[[dict], list[float]]) -> Figure:
+def _board_panels(panels: dict[str, list[Curve]], x_label: str) -> Figure:
     """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below."""
-    panels = {name: _curves(group(own), _accuracy, along) for name, own in boards(records).items()}
-    panels = {name: curves for name, curves in panels.items() if curves}
-    if not panels:
-        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
-    methods = dict.fromkeys(curve.setting.method for curves in panels.values() for curve in curves)
+    every = [curve for curves in panels.values() for curve in curves]
+    methods = dict.fromkeys(curve.setting.method for curve in every)
     colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
     rows, longest = ceil(len(panels) / ACROSS), max(map(len, panels.values()))
     across = min(len(panels), ACROSS)
     figure = Figure(figsize=(BOARD[0] * across, rows * (BOARD[1] + 0.12 * ceil(longest / 2))), layout="constrained")
     numbers: dict[str, str] = {}
-    for place, (name, curves) in enumerate(panels.items(), 1):
-        axes, seen = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0)
-        for curve in curves:
+    for place, (title, curves) in enumerate(panels.items(), 1):
+        axes, seen, looks, short = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0), {}, {}
+        for index, curve in enumerate(curves):
             method, settings = curve.setting.method, settings_text(curve.setting.settings)
             number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
             colour = colours[method]  # which other methods may have; its lines differ in a panel
-            look = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
-            look["marker"] = "o" if len(curve.places) == 1 else None  # a line of one point is none
+            own = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
+            looks[curve.setting.label] = _look(index, len(curves)) | own
             seen[colour] += 1
-            mean = curve.values.mean(0)
-            if curve.has_band:
-                spread = curve.values.std(0, ddof=1)
-                axes.fill_between(
-                    curve.places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0
-                )
-            lines = curve.diverged if curve.all_diverged else [(curve.places, mean)]
-            for line, (places, values) in enumerate(lines):
-                axes.plot(places, values, label="" if line else method + number, **look)
-        axes.set_title(name, fontsize=7)
+            short[curve.setting.label] = method + number
+        names = _names(curves, short)
+        _draw_curves(axes, curves, looks, names, headline=True)
+        axes.set_title(title, fontsize=7)
         axes.set(xlabel=x_label, ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.grid(axis="y")
-        axes.legend(fontsize=6, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
+        columns = 1 + (max(map(len, names.values())) <= WRAP)
+        axes.legend(fontsize=6, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
     width = int(19 * figure.get_figwidth())  # characters in a line of this size
     listed = "\n".join(fill(f"{number.strip()} {text}", width) for text, number in numbers.items())
-    if listed:
-        figure.set_figheight(figure.get_figheight() + 0.11 * (listed.count("\n") + 1))
-        figure.supxlabel(listed, fontsize=6, x=0.01, ha="left")
+    _legend(figure, every, direct=True, listed=listed)
     return figure
 
 
@@ -257,7 +246,7 @@ def _rounds(record: dict) -> list[float]:
     return [row["round"] + 1 for row in record["rounds"]]
 
 
-def _floats_sent(record: dict) -> list[float]:
+def floats_sent(record: dict) -> list[float]:
     """Floats that all clients together have sent up to the end of each round; none where that is not recorded."""
     last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
     sent = [row.get("floats_up", last) for row in record["rounds"]]
@@ -273,7 +262,7 @@ def _seconds_taken(record: dict) -> list[float]:
 # What the curves can stand over: the label, and of a record a value for each round that it has.
 AXES: dict[str, tuple[str, Callable[[dict], list[float]]]] = {
     "round": ("Round", _rounds),
-    "floats": ("Floats sent by all clients", _floats_sent),
+    "floats": ("Floats sent by all clients", floats_sent),
     "seconds": ("Seconds", _seconds_taken),
 }
 
@@ -326,7 +315,7 @@ def _curves_side_by_side(
         read: From what a record says of a round, and the key, to the value; None where there is none.
     """
     groups = group(records)
-    columns = {label: _curves(groups, lambda row, key=key: read(row, key)) for key, label in labels.items()}
+    columns = {label: find_curves(groups, lambda row, key=key: read(row, key)) for key, label in labels.items()}
     return _curves_figure(columns, _title(next(iter(columns.values()))), "Round")
 
 
@@ -342,8 +331,10 @@ def _accuracy(row: dict) -> float | None:
     return None if accuracy is None else 100 * accuracy
 
 
-def _curves(
-    groups: list[SeedGroup], read: Callable[[dict], float | None], along: Callable[[dict], list[float]] = _rounds
+def find_curves(
+    groups: list[SeedGroup],
+    read: Callable[[dict], float | None] = _accuracy,
+    along: Callable[[dict], list[float]] = _rounds,
 ) -> list[Curve]:
     """The curve of each group with a value.
 
@@ -446,7 +437,7 @@ def _draw_curves(
             _mark_selected(axes, curve, colour)
         if headline and curve.printed is not None:
             axes.axhline(curve.printed, color=colour, linestyle=":", linewidth=1, gid="printed")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(x=0.02)
     axes.grid(axis="y")
 
@@ -501,11 +492,11 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
     place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
     if (summary.get("selection") or "").startswith("best") and len(place):
         point = curve.places[place], curve.values[0, place]
-        axes.plot(*point, marker="o", markersize=8, fillstyle="none", linestyle="none", color=colour, gid="selected")
+        axes.plot(*point, **RING, color=colour, gid="selected", clip_on=False)
 
 
-def _names(curves: list[Curve]) -> dict[str, str]:
-    """The names of the lines by setting: with the number of runs where others have more, and with what is left out."""
+def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The names of the lines, `short` if given, with the number of runs where others have more and what is left out."""
     most, names = max(len(curve.drawn) for curve in curves), {}
     for curve in curves:
         member, n = curve.setting, len(curve.drawn)
@@ -517,7 +508,8 @@ def _names(curves: list[Curve]) -> dict[str, str]:
             *([f"{len(member.diverged)} diverged"] if member.diverged and not curve.all_diverged else []),
         ]
         whole = (note.replace(" ", "\N{NO-BREAK SPACE}") for note in notes)
-        names[member.label] = f"{member.label} ({', '.join(whole)})" if notes else member.label
+        name = short[member.label] if short else member.label
+        names[member.label] = f"{name} ({', '.join(whole)})" if notes else name
     return names
 
 
@@ -531,8 +523,11 @@ def _title(curves: list[Curve]) -> str:
     return f"{about}; {most} seeds" if most > 1 else f"{about}; one seed"
 
 
-def _legend(figure: Figure, curves: list[Curve], direct: bool) -> None:
-    """The legend below the axes, where it can hide no curve: of what has no name at its end; the figure grows by it."""
+def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "") -> None:
+    """The legend below the axes, where it can hide no curve, with lines listed above; the figure grows by it.
+
+    It has the curves' names unless these stand beside them (`direct`).
+    """
     every = [axes for axes in figure.axes if axes.axison]
     entries = (
         {} if direct else {line.get_label(): line for axes in every for line in axes.lines if line.get_gid() is None}
@@ -541,17 +536,21 @@ def _legend(figure: Figure, curves: list[Curve], direct: bool) -> None:
         about = f"band: mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
         entries[about] = Patch(color="#555555", alpha=0.18, linewidth=0)
     for gid, label, look in (
-        ("selected", "selected round", {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}),
+        ("selected", "selected round", RING),
         ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "linestyle": "none"}),
         ("printed", "the paper's number for the line of its colour", {"linestyle": ":", "linewidth": 1}),
     ):
         if any(line.get_gid() == gid for axes in every for line in axes.lines):
             entries[label] = Line2D([], [], color="#555555", **look)
-    if entries:
+    if entries or listed:
         width, height = figure.get_size_inches()
-        columns = max(1, int(width / (0.055 * max(map(len, entries)) + 0.6)))
-        figure.set_size_inches(width, height + 0.16 * ceil(len(entries) / columns))  # a line of text is 0.16 inches
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, handlelength=3.4)
+        columns = max(1, int(width / (0.055 * max(map(len, entries), default=1) + 0.6)))
+        lines = ceil(len(entries) / columns) + 0.7 * len(listed.splitlines())
+        figure.set_size_inches(width, height + 0.16 * lines)  # a line of text is 0.16 inches
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, handlelength=3.4,
+            title=listed or None, title_fontsize=6, alignment="left",
+        )  # fmt: skip
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
@@ -641,7 +640,7 @@ def divided_figure(rows: Sequence[Any], model: Sequence[Any]) -> Figure:
         measured = [row.workers for row in dots], [row.seconds for row in dots]
         axes.plot(*measured, "o", label="round, measured", color=LINE_COLOURS[0], markersize=4)
         axes.set(xscale="log", yscale="log", xlabel="Workers", title=name)
-        axes.set_xticks(counts, map(str, counts))
+        axes.set_xticks(counts[::2], map(str, counts[::2]))  # all do not fit beside each other
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.grid(axis="y")

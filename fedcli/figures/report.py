@@ -5,21 +5,24 @@ The charts are Bokeh's, whose script stands in the file. What records say is esc
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from importlib import import_module
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from fedcli.errors import UserError
-from fedcli.figures.plots import LINE_COLOURS
+from fedcli.errors import needed
+from fedcli.figures.plots import LINE_COLOURS, find_curves, floats_sent
 from fedcli.results.boards import boards, sheets
+from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Sheet
 from fedcli.results.tables import SeedGroup, group
 
-DASHES = ("solid", "dashed", "dotdash", "dotted")
+DASHES = ("solid", "7 3", "2 2", "8 3 2 3", "13 4")  # pixels of line and gap; SVG takes the word as solid
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
+PARTS = ("line", "band", "cost", "diverged", "cross", "paper")  # what a box switches
 MOST = 4000  # bubbles of a partition that are drawn
 
 STYLE = """
@@ -34,14 +37,13 @@ th button { all: unset; cursor: pointer; font-weight: 600 }
 th button:focus-visible { outline: 2px solid #0072B2 }
 th[aria-sort=ascending] button::after { content: " \\25B2" }
 th[aria-sort=descending] button::after { content: " \\25BC" }
-label { white-space: nowrap } .swatch { display: inline-block; width: 1.6em; height: 0; vertical-align: middle;
-  border-top: 3px solid }
+td:nth-child(2) { min-width: 8rem; max-width: 14rem; overflow-wrap: anywhere } label { white-space: nowrap }
 ul { font-size: 0.85rem; padding-left: 1.2rem } pre { font-size: 0.8rem; overflow-x: auto; white-space: pre-wrap;
   overflow-wrap: anywhere; background: #f5f5f5; padding: 0.6rem }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem }
 .chart { break-inside: avoid; min-width: 0 }
-@media print { body { max-width: none } .scroll { overflow: visible }
-  th, td { padding: 0.1rem 0.25rem; font-size: 7.5pt }
+@media print { body { max-width: none } .scroll { overflow: visible } input { display: none }
+  th, td { padding: 0.1rem 0.2rem; font-size: 6.5pt } td.number { white-space: normal } td:nth-child(2) { min-width: 0 }
   details > pre { white-space: pre-wrap } h2 { break-after: avoid } tr { break-inside: avoid } }
 """
 
@@ -64,7 +66,7 @@ for (const table of document.querySelectorAll("table.board")) {
   }))
 }
 const shown = (line, visible) => {
-  for (const part of ["line", "band", "cost"]) for (const page of Bokeh.documents) {
+  for (const part of PARTS) for (const page of Bokeh.documents) {
     const model = page.get_model_by_name(line + "-" + part)
     if (model) model.visible = visible
   }
@@ -91,17 +93,12 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
     Raises:
         UserError: If there is no record, or Bokeh is not installed.
     """
-    try:
-        embed, resources = import_module("bokeh.embed"), import_module("bokeh.resources")
-    except ImportError as error:
-        raise UserError(
-            f"the report needs a package that is not installed (got {error}); it comes with an optional part; run "
-            "pip install 'fedcli[report]'."
-        ) from error
+    embed, resources = (needed(f"bokeh.{name}", "the report", "report") for name in ("embed", "resources"))
     records = list(records)
-    parts, charts, body = boards(records), {}, []
-    for number, own in enumerate(parts.values()):
+    parts, charts, tables, body = boards(records), {}, [], []
+    for number, (own, sheet) in enumerate(zip(parts.values(), sheets(records), strict=True)):
         groups = group(own)
+        tables.append(_with_paper(sheet, groups))
         drawn = {
             "Test accuracy over rounds": _curves(groups, number),
             "Accuracy over what all clients send": _costs(groups, number),
@@ -111,7 +108,7 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
     keys = {f"chart-{place}": key for place, key in enumerate(charts)}
     script, divs = embed.components({name: charts[key] for name, key in keys.items()}) if charts else ("", {})
     library = "".join(resources.Resources(mode="inline", components=["bokeh"]).js_raw).replace("</script", r"<\/script")
-    for number, ((name, own), sheet) in enumerate(zip(parts.items(), sheets(records), strict=True)):
+    for number, ((name, own), sheet) in enumerate(zip(parts.items(), tables, strict=True)):
         shown = {about: divs[place] for place, (board, about) in keys.items() if board == number}
         body.append(_section(number, name, own, sheet, shown))
     return "\n".join(
@@ -123,7 +120,7 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
             f"<p>Runs: {len(records)}. Click a column's title to sort by it, a box to switch a line on or off.</p>",
             *body,
             script,
-            f"<script>{SCRIPT}</script></body></html>\n",
+            f"<script>const PARTS = {[*PARTS]}{SCRIPT}</script></body></html>\n",
         ]
     )
 
@@ -144,6 +141,18 @@ def _section(number: int, name: str, records: list[dict], sheet: Sheet, charts: 
     )
 
 
+def _with_paper(sheet: Sheet, groups: list[SeedGroup]) -> Sheet:
+    """The board with the paper's numbers beside the headline, where a row is of a cell of one of its tables."""
+    printed = [printed_accuracy(member.records[0]) for member in groups]
+    if not any(printed):
+        return sheet
+    at = sheet.numbers + 1
+    texts = ["" if number is None else f"{number:.2f}" for number in printed]
+    lines = [line for block in sheet.blocks for line in block]
+    rows = [[*line[:at], (text, ""), *line[at:]] for line, text in zip(lines, texts, strict=True)]
+    return replace(sheet, columns=[*sheet.columns[:at], "Paper, %", *sheet.columns[at:]], blocks=[rows])
+
+
 def _table(number: int, sheet: Sheet) -> str:
     """A board, with a box and the look of its line before every row."""
     kinds = ["number" if place >= sheet.numbers else "" for place in range(len(sheet.columns))]
@@ -156,8 +165,8 @@ def _table(number: int, sheet: Sheet) -> str:
         texts = [f"<b>{escape(text)}</b>" if mark == "best" else escape(text) for text, mark in line]
         cells = "".join(f'<td class="{kind}">{text}</td>' for text, kind in zip(texts, kinds, strict=True))
         colour, dash = _look(place)
-        style = {"solid": "solid", "dotted": "dotted"}.get(dash, "dashed")
-        look = f'<span class="swatch" style="border-top-color: {colour}; border-top-style: {style}"></span>'
+        stroke = f'stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
+        look = f'<svg width="30" height="9"><line x1="0" y1="5" x2="30" y2="5" {stroke}/></svg>'
         name = escape(f"show {line[0][0]}", quote=True)
         box = f'<input type="checkbox" checked data-line="{number}-{place}" aria-label="{name}">'
         rows.append(f"<tr><td><label>{box} {look}</label></td>{cells}</tr>")
@@ -166,7 +175,7 @@ def _table(number: int, sheet: Sheet) -> str:
 
 
 def _look(place: int) -> tuple[str, str]:
-    """Colour and dashes of the line of that number; both change, so that 28 differ."""
+    """Colour and dashes of the line of that number; both change, so that 35 differ."""
     return LINE_COLOURS[place % len(LINE_COLOURS)], DASHES[place // len(LINE_COLOURS) % len(DASHES)]
 
 
@@ -178,75 +187,68 @@ def _figure(x_label: str, y_label: str, tooltips: Sequence[tuple[str, str]] = ()
         tools="pan,box_zoom,reset,save", toolbar_location="above", **more,
     )  # fmt: skip
     figure.toolbar.logo = None
-    if "x_axis_type" not in more:
-        figure.xaxis.formatter = models.NumeralTickFormatter(format="0.[0]a")
-        figure.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    compact = "return Intl.NumberFormat('en', {notation: 'compact', maximumSignificantDigits: 5}).format(tick)"
+    figure.xaxis.formatter = models.CustomJSTickFormatter(code=compact)
+    if more.get("x_axis_type") != "log":
+        figure.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0, desired_num_ticks=5)
     if tooltips:
         figure.add_tools(models.HoverTool(tooltips=list(tooltips), mode="mouse"))
     return figure
 
 
-def _accuracies(member: SeedGroup) -> tuple[list[int], list[list[float]]]:
-    """Rounds from 1 in which all runs of a group were tested, and their accuracies in percent, a list a round."""
-    runs = member.finished or member.records
-    tested = [
-        {row["round"] + 1: 100 * row["test_accuracy"] for row in run["rounds"] if row.get("test_accuracy") is not None}
-        for run in runs
-    ]
-    rounds = sorted(set.intersection(*map(set, tested)))
-    kept = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), POINTS)).astype(int)) if rounds else ()
-    return [rounds[at] for at in kept], [[one[rounds[at]] for one in tested] for at in kept]
-
-
 def _curves(groups: list[SeedGroup], number: int) -> Any:
-    """A line for each group, the mean over its runs, with a band of the standard deviation; None without a value."""
-    shown = {place: (member, *_accuracies(member)) for place, member in enumerate(groups)}
-    if not any(rounds for _, rounds, _ in shown.values()):
+    """The lines of `plots.learning_curves`, with bands, the paper's numbers and crosses; None without a value."""
+    found = find_curves(groups)
+    if not found:
         return None
     tips = [("", "@name"), ("round", "@round"), ("accuracy", "@value{0.00} %")]
     figure = _figure("Round", "Test accuracy (%)", tips)
-    for place, (member, rounds, values) in shown.items():
-        if not rounds:
-            continue
-        colour, dash = _look(place)
-        mean = [fmean(one) for one in values]
-        if len(values[0]) > 1:
-            low, high = ([m + sign * stdev(one) for m, one in zip(mean, values, strict=True)] for sign in (-1, 1))
-            figure.varea(rounds, low, high, color=colour, alpha=0.15, name=f"{number}-{place}-band")
-        source = {"round": rounds, "value": mean, "name": [member.label] * len(rounds)}
-        figure.line(
-            "round", "value", source=_source(source), color=colour, line_dash=dash, line_width=2,
-            name=f"{number}-{place}-line",
-        )  # fmt: skip
-    figure.hover.renderers = [one for one in figure.renderers if one.name.endswith("line")]
+    for curve in found:
+        place = next(place for place, member in enumerate(groups) if member is curve.setting)
+        (colour, dash), names = _look(place), {part: f"{number}-{place}-{part}" for part in PARTS}
+        look = {"color": colour, "line_dash": dash}
+        count = len(curve.rounds) if not curve.all_diverged else 0
+        kept = np.unique(np.linspace(0, count - 1, min(count, POINTS)).astype(int))
+        rounds, values, label = curve.rounds[kept].tolist(), curve.values[:, kept], curve.setting.label
+        if count and curve.has_band:
+            low, high = ((values.mean(0) + sign * values.std(0, ddof=1)).tolist() for sign in (-1, 1))
+            figure.varea(rounds, low, high, color=colour, alpha=0.15, name=names["band"])
+        if count:
+            own = _points(label, rounds, values.mean(0).tolist())
+            figure.line("round", "value", source=own, line_width=2, name=names["line"], **look)
+        if curve.diverged:
+            at, lost = ([line.tolist() for line in lines] for lines in zip(*curve.diverged, strict=True))
+            figure.multi_line(at, lost, name=names["diverged"], **look)
+            ends = ([line[-1] for line in lines] for lines in (at, lost))
+            own = _points(f"{label}, diverged after this round", *ends)
+            figure.scatter("round", "value", source=own, marker="x", size=9, color=colour, name=names["cross"])
+        if curve.printed is not None:
+            own = _points(f"{label}, the paper's number", [1, int(curve.rounds.max(initial=1))], [curve.printed] * 2)
+            figure.line("round", "value", source=own, color=colour, line_dash="dotted", name=names["paper"])
+    figure.hover.renderers = [one for one in figure.renderers if one.name.endswith(("line", "cross", "paper"))]
     return figure
 
 
-def _source(columns: dict[str, list]) -> Any:
-    return import_module("bokeh.models").ColumnDataSource(columns)
+def _points(name: str, rounds: list[int], values: list[float]) -> dict[str, list]:
+    return {"name": [name] * len(rounds), "round": rounds, "value": values}
 
 
 def _costs(groups: list[SeedGroup], number: int) -> Any:
     """A point for each group: floats that all clients sent in a run, and the headline; None without any."""
     points = []
     for place, member in enumerate(groups):
-        runs = [run for run in member.finished if (run.get("cost") or {}).get("floats_up") is not None]
-        if not runs or runs[0]["config"].get("cohort_size") is None:
-            continue
-        run = runs[0]
-        last = run["cost"]["floats_up"]
-        floats = run["config"]["cohort_size"] * sum(row.get("floats_up", last) for row in run["rounds"])
-        selected = [one["summary"]["selected"] for one in runs if one["summary"].get("selected") is not None]
-        if selected:
-            points.append((place, member.label, floats, 100 * fmean(selected)))
+        sent = [floats[-1] for run in member.finished if (floats := floats_sent(run))]
+        selected = [100 * one for run in member.finished if (one := run["summary"].get("selected")) is not None]
+        if sent and selected:
+            points.append((place, member.label, sent[0], fmean(selected)))
     if not points:
         return None
-    several = min(floats for _, _, floats, _ in points) > 0
+    sent = [floats for _, _, floats, _ in points]
     tips = [("", "@name"), ("floats sent", "@floats{0,0}"), ("selected", "@value{0.00} %")]
-    more = {"x_axis_type": "log"} if several else {}
-    figure = _figure("Floats sent by all clients", "Selected accuracy (%)", tips, **more)
+    scale = "log" if 0 < 10 * min(sent) < max(sent) else "linear"
+    figure = _figure("Floats sent by all clients", "Selected accuracy (%)", tips, x_axis_type=scale)
     for place, name, floats, value in points:
-        source = _source({"floats": [floats], "value": [value], "name": [name]})
+        source = {"floats": [floats], "value": [value], "name": [name]}
         figure.scatter("floats", "value", source=source, size=10, color=_look(place)[0], name=f"{number}-{place}-cost")
     return figure
 
@@ -272,5 +274,5 @@ def _partition(record: dict) -> Any:
         "name": [names[label] for label in classes],
         "size": [max(1.5, widest * math.sqrt(count / images.max())) for count in images],
     }  # fmt: skip
-    figure.scatter("client", "class", source=_source(source), size="size", color=LINE_COLOURS[0], alpha=0.8)
+    figure.scatter("client", "class", source=source, size="size", color=LINE_COLOURS[0], alpha=0.8)
     return figure

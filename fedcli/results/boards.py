@@ -84,9 +84,14 @@ def _numbered(one: Sheet) -> Sheet:
 
 
 def _with_columns(one: Sheet, columns: Sequence[str]) -> Sheet:
-    """The table with the columns that have one of these texts in their titles, in the order of the texts."""
-    found = (place for text in columns for place, title in enumerate(one.columns) if text.lower() in title.lower())
-    places = list(dict.fromkeys(found))
+    """The table with the columns whose titles begin with one of these texts, or else have it, in the texts' order."""
+    titles = [title.lower() for title in one.columns]
+    found = (
+        [place for place, title in enumerate(titles) if title.startswith(text.lower())]
+        or [place for place, title in enumerate(titles) if text.lower() in title]
+        for text in columns
+    )
+    places = list(dict.fromkeys(place for own in found for place in own))
     if not places:
         raise UserError(f"the table '{one.title}' has none of these columns (got {', '.join(columns)}); name others.")
     blocks = [[[line[place] for place in places] for line in block] for block in one.blocks]

@@ -17,15 +17,17 @@ REFUSED = {
 class Refusing(TorchDispatchMode):
     """Refuses operations that clients who train together cannot do, in the line that does one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: to keep its compiler, which is not used, out of this, PyTorch would import it, which takes seconds."""
+        return False
 
-def _refuse(self: Refusing, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-    for tag, what in REFUSED.items():
-        if tag in function.tags:
-            raise RuntimeError(f"a local objective {what}")
-    return function(*args, **(kwargs or {}))
-
-
-Refusing.__torch_dispatch__ = _refuse  # PyTorch wraps one in a class's body, and then imports its compiler: 3 seconds
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Calls an operation, unless it is one of those."""
+        for tag, what in REFUSED.items():
+            if tag in function.tags:
+                raise RuntimeError(f"a local objective {what}")
+        return function(*args, **(kwargs or {}))
 
 
 class Strict(Federation):

@@ -1,7 +1,7 @@
 """Loggers beside the display of a run: TensorBoard, Weights & Biases, or a user's own.
 
-A logger is any object with some of the methods of `fedcli.runs.run.Listener`. Steps are rounds counted from 1, so that
-they go on after a run is resumed.
+A logger is any object with some of the methods of `fedcli.runs.rounds.Listener`. Steps are rounds counted from 1, so
+that they go on after a run is resumed.
 """
 
 import hashlib
@@ -10,10 +10,9 @@ import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from fedcli.errors import UserError, unknown
+from fedcli.errors import needed, unknown
 from fedcli.runs.rounds import Listener
 from fedcli.userfiles import from_file, is_from_file, short_name
 
@@ -33,7 +32,7 @@ class TensorBoard(Listener):
     """Writes the numbers of every round into the folder `tensorboard` of the run."""
 
     def __init__(self):
-        _needs("tensorboard", "tensorboard")
+        needed("tensorboard", "--log tensorboard", "tensorboard")
         self.make = import_module("torch.utils.tensorboard").SummaryWriter
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
@@ -59,7 +58,7 @@ class WeightsAndBiases(Listener):
     """Logs to Weights & Biases, into the project `fedcli` unless WANDB_PROJECT says another; a resumed run goes on."""
 
     def __init__(self):
-        self.wandb = _needs("wandb", "wandb")
+        self.wandb = needed("wandb", "--log wandb", "wandb")
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
@@ -80,17 +79,6 @@ class WeightsAndBiases(Listener):
 
 
 LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
-
-
-def _needs(module: str, extra: str) -> ModuleType:
-    """A module that only some users have."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"--log {extra} needs a package that is not installed (got {error}); it comes with an optional part; run "
-            f"pip install 'fedcli[{extra}]'."
-        ) from error
 
 
 class Loggers(Listener):
