@@ -87,7 +87,7 @@ def test_adam_is_torchs(weight_decay):
         gradient = torch.randn(5, dtype=torch.float64)
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours, state = adam(ours, {"w": gradient}, state, rate, (0.9, 0.999), 1e-8, weight_decay)
+        ours, state = adam(ours, {"w": gradient}, state, rate, weight_decay)
     torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
 
 
