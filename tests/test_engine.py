@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import stacked
+from fedcli.core import engine, federation, stacked
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
+from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step, turn
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
@@ -87,7 +87,7 @@ def test_adam_is_torchs(weight_decay):
         gradient = torch.randn(5, dtype=torch.float64)
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours, state = adam(ours, {"w": gradient}, state, rate, (0.9, 0.999), 1e-8, weight_decay)
+        ours, state = adam(ours, {"w": gradient}, state, rate, weight_decay)
     torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
 
 
@@ -329,6 +329,42 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     assert 1 <= len(seen) <= 4  # of 20 steps
 
 
+def test_small_steps_take_turns_outside_of_their_backward_passes(two_threads, monkeypatch):
+    setup, fed = laws.federation(FEDAVG)
+    cohort, inside, forwards, seen = fed.cohort(0), [], [], []
+    of_step = setup.method.module.make_local_loss(fed.network)
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, loss):
+            return loss.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(fed.engine.turn.acquire(timeout=30))  # the other thread waits for no one else
+            fed.engine.turn.release()
+            return grad
+
+    def local_loss(*given):
+        inside.append(1)
+        forwards.append((len(inside), turn.get() is not None))
+        loss, aux = of_step(*given)
+        inside.pop()
+        return Backward.apply(loss), aux
+
+    for small in (2**16, 0):
+        monkeypatch.setattr(engine, "SMALL", small)
+        forwards.clear()
+        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, local_loss)
+        assert {taken for _, taken in forwards} == {small > 0}
+        assert small == 0 or {count for count, _ in forwards} == {1}
+        assert len(forwards) == 20
+    assert seen == 40 * [True]
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, lambda *given: (torch.tensor(0.0), Aux({}, {})))
+    assert not fed.engine.turn.locked()
+
+
 def test_the_step_in_place_is_the_step():
     draw = torch.Generator().manual_seed(0)
     params, grads, state = ({"w": torch.randn(5, generator=draw)} for _ in range(3))
@@ -518,3 +554,18 @@ def test_predictions_for_some_images_are_theirs_among_all(test):
     assert torch.equal(
         fed.predict(*model, index, test=test)[2], (fed.test_labels if test else fed.engine.labels)[index]
     )
+
+
+def test_predictions_that_are_only_reported_come_in_portions_and_are_the_same_but_for_rounding(monkeypatch):
+    monkeypatch.setattr(federation, "QUICK_BATCH", 8)
+    _, fed = laws.federation(FEDAVG)
+    model, network, given = fed.initial_model(), fed.network, []
+
+    def watch(params, buffers, x, **how):
+        given.append((len(x), {value.stride()[1] for value in (x, *params.values()) if value.dim() == 4}))
+        return network(params, buffers, x, **how)
+
+    watch.module = network.module
+    for part, whole in zip(fed.predict(*model, network=watch, quick=True), fed.predict(*model), strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-12)
+    assert sorted(given) == [(4, {1}), (8, {1}), (8, {1})]  # the channels last

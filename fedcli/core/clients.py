@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ Params = dict[str, Tensor]
 
 KEY = ".key"  # how the names of buffers end that hold the key of dropout
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
+turn: ContextVar[Any] = ContextVar("turn", default=None)  # the lock of `holding`
 
 
 class Client(NamedTuple):
@@ -116,6 +117,21 @@ def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     return found
 
 
+@contextlib.contextmanager
+def holding(lock: Any) -> Iterator[None]:
+    """Holds a lock, if any, for all that this thread does here but backward passes.
+
+    Threads that hand Python to each other between operations of microseconds wait longer than they work; a backward
+    pass does without Python.
+    """
+    token = turn.set(lock)
+    try:
+        with lock or contextlib.nullcontext():
+            yield
+    finally:
+        turn.reset(token)
+
+
 def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
     """Returns the gradient of a local objective by the parameters, and what it returned beside its value."""
     if under_vmap.get():
@@ -124,7 +140,13 @@ def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params,
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         value, aux = loss(wanted, *arguments)
-        grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
+        if held := turn.get():
+            held.release()
+        try:
+            grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
+        finally:
+            if held:
+                held.acquire()
     return dict(zip(wanted, grads, strict=True)), tree_map(Tensor.detach, aux)
 
 
@@ -156,21 +178,12 @@ def sgd(
     return new, velocity if momentum else ()
 
 
-def adam(
-    params: Params,
-    grads: Params,
-    state: Tree,
-    lr: Tensor,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> tuple[Params, Tree]:
+def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
     """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it (L2 weight decay, bias correction, no AMSGrad).
 
-    `state` is `(steps taken, first moments, second moments)`, `betas` the decay of the moments, and `eps` is added to
-    the root of the second one.
+    `state` is `(steps taken, first moments, second moments)`; decay of the moments and `eps` are torch's defaults.
     """
-    count, first, second = state
+    (count, first, second), betas, eps = state, (0.9, 0.999), 1e-8
     count = count + 1
     new, first_new, second_new = {}, {}, {}
     for name, value in params.items():

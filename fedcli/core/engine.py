@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
-from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
-from fedcli.core.graphs import CudaGraphs, Work
+from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, holding, keyed
+from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_optimizer
-from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, concatenate, count_floats, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
 # Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
 ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
+SMALL = 2**16  # values of parameters and a batch, below which a step is mostly Python's; threads then take turns
 
 
 def parse_chunk(text: str, default: int) -> tuple[str, int]:
@@ -63,6 +64,7 @@ class Engine:
     workers: Any = field(default_factory=lambda: ALONE)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    turn: threading.Lock = field(default_factory=threading.Lock, init=False)  # see `holding`
 
     @property
     def mode(self) -> str:
@@ -157,13 +159,15 @@ class Engine:
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the only client of a chunk, on batches of their true sizes."""
-        client, context = tree_map(self._own, select(clients, 0)), select_axes(context, axes, 0)
+        client, context = tree_map(self.own, select(clients, 0)), select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
-        for batch in self._batches(plan, chunk.start, rate):
-            client, aux = update(client, batch, context)
-            total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
-            self._step_done(len(batch.y))
+        values = count_floats(client.params) + plan.index.shape[2] * self.images[0].numel()
+        with holding(self.turn if values < SMALL else None):
+            for batch in self._batches(plan, chunk.start, rate):
+                client, aux = update(client, batch, context)
+                total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
+                self._step_done(len(batch.y))
         return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
 
     def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
@@ -181,7 +185,7 @@ class Engine:
             draws = None if plan.draws is None else plan.draws[rows, k][real[rows]]
             x, y = self.gather(plan.index[rows, k][real[rows]], draws)
             parts = sizes[rows].tolist()
-            columns = self._own(x).split(parts), y.split(parts), ends[rows], keys[rows]
+            columns = self.own(x).split(parts), y.split(parts), ends[rows], keys[rows]
             for x, y, end, key in zip(*columns, strict=True):
                 yield Batch(x, y, None, end, num_batches, rate, key)
 
@@ -215,7 +219,7 @@ class Engine:
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
         """Makes a function of one client a function of `size` stacked clients."""
-        fork = _one_by_one if self.graphs is None else self.graphs.fork
+        fork = None if self.graphs is None else self.graphs.fork
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
@@ -248,13 +252,9 @@ class Engine:
         uniform = None if draws is None else torch.as_tensor(draws, device=device)
         return self.transform(self.images[positions], uniform), self.labels[positions]
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def own(self, tensor: Tensor) -> Tensor:
         """Copies; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
             return tensor.to(memory_format=torch.channels_last, copy=True)
         return tensor.clone()
-
-
-def _one_by_one(works: list[Work]) -> list[Any]:
-    return [work() for work in works]

@@ -306,7 +306,7 @@ def _connected() -> Group:
         dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     except RuntimeError as error:
         first, _, _ = str(error).partition("\n")
-        print(f"worker {os.environ['RANK']} has not reached the others ({first})", file=sys.stderr)
+        sys.stderr.write(f"worker {os.environ['RANK']} has not reached the others ({first})\n")
         raise Lost("the others were not reached") from error
     finally:
         late.cancel()
