@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import engine, federation, stacked
+from fedcli.core import federation, stacked
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step, turn
+from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
@@ -327,42 +327,6 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     with pytest.raises(KeyboardInterrupt):
         fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, setup.method.module.make_local_loss(fed.network))
     assert 1 <= len(seen) <= 4  # of 20 steps
-
-
-def test_small_steps_take_turns_outside_of_their_backward_passes(two_threads, monkeypatch):
-    setup, fed = laws.federation(FEDAVG)
-    cohort, inside, forwards, seen = fed.cohort(0), [], [], []
-    of_step = setup.method.module.make_local_loss(fed.network)
-
-    class Backward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, loss):
-            return loss.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            seen.append(fed.engine.turn.acquire(timeout=30))  # the other thread waits for no one else
-            fed.engine.turn.release()
-            return grad
-
-    def local_loss(*given):
-        inside.append(1)
-        forwards.append((len(inside), turn.get() is not None))
-        loss, aux = of_step(*given)
-        inside.pop()
-        return Backward.apply(loss), aux
-
-    for small in (2**16, 0):
-        monkeypatch.setattr(engine, "SMALL", small)
-        forwards.clear()
-        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, local_loss)
-        assert {taken for _, taken in forwards} == {small > 0}
-        assert small == 0 or {count for count, _ in forwards} == {1}
-        assert len(forwards) == 20
-    assert seen == 40 * [True]
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, lambda *given: (torch.tensor(0.0), Aux({}, {})))
-    assert not fed.engine.turn.locked()
 
 
 def test_the_step_in_place_is_the_step():

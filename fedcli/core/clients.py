@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ Params = dict[str, Tensor]
 
 KEY = ".key"  # how the names of buffers end that hold the key of dropout
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
-turn: ContextVar[Any] = ContextVar("turn", default=None)  # the lock of `holding`
 
 
 class Client(NamedTuple):
@@ -117,21 +116,6 @@ def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     return found
 
 
-@contextlib.contextmanager
-def holding(lock: Any) -> Iterator[None]:
-    """Holds a lock, if any, for all that this thread does here but backward passes.
-
-    Threads that hand Python to each other between operations of microseconds wait longer than they work; a backward
-    pass does without Python.
-    """
-    token = turn.set(lock)
-    try:
-        with lock or contextlib.nullcontext():
-            yield
-    finally:
-        turn.reset(token)
-
-
 def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
     """Returns the gradient of a local objective by the parameters, and what it returned beside its value."""
     if under_vmap.get():
@@ -140,13 +124,7 @@ def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params,
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         value, aux = loss(wanted, *arguments)
-        if held := turn.get():
-            held.release()
-        try:
-            grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
-        finally:
-            if held:
-                held.acquire()
+        grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(wanted, grads, strict=True)), tree_map(Tensor.detach, aux)
 
 

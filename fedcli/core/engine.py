@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
-from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, holding, keyed
+from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_optimizer
-from fedcli.core.trees import Tree, concatenate, count_floats, leaves, select, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
 # Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
 ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
-SMALL = 2**16  # values of parameters and a batch, below which a step is mostly Python's; threads then take turns
 
 
 def parse_chunk(text: str, default: int) -> tuple[str, int]:
@@ -64,7 +63,6 @@ class Engine:
     workers: Any = field(default_factory=lambda: ALONE)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    turn: threading.Lock = field(default_factory=threading.Lock, init=False)  # see `holding`
 
     @property
     def mode(self) -> str:
@@ -162,12 +160,10 @@ class Engine:
         client, context = tree_map(self.own, select(clients, 0)), select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
-        values = count_floats(client.params) + plan.index.shape[2] * self.images[0].numel()
-        with holding(self.turn if values < SMALL else None):
-            for batch in self._batches(plan, chunk.start, rate):
-                client, aux = update(client, batch, context)
-                total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
-                self._step_done(len(batch.y))
+        for batch in self._batches(plan, chunk.start, rate):
+            client, aux = update(client, batch, context)
+            total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
+            self._step_done(len(batch.y))
         return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
 
     def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
