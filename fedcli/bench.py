@@ -16,10 +16,13 @@ Both sides train the same clients on the same number of images, under the same t
 one round to warm up; then a round of the engine and one of the plain loop take turns, so that a noisy machine hits
 both. The ratio is the median over these pairs of plain seconds over engine seconds: above 1 the engine is faster.
 
-The floors say how fast the plain loop's work could be at best, by this machine's own ceilings, each the fastest of
-some tries: arithmetic, the FLOPs of a round over those of a large matrix product in the same precision; memory, the
-bytes of parameters, gradients and momentum, each read and written once in every step of every client, over those of a
-large copy. The floor is the larger of the two.
+The floors say how fast the plain loop's work could be at best, by this machine's own ceilings: arithmetic, the FLOPs of
+a round over those of the fastest of several matrix products and of the network's own convolutions in the same
+precision, done by all threads together and by each thread alone; memory, the bytes of parameters, gradients and
+momentum, each read and written once in every step of every client, over those of a large copy. The floor is the larger
+of the two, and the share of it that is reached is floor over measured time. The evaluation's floor is the arithmetic of
+its forward passes. A floor above the measured time is a measurement that has failed, most likely because other programs
+took the cores while the ceilings were measured; it is printed as such.
 
 Rounds divided among workers are measured too, each worker with one thread, as a device of its own would be, and beside
 them one process with all threads. From what one worker computes, what travels how fast, and what the server does on
@@ -31,11 +34,13 @@ import copy
 import csv
 import dataclasses
 import json
+import math
 import os
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -62,17 +67,17 @@ from fedcli.runs.workers import joined, launch
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
-MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
+MATMUL_SIDES = {"cpu": (2048, 1024, 512), "cuda": (8192, 4096)}
 COPY_BYTES = 2**28  # beyond any cache
-TRIES = 6  # of a ceiling, the fastest counts; the first warms up
+TRIES, LASTING = 4, 0.15  # tries of each ceiling, of which the fastest counts; seconds of a try, at least
 SCALING_CLIENTS, SCALING_BATCHES = (1, 2, 5, 10, 20, 50, 100), (10, 32, 64, 128)
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 SHAPE = ("cohort_size", "local_epochs", "batch_size")  # of a workload: what a result says
 COLUMNS = (
     "workload", "engine", "device", "method", "seconds_per_round", "seconds_spread", "plain_seconds_per_round",
-    "plain_spread", "ratio", "samples_per_second", "floor_seconds", "arithmetic_floor_seconds",
-    "memory_floor_seconds", "peak_bytes", "evaluation_seconds", "data_seconds_share", "images", "torch", "threads",
-    "hardware", "precision", *SHAPE, "repeats", "seed",
+    "plain_spread", "ratio", "samples_per_second", "floor_seconds", "floor_share", "arithmetic_floor_seconds",
+    "memory_floor_seconds", "peak_bytes", "evaluation_seconds", "evaluation_floor_seconds", "data_seconds_share",
+    "images", "torch", "threads", "hardware", "precision", *SHAPE, "repeats", "seed",
 )  # fmt: skip
 
 
@@ -165,6 +170,7 @@ class EngineRounds:
         fed: The federation.
         state: The method's server state.
         partition_seconds: Time it took to divide the images among the clients.
+        models_tested: By the last evaluation, each on all test images.
     """
 
     def __init__(self, setup: Setup, dataset: datasets.Dataset):
@@ -185,8 +191,11 @@ class EngineRounds:
         self.state, _ = self.setup.method.run_round(self.state, cohort, self.fed, self.setup.options)
 
     def evaluate(self) -> None:
-        """Tests the model as it is."""
+        """Tests the model as it is, or every client's that has changed."""
+        before, personal = set(self.fed.outputs), self.setup.method.personal is not None
         evaluation.evaluate(self.fed, self.setup.method, self.state)
+        new = len(self.fed.outputs.keys() - before)  # none where outputs are not kept: then all models are run
+        self.models_tested = new or (self.fed.num_clients if personal else 1)
 
 
 class PlainCnn(nn.Module):
@@ -252,12 +261,29 @@ class PlainRounds:
             states.append(copy.deepcopy(self.model.state_dict()))
         self.state = {name: sum(state[name] for state in states) / len(states) for name in self.state}
 
-    def flops_per_sample(self) -> float:
-        """Floating-point operations of a training step, forward and backward, over its samples."""
+    def flops_per_sample(self, train: bool = True) -> float:
+        """Floating-point operations of a training step, forward and backward, over its samples; or of the forward."""
         x, y = next(iter(self._loaders[0]))
         with FlopCounterMode(display=False) as counter:
-            self._loss(x, y).backward()
+            loss = self._loss(x, y)
+            if train:
+                loss.backward()
         return counter.get_total_flops() / len(x)
+
+    def convolutions(self) -> tuple["Convolution", ...]:
+        """The kinds of convolution in a training step."""
+        found: dict[Convolution, None] = {}
+
+        def note(layer: nn.Conv2d, given: tuple[Tensor], out: Tensor) -> None:
+            sizes = tuple(given[0].shape), tuple(layer.weight.shape)
+            found[Convolution(*sizes, layer.stride, layer.padding, layer.groups)] = None
+
+        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Conv2d)]
+        hooks = [layer.register_forward_hook(note) for layer in layers]
+        self._loss(*next(iter(self._loaders[0])))
+        for hook in hooks:
+            hook.remove()
+        return tuple(found)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(self._device), y.to(self._device)
@@ -272,20 +298,56 @@ class Ceilings(NamedTuple):
     bandwidth: float  # bytes per second, read and written
 
 
+class Convolution(NamedTuple):
+    """A convolution as `torch.nn.functional.conv2d` is given it."""
+
+    images: tuple[int, ...]  # [B, C, H, W]
+    weight: tuple[int, ...]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    groups: int
+
+
 @cache
-def ceilings(device: torch.device, precision: str) -> Ceilings:
-    """The ceilings of a device, by a large matrix product in the precision of a run and a large copy."""
-    side = MATMUL_SIDE[device.type]
+def ceilings(device: torch.device, precision: str, convolutions: tuple[Convolution, ...]) -> Ceilings:
+    """The ceilings of a device in the precision of a run, see the module's docstring."""
     dtype = {"float64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    left, right = torch.randn(2, side, side, device=device).to(dtype)
+    works: list[tuple[int, Callable[[], Any]]] = []  # FLOPs, and what takes them
+    for side in MATMUL_SIDES[device.type]:
+        left, right = torch.randn(2, side, side, device=device).to(dtype)
+        works.append((2 * side**3, partial(torch.matmul, left, right)))
+    for kind in convolutions:
+        tensors = [torch.randn(size, device=device).to(dtype) for size in kind[:2]]
+        x, weight = (tensor.to(memory_format=torch.channels_last, copy=True) for tensor in tensors)
+        work = partial(F.conv2d, x, weight, stride=kind.stride, padding=kind.padding, groups=kind.groups)
+        works.append((2 * work().numel() * weight[0].numel(), work))
     source = torch.zeros(COPY_BYTES // 4, device=device)
-    target = torch.empty_like(source)
+    copy = partial(torch.empty_like(source).copy_, source)
+    return Ceilings(max(_rate(*work, device) for work in works), _rate(2 * COPY_BYTES, copy, device))
 
-    def fastest(work: Callable[[], Any]) -> float:
-        return min(_seconds(work, device) for _ in range(TRIES))
 
-    flops = 2 * side**3 / fastest(lambda: left @ right)
-    return Ceilings(flops, 2 * COPY_BYTES / fastest(lambda: target.copy_(source)))
+def _rate(amount: int, work: Callable[[], Any], device: torch.device) -> float:
+    """How much of an amount goes through some work in a second at best: by all threads together, or by each alone."""
+    best = 0.0
+    for workers in {1, torch.get_num_threads() if device.type == "cpu" else 1}:
+        once = min(_seconds(partial(_repeat, work, 1, workers), device) for _ in range(2))
+        times = math.ceil(LASTING / once)
+        seconds = min(_seconds(partial(_repeat, work, times, workers), device) for _ in range(TRIES))
+        best = max(best, workers * times * amount / seconds)
+    return best
+
+
+def _repeat(work: Callable[[], Any], times: int, workers: int) -> None:
+    """Does some work so many times in each of some threads, among which those of PyTorch are divided."""
+
+    def again(_: int) -> None:
+        for _ in range(times):
+            work()
+
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(workers, "", partial(torch.set_num_threads, threads // workers)) as pool:
+        list(pool.map(again, range(workers)))
+    torch.set_num_threads(threads)
 
 
 def floors(
@@ -362,8 +424,9 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         The result, by `COLUMNS`. `engine` is `Engine.mode`; spreads are [least, largest]. `peak_bytes` is
         the engine's, its images included: on CUDA what PyTorch holds, on a CPU what the process does (where the system
         cannot set the process's peak back, the largest so far). `evaluation_seconds` is a pass over the test images by
-        the engine. `data_seconds_share` is what a round spends outside of local training: drawing the batches,
-        aggregation, and the drawing of the partition, which is counted whole though a run does it once.
+        the engine, for every model that a round has changed. `data_seconds_share` is what a round spends outside of
+        local training: drawing the batches, aggregation, and the drawing of the partition, which is counted whole
+        though a run does it once.
     """
     workload, setup, repeats = case
     dataset, images = load_images(workload, setup.run.seed)
@@ -379,16 +442,19 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         plain.round(engine.fed.cohort(FIRST_ROUND).client_ids)
         assert plain.parameters == engine.fed.sizes.parameters, "the two sides train different networks"
         measured |= _time_pairs(case, engine, plain, progress)
-        measured["evaluation_seconds"] = _seconds(engine.evaluate, setup.device)
-        limits = ceilings(setup.device, setup.run.precision)
+        progress(f"{workload.name}: ceilings")
+        limits = ceilings(setup.device, setup.run.precision, plain.convolutions())
         measured |= floors(workload, plain.flops_per_sample(), plain.parameters, engine.fed.dtype.itemsize, limits)
+        measured["floor_share"] = measured["floor_seconds"] / measured["seconds_per_round"]
+        tested = engine.models_tested * len(engine.fed.test_labels)
+        measured["evaluation_floor_seconds"] = tested * plain.flops_per_sample(train=False) / limits.flops
         measured |= _describe(workload, engine)
     return {name: measured[name] for name in COLUMNS}
 
 
 def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: Callable[[str], Any]) -> dict[str, Any]:
     """What the seconds of the rounds say, engine and plain loop taking turns."""
-    own, server, other = [], [], []
+    own, server, other, tests = [], [], [], []
     workload, repeats = case.workload, case.repeats
     for number in range(FIRST_ROUND + 1, FIRST_ROUND + 1 + repeats):
         progress(f"{workload.name}: pair {number - FIRST_ROUND} of {repeats}")
@@ -396,6 +462,7 @@ def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: 
         own.append(_seconds(partial(engine.round, number), engine.fed.device))
         server.append(own[-1] - engine.fed.seconds["train"])
         other.append(_seconds(partial(plain.round, clients), engine.fed.device))
+        tests.append(_seconds(engine.evaluate, engine.fed.device))
     return {
         "seconds_per_round": median(own),
         "seconds_spread": [min(own), max(own)],
@@ -403,6 +470,7 @@ def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: 
         "plain_spread": [min(other), max(other)],
         "ratio": median(b / a for a, b in zip(own, other, strict=True)),
         "samples_per_second": workload.samples / median(own),
+        "evaluation_seconds": median(tests),
         "data_seconds_share": (engine.partition_seconds + median(server)) / (engine.partition_seconds + median(own)),
     }
 
@@ -483,10 +551,10 @@ TABLES = (  # column: cell, of a result; each table in the width of a terminal, 
     },
     {
         "Workload": "{workload}",
-        "Arithmetic floor": "{arithmetic_floor_seconds}",
-        "Memory floor": "{memory_floor_seconds}",
+        "Floor": "{floor_seconds} ({reached})",
         "Not training": "{data_percent} %",
         "Evaluation": "{evaluation_seconds}",
+        "Its floor": "{evaluation_floor_seconds} ({evaluation_reached})",
         "Peak MiB": "{peak_mebibytes}",
         "Images": "{images}",
     },
@@ -503,11 +571,20 @@ def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
     def text(value: Any) -> str:
         if isinstance(value, list):
             return "-".join(map(text, value))
-        return str(value) if not isinstance(value, float) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        return _short(value) if isinstance(value, float) else str(value)
+
+    def reached(share: float) -> str:
+        return f"{share:.0%}" if share <= 1 else "failed: too high"
 
     more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
+    more["reached"] = reached(result["floor_share"])
+    more["evaluation_reached"] = reached(result["evaluation_floor_seconds"] / result["evaluation_seconds"])
     shown = {name: text(value) for name, value in {**result, **more}.items()}
     return [cell.format(**shown) for cell in cells.values()]
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 # Rounds divided among workers
@@ -680,9 +757,9 @@ def divided_page(rows: Sequence[Divided], figure: str) -> str:
     ]
     for row in rows:
         of_one = [one for one in rows if one.workload == row.workload]
-        said = f"{modelled(of_one, row.workers).seconds:.3g}" if row.threads == 1 and row.workers <= cores else ""
+        said = _short(modelled(of_one, row.workers).seconds) if row.threads == 1 and row.workers <= cores else ""
         numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
-        cells = " | ".join(f"{number:.3g}" for number in numbers)
+        cells = " | ".join(map(_short, numbers))
         shared = f", sharing {cores} cores" if row.workers * row.threads > cores else ""
         lines.append(f"| {row.workload} | {row.workers} x {row.threads}{shared} | {row.rounds} | {cells} | {said} |")
     lines += ["", f"![Seconds a round over workers, measured and modelled]({figure})", ""]
@@ -696,7 +773,7 @@ def divided_page(rows: Sequence[Divided], figure: str) -> str:
     ]
     for name in names:
         found = [modelled([row for row in rows if row.workload == name], count) for count in MODELLED]
-        cells = " | ".join(f"{row.seconds:.3g}" for row in found)
+        cells = " | ".join(_short(row.seconds) for row in found)
         lines.append(f"| {name} | {cells} | {_end_of_gain(found)} |")
     return "\n".join(lines) + "\n"
 

@@ -103,6 +103,8 @@ def test_cinic10_leaves_its_validation_split_out(tmp_path, cache, monkeypatch):
     datasets.download("cinic10")
     assert_same(expected, datasets.load("cinic10"))
     assert datasets.describe("cinic10")["train"] == 30
+    monkeypatch.setitem(official.SHA256, official.ARCHIVES["cinic10"].md5, "0" * 64)
+    refused(lambda: datasets.import_path("cinic10", archive), "got SHA256", f"must have {'0' * 64}")
 
 
 def test_an_archive_without_the_images_is_refused(tmp_path, cache, monkeypatch):

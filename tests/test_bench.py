@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import itertools
 import json
+import math
 import mmap
 import os
 import re
@@ -32,8 +34,9 @@ CPU = {"device": "cpu", "repeats": 1}
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     """Ceilings and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(bench, "MATMUL_SIDE", {"cpu": 32})
+    monkeypatch.setattr(bench, "MATMUL_SIDES", {"cpu": (32,)})
     monkeypatch.setattr(bench, "COPY_BYTES", 2**12)
+    monkeypatch.setattr(bench, "LASTING", 1e-6)
     bench.ceilings.cache_clear()
     for name in bench.WORKLOADS:
         monkeypatch.setitem(bench.WORKLOADS, name, dataclasses.replace(TINY, name=name))
@@ -63,7 +66,7 @@ def fake_seconds(monkeypatch, values):
         return next(left)
 
     monkeypatch.setattr(bench, "_seconds", seconds)
-    monkeypatch.setattr(bench, "ceilings", lambda device, precision: bench.Ceilings(1e6, 1e3))
+    monkeypatch.setattr(bench, "ceilings", lambda device, precision, convolutions: bench.Ceilings(1e6, 1e3))
     return timed
 
 
@@ -244,6 +247,27 @@ def test_flops_of_layers_by_hand():
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
     assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+    assert plain.flops_per_sample(train=False) == conv1 + conv2 + linear
+
+
+def test_the_convolutions_of_a_step_by_hand():
+    _, plain = sides(TINY)
+    once = {"stride": (1, 1), "padding": (0, 0), "groups": 1}
+    assert plain.convolutions() == (
+        bench.Convolution((8, 1, 28, 28), (32, 1, 5, 5), **once),
+        bench.Convolution((8, 32, 12, 12), (64, 32, 5, 5), **once),
+    )
+    assert len(sides(TINY_RESNET)[1].convolutions()) == 11  # kinds, of 20 layers
+
+
+@pytest.mark.parametrize(("method", "models"), [(bench.simplest_method(), [1, 1]), ("fedproto", [4, 4])])
+def test_every_model_that_has_changed_is_tested(method, models):
+    engine, found = sides(TINY, method=method)[0], []
+    for number in range(2):
+        engine.round(number)
+        engine.evaluate()
+        found.append(engine.models_tested)
+    assert found == models  # of two clients a round
 
 
 def test_floors_by_hand():
@@ -256,24 +280,44 @@ def test_floors_by_hand():
     assert result["floor_seconds"] == result["arithmetic_floor_seconds"] == 400
 
 
-def test_ceilings_are_the_fastest_of_the_tries(monkeypatch):
-    values = iter([9.0, 2.0, 4.0, 3.0, 3.0, 3.0, 9.0, 0.5, 1.0, 1.0, 1.0, 1.0])
-    monkeypatch.setattr(bench, "_seconds", lambda work, device: next(values))
-    limits = bench.ceilings(torch.device("cpu"), "float64")
-    assert limits == bench.Ceilings(2 * 32**3 / 2.0, 2 * 2**12 / 0.5)
-    assert bench.ceilings(torch.device("cpu"), "float64") is limits  # once a run
+def test_ceilings_are_the_fastest_work_of_the_fastest_try_of_one_or_all_threads(monkeypatch):
+    cost = {"matmul": 2.0, "conv2d": 0.1, "copy_": 0.5}  # seconds of one call
+    tries, calls = itertools.cycle([5, 3, 1, 2]), []
+
+    def seconds(work, device):
+        of_one, times = work.args[:2]
+        work()
+        calls.append(times)
+        return cost[of_one.func.__name__] * times * next(tries)
+
+    monkeypatch.setattr(bench, "_seconds", seconds)
+    monkeypatch.setattr(bench, "LASTING", 4.0)
+    kind = bench.Convolution((2, 3, 8, 8), (4, 3, 5, 5), (1, 1), (0, 0), 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    limits = bench.ceilings(torch.device("cpu"), "float64", (kind,))
+    flops = 2 * (2 * 4 * 4 * 4) * (3 * 5 * 5)
+    assert limits.flops == pytest.approx(2 * flops / 0.1)  # two threads, each as fast as one; 32^3 twice in 2 s is less
+    assert limits.bandwidth == pytest.approx(2 * 2 * 2**12 / 0.5)
+    assert max(calls) == math.ceil(4.0 / 0.1)  # as many as last
+    assert bench.ceilings(torch.device("cpu"), "float64", (kind,)) is limits  # once a run
+    with_products = bench.ceilings(torch.device("cpu"), "float64", ())
+    assert with_products.flops == pytest.approx(2 * 2 * 32**3 / 2.0)
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
-    timed = fake_seconds(monkeypatch, [1.0, 3.0, 2.0, 2.0, 4.0, 8.0, 0.25])
+    timed = fake_seconds(monkeypatch, [1.0, 3.0, 0.5, 2.0, 2.0, 0.25, 4.0, 8.0, 0.125])
     result = bench.measure(bench.prepare(TINY, device="cpu", repeats=3))
     names = [work.func.__qualname__ if isinstance(work, partial) else work.__qualname__ for work in timed]
-    assert names == [*3 * ["EngineRounds.round", "PlainRounds.round"], "EngineRounds.evaluate"]
+    assert names == 3 * ["EngineRounds.round", "PlainRounds.round", "EngineRounds.evaluate"]
     assert (result["seconds_per_round"], result["seconds_spread"]) == (2.0, [1.0, 4.0])
     assert (result["plain_seconds_per_round"], result["plain_spread"]) == (3.0, [2.0, 8.0])
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
     assert result["samples_per_second"] == 80 / 2.0
     assert result["evaluation_seconds"] == 0.25
+    forward = sides(TINY)[1].flops_per_sample(train=False)
+    assert result["evaluation_floor_seconds"] == pytest.approx(10 * forward / 1e6)
+    assert result["floor_share"] == result["floor_seconds"] / 2.0
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
     assert result["memory_floor_seconds"] == pytest.approx(12 * 24 * 582_026 / 1e3)
 
@@ -311,8 +355,8 @@ def test_a_result_has_the_documented_keys_and_says_what_was_measured():
     assert tuple(result) == bench.COLUMNS
     needed = (
         "workload engine device method seconds_per_round seconds_spread plain_seconds_per_round plain_spread ratio "
-        "samples_per_second floor_seconds arithmetic_floor_seconds memory_floor_seconds peak_bytes evaluation_seconds "
-        "data_seconds_share images torch threads"
+        "samples_per_second floor_seconds floor_share arithmetic_floor_seconds memory_floor_seconds peak_bytes "
+        "evaluation_seconds evaluation_floor_seconds data_seconds_share images torch threads"
     )
     assert set(needed.split()) <= set(result)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -404,7 +448,7 @@ def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys)
         **dict.fromkeys(bench.COLUMNS, 1.0), "workload": "w1 K=100 B=64", "engine": "stacked x 100", "ratio": 12.345,
         "seconds_per_round": 123.4, "seconds_spread": [98.0, 152.6], "plain_seconds_per_round": 9.876,
         "plain_spread": [9.0, 12.0], "samples_per_second": 1234567.0, "images": "random", "peak_bytes": 3 * 2**29,
-        "data_seconds_share": 0.025, "arithmetic_floor_seconds": 0.01234,
+        "data_seconds_share": 0.025, "floor_seconds": 98.7, "floor_share": 0.8, "evaluation_floor_seconds": 1.2,
     }  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
     row = bench.table_row(result, cells)
@@ -414,7 +458,7 @@ def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys)
     assert "…" not in printed
     expected = (
         ["w1 K=100 B=64", "stacked x 100", "123 (98-153)", "9.88 (9-12)", "12.3x", "1,234,567"],
-        ["w1 K=100 B=64", "0.0123", "1", "2.5 %", "1", "1,536", "random"],
+        ["w1 K=100 B=64", "98.7 (80%)", "2.5 %", "1", "1.2 (failed: too high)", "1,536", "random"],
     )
     assert row == expected[bench.TABLES.index(cells)]
 

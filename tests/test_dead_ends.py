@@ -16,7 +16,7 @@ from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.records import read_record
 from tests.programs import SMALL, start
 from tests.test_lock import NO_PROCESS, names
-from tests.test_runs import TINY, essence
+from tests.test_runs import TINY, Stop, essence
 
 LIMITED = """
 import resource, sys
@@ -64,10 +64,6 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):
     assert jobs.execute(plan, jobs.Watch()) == {}
     assert [run.folder for run in reproduce.plan(table, tmp_path).runs] == [Path(f"{damaged}-2"), whole]
     assert (damaged / "record.json").read_text() == "{"
-
-
-class Stop(Exception):
-    pass
 
 
 def test_a_figure_is_whole_or_not_there(tmp_path, monkeypatch):

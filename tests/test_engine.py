@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import stacked
+from fedcli.core import federation, stacked
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
@@ -87,7 +87,7 @@ def test_adam_is_torchs(weight_decay):
         gradient = torch.randn(5, dtype=torch.float64)
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours, state = adam(ours, {"w": gradient}, state, rate, (0.9, 0.999), 1e-8, weight_decay)
+        ours, state = adam(ours, {"w": gradient}, state, rate, weight_decay)
     torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
 
 
@@ -518,3 +518,18 @@ def test_predictions_for_some_images_are_theirs_among_all(test):
     assert torch.equal(
         fed.predict(*model, index, test=test)[2], (fed.test_labels if test else fed.engine.labels)[index]
     )
+
+
+def test_predictions_that_are_only_reported_come_in_portions_and_are_the_same_but_for_rounding(monkeypatch):
+    monkeypatch.setattr(federation, "QUICK_BATCH", 8)
+    _, fed = laws.federation(FEDAVG)
+    model, network, given = fed.initial_model(), fed.network, []
+
+    def watch(params, buffers, x, **how):
+        given.append((len(x), {value.stride()[1] for value in (x, *params.values()) if value.dim() == 4}))
+        return network(params, buffers, x, **how)
+
+    watch.module = network.module
+    for part, whole in zip(fed.predict(*model, network=watch, quick=True), fed.predict(*model), strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-12)
+    assert sorted(given) == [(4, {1}), (8, {1}), (8, {1})]  # the channels last

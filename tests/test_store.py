@@ -13,8 +13,8 @@ from fedcli.runs import checkpoints, config, rounds, store
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.models import SELECTED
+from tests.test_runs import Stop, StopAfter
 from tests.torture.damage import TINY as DAMAGED
-from tests.torture.damage import Stop, StopAfterTwo
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers
@@ -29,9 +29,9 @@ def states(*numbers):
     return {number % 10: state(number) for number in numbers}
 
 
-def opened(folder, memory):
+def opened(folder, memory, worker=0):
     made = store.Store(memory, 10, torch.device("cpu"), [ClientState])
-    made.open(folder, "run")
+    made.open(folder, "run", worker)
     return made
 
 
@@ -95,6 +95,15 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
     one.unlink()
     with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(.*No such file"):
         kept[1]
+
+
+def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
+    _, other = (opened(tmp_path, 0, worker).keep({}, states(1), 0) for worker in (0, 1))
+    checkpoints.clear(tmp_path, running=True)  # after a checkpoint that names nothing
+    assert files(tmp_path) == ["000001-0-w1"]
+    assert held(other) == {1: 1}
+    checkpoints.clear(tmp_path)
+    assert not (tmp_path / STATES).exists()
 
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("1000", 1000), ("3k", 3072), ("256M", 2**28), ("4G", 2**32)])
@@ -169,7 +178,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("run", 0), ("other", 1)):
         with pytest.raises(Stop):
-            fedcli.run("scaffold", **TINY, seed=seed, out=folder / name, progress=StopAfterTwo())
+            fedcli.run("scaffold", **TINY, seed=seed, out=folder / name, progress=StopAfter(2))
     whole = runs.resume(shutil.copytree(folder / "run", folder / "whole"))
     return folder, whole.record["summary"]["params_sha256"]
 

@@ -59,15 +59,9 @@ class Plan:
 
 
 def plan_batches(
-    parts: Sequence[np.ndarray],
-    client_ids: Sequence[int],
-    seed: int,
-    round: int,
-    epochs: range,
-    batch_size: int,
-    drop_last: bool,
-    num_draws: int,
-) -> Plan:
+    parts: Sequence[np.ndarray], client_ids: Sequence[int], seed: int, round: int, epochs: range, batch_size: int,
+    drop_last: bool, num_draws: int,
+) -> Plan:  # fmt: skip
     """Draws the batches of a cohort.
 
     Args:

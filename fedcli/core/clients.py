@@ -156,21 +156,12 @@ def sgd(
     return new, velocity if momentum else ()
 
 
-def adam(
-    params: Params,
-    grads: Params,
-    state: Tree,
-    lr: Tensor,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> tuple[Params, Tree]:
+def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
     """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it (L2 weight decay, bias correction, no AMSGrad).
 
-    `state` is `(steps taken, first moments, second moments)`, `betas` the decay of the moments, and `eps` is added to
-    the root of the second one.
+    `state` is `(steps taken, first moments, second moments)`; decay of the moments and `eps` are torch's defaults.
     """
-    count, first, second = state
+    (count, first, second), betas, eps = state, (0.9, 0.999), 1e-8
     count = count + 1
     new, first_new, second_new = {}, {}, {}
     for name, value in params.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
 from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
-from fedcli.core.graphs import CudaGraphs, Work
+from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_optimizer
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
@@ -157,7 +157,7 @@ class Engine:
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the only client of a chunk, on batches of their true sizes."""
-        client, context = tree_map(self._own, select(clients, 0)), select_axes(context, axes, 0)
+        client, context = tree_map(self.own, select(clients, 0)), select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         for batch in self._batches(plan, chunk.start, rate):
@@ -181,7 +181,7 @@ class Engine:
             draws = None if plan.draws is None else plan.draws[rows, k][real[rows]]
             x, y = self.gather(plan.index[rows, k][real[rows]], draws)
             parts = sizes[rows].tolist()
-            columns = self._own(x).split(parts), y.split(parts), ends[rows], keys[rows]
+            columns = self.own(x).split(parts), y.split(parts), ends[rows], keys[rows]
             for x, y, end, key in zip(*columns, strict=True):
                 yield Batch(x, y, None, end, num_batches, rate, key)
 
@@ -215,7 +215,7 @@ class Engine:
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
         """Makes a function of one client a function of `size` stacked clients."""
-        fork = _one_by_one if self.graphs is None else self.graphs.fork
+        fork = None if self.graphs is None else self.graphs.fork
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
     def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
@@ -248,13 +248,9 @@ class Engine:
         uniform = None if draws is None else torch.as_tensor(draws, device=device)
         return self.transform(self.images[positions], uniform), self.labels[positions]
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def own(self, tensor: Tensor) -> Tensor:
         """Copies; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
             return tensor.to(memory_format=torch.channels_last, copy=True)
         return tensor.clone()
-
-
-def _one_by_one(works: list[Work]) -> list[Any]:
-    return [work() for work in works]

@@ -146,14 +146,9 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
 
 @partitioner({"": _ALPHA, "plain": _PLAIN, "min=": _MIN, "draw=": _DRAW})
 def dirichlet(
-    labels: Labels,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    capped: bool = True,
-    min_examples: int = MIN_EXAMPLES,
+    labels: Labels, num_clients: int, alpha: float, seed: int, capped: bool = True, min_examples: int = MIN_EXAMPLES,
     draw: str = "own",
-) -> Parts:
+) -> Parts:  # fmt: skip
     """Cuts every class among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
 
     The smaller alpha, the more skewed. Capped, a client that already holds N/K examples or more gets none of the

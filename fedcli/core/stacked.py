@@ -28,7 +28,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
 def for_many(
-    function: Callable[..., Tree], axes: tuple, way: str, fork: Callable[[list[Work]], list[Any]]
+    function: Callable[..., Tree], axes: tuple, way: str, fork: Callable[[list[Work]], list[Any]] | None = None
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
@@ -37,7 +37,7 @@ def for_many(
         axes: For each argument 0 (client axis first) or None (shared by all); that of the first is 0.
         way: One of `WAYS`: "stacked" by `vmap`, "patches" likewise with `convolve` for convolutions, which `vmap` turns
             into grouped ones that a device's library may be slow at, "branches" client by client.
-        fork: Does the branches, which are independent of each other, and returns their results in order.
+        fork: Does the branches, which are independent of each other, and returns their results; in turn where None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
@@ -51,7 +51,8 @@ def for_many(
 
     def by_branches(*arguments: Tree) -> Tree:
         count = len(next(leaves(arguments[0])))
-        return stack(fork([partial(function, *select_axes(arguments, axes, k)) for k in range(count)]))
+        works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
+        return stack(fork(works) if fork else [work() for work in works])
 
     return by_branches if way == "branches" else by_vmap
 
@@ -145,14 +146,9 @@ class Stack:
         self.replay: Work | None = None
 
     def train(
-        self,
-        clients: Client,
-        context: Tree,
-        rows: Rows,
-        num_batches: Tensor,
-        rate: Tensor,
+        self, clients: Client, context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor,
         step_done: Callable[[int], None],
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
         """Trains stacked clients, with optimizer state, through all rows; calls `step_done(t)` after each.
 
         Returns:

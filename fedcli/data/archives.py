@@ -17,6 +17,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -262,6 +263,23 @@ ARCHIVES = {
         "90528d7ca1a48142e341f4ef8d21d0de",
     ),
 }
+# SHA-256 of official files by their MD5, which is known of all and could be forged: of both CIFAR from Keras, of the
+# others from TensorFlow Datasets. For the files that are not here none is known.
+SHA256 = {
+    "f68b3c2dcbeaaa9fbdd348bbdeb94873": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",  # MNIST
+    "d53e105ee54ea40749a09fcbcd1e9432": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "9fb629c4189551a2d022fa330f9573f3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "ec29112dd5afa0611ce80d1b7f02629c": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",  # FMNIST
+    "25c81989df183df01b3e8a0aad5dffbe": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "bef4ecab320f06d8554ea6380940ec79": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "bb300cfdad3c16e7a12a480ee83cd310": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    "58c8d27c78d21e728a6bc7b3cc06412e": "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",  # EMNIST
+    "c58f30108f718f92721af3b95e74349a": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",  # CIFAR-10
+    "eb9058c3a382ffc7106e4002c42a8d85": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # CIFAR-100
+    "e26dedcc434d2e4c54c9b2d4a06d8373": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",  # SVHN
+    "eb5a983be6a315427106f1b164d9cef3": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+}
 DOWNLOADS = tuple(name for name, known in KNOWN.items() if known.source or name in ARCHIVES)
 WITH_FILES = tuple(name for name in KNOWN if name in DOWNLOADS or name in LAYOUTS)
 
@@ -339,13 +357,14 @@ def _read(name: str, obtain: Callable[[_File, Path], str]) -> Arrays:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             origin = obtain(file, folder / file.name)
-            with (folder / file.name).open("rb") as content:
-                md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if md5 != file.md5:
-                raise UserError(
-                    f"'{origin}' is not the whole official file '{file.name}' of '{name}' (got MD5 {md5}); it must "
-                    f"have {file.md5}; get it again from {file.urls[0]}."
-                )
+            for kind, wanted in (("MD5", file.md5), ("SHA256", SHA256.get(file.md5))):
+                with (folder / file.name).open("rb") as content:
+                    found = hashlib.file_digest(content, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+                if wanted not in (found, None):
+                    raise UserError(
+                        f"'{origin}' is not the whole official file '{file.name}' of '{name}' (got {kind} {found}); it "
+                        f"must have {wanted}; get it again from {file.urls[0]}."
+                    )
         if known.source is None:
             return LAYOUTS[name].read(folder / files[0].name)
         arrays: Arrays = {"class_names": np.array(known.class_names)}

@@ -216,13 +216,11 @@ def departures(record: Record, of: Wanted, instead: Mapping[str, Any]) -> dict[s
 
 def _agree(first: Record, second: Record, row: Wanted, than: Wanted) -> bool:
     """Whether two runs of one seed are a pair: equal in all in which their cells are."""
-    same = ("dataset_fingerprint",)
-    if (
-        any(first[key] != second[key] for key in same)
-        or first["partition"]["fingerprint"] != second["partition"]["fingerprint"]
-    ):
-        return False
-    if numerics_of(first)["core"] != numerics_of(second)["core"]:
+    their = [
+        (record["dataset_fingerprint"], record["partition"]["fingerprint"], numerics_of(record)["core"])
+        for record in (first, second)
+    ]
+    if their[0] != their[1]:
         return False
     run = {field.name: field for field in dataclasses.fields(RunConfig)}
     ours, theirs = row.values(first["seed"]), than.values(second["seed"])

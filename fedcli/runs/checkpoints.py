@@ -28,6 +28,7 @@ from fedcli.runs.records import identity
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
 OLD = "checkpoint.pt"  # as versions before this form named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
+OF_WORKER = "-w"  # in the names of what every worker but the first keeps there for itself
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -36,8 +37,6 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 START = b'{"__metadata__":{"sha256":"'  # of a header, up to the digest
 DIGEST = slice(8 + len(START), 8 + len(START) + 64)
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
-
-
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
 
 
@@ -99,7 +98,7 @@ def load(
     Args:
         path: The file.
         types: The NamedTuple classes of the tree by name, and under `kept` what makes of its rows what a store keeps.
-        device: Of the tensors; those of what clients keep wait on the host, since there may be more than it holds.
+        device: Of the tensors.
         digest: What `save` returned, where that is known.
 
     Returns:
@@ -181,17 +180,22 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
             file.replace(folder / PREVIOUS)
 
     write_atomically(file, write)
-    clear(folder)
+    clear(folder, running=True)
 
 
-def clear(folder: Path) -> None:
-    """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too."""
+def clear(folder: Path, *, running: bool = False) -> None:
+    """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too.
+
+    Args:
+        folder: Of the run.
+        running: Leave other workers' files, which they read and remove themselves.
+    """
     if (folder / STATES).is_dir():
         named = {name for checkpoint in (CHECKPOINT, PREVIOUS) for name in _named_by(folder / checkpoint)}
         for file in (folder / STATES).iterdir():
-            if file.name.removesuffix(".safetensors") not in named:
+            if file.name.removesuffix(".safetensors") not in named and not (running and OF_WORKER in file.name):
                 file.unlink()
-        if not named:
+        if not named and not running:
             (folder / STATES).rmdir()
 
 
@@ -306,7 +310,7 @@ def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, typ
         return tensors[inside].to(device)
     if kind == "dict":
         return {key: _rebuilt(value, tensors, types, device) for key, value in inside}
-    parts = [_rebuilt(part, tensors, types, "cpu" if kind == "ClientState" else device) for part in inside]
+    parts = [_rebuilt(part, tensors, types, device) for part in inside]
     if kind in ("tuple", "list"):
         return tuple(parts) if kind == "tuple" else parts
     if kind not in types:

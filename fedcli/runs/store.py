@@ -19,7 +19,7 @@ import torch
 from fedcli.core.trees import Tree, leaves, stored, tree_map
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
-from fedcli.runs.checkpoints import STATES, Damaged, load, save, verify
+from fedcli.runs.checkpoints import OF_WORKER, STATES, Damaged, load, save, verify
 from fedcli.runs.finite import refuse_non_finite
 
 MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # gives free memory back to the system, under glibc
@@ -71,7 +71,7 @@ class Store:
 
         Of several workers of the run each writes its own files, and the first one's are those that a checkpoint names.
         """
-        self._folder, self._identity, self._mark = folder, identity, f"-w{worker}" if worker else ""
+        self._folder, self._identity, self._mark = folder, identity, f"{OF_WORKER}{worker}" if worker else ""
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> "Kept":
         """Makes versions of new states, which are copied.

@@ -289,7 +289,7 @@ def _connected() -> Group:
     """The processes that the launcher has started, once all are there.
 
     Raises:
-        Lost: If the launcher has ended. This process ends if not all come.
+        Lost: If they or the launcher cannot be reached. This process ends if not all come.
     """
     here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     own_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
@@ -305,7 +305,9 @@ def _connected() -> Group:
         store = dist.PrefixStore(_meet(store, number, count), store)
         dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     except RuntimeError as error:
-        raise Lost("the launcher has ended") from error
+        first, _, _ = str(error).partition("\n")
+        sys.stderr.write(f"worker {os.environ['RANK']} has not reached the others ({first})\n")
+        raise Lost("the others were not reached") from error
     finally:
         late.cancel()
     return Group(number, count, here, restarted, store)
@@ -349,9 +351,9 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    quiet = logging.getLogger("torch.distributed.elastic")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False
+    for quiet in map(logging.getLogger, ("torch.distributed.elastic", "torch.multiprocessing")):
+        quiet.addHandler(logging.NullHandler())
+        quiet.propagate = False
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process leave the cores to the others
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]  # not under `nohup`

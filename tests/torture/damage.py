@@ -2,12 +2,18 @@
 
 import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
+
+import torch
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.runs import rounds
+from fedcli.figures import quality
 from fedcli.runs import run as runs
+from fedcli.runs.models import ROUNDS
+from fedcli.runs.records import params_hash
+from tests.test_runs import Stop, StopAfter
 
 TINY = {
     "train_examples": 60, "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1, "batch_size": 8,
@@ -23,28 +29,33 @@ KINDS = {
         "cohort_size": 4, "backbone": None,
     },
     "server training": {"method": "fedgen"},
+    "finished, with features": {"method": "fedavg"},
 }  # fmt: skip
 
 
-class Stop(Exception):
-    """Ends a run from outside."""
-
-
-class StopAfterTwo(rounds.Listener):
-    def round(self, entry):
-        if entry["round"] == 1:
-            raise Stop
-
-
 def make(kind: str, folder: Path) -> str:
-    """Makes a run of a kind that stopped after two of three rounds, and one of another seed; how it should end."""
+    """Makes a run of a kind, and one of another seed; all but finished ones stop after two of three rounds.
+
+    Returns:
+        What the first should come to.
+    """
+    finished = kind.startswith("finished")
     for name, seed in (("run", 0), ("other", 1)):
-        try:
-            fedcli.run(**{**TINY, **KINDS[kind], "seed": seed}, out=folder / name, progress=StopAfterTwo())
-        except Stop:
-            continue
-        raise AssertionError("the run was to stop")
-    return runs.resume(shutil.copytree(folder / "run", folder / "whole")).record["summary"]["params_sha256"]
+        with suppress(Stop):
+            progress = StopAfter(9 if finished else 2)
+            fedcli.run(**{**TINY, **KINDS[kind], "seed": seed}, out=folder / name, progress=progress)
+        if finished:
+            quality.add_quality(folder / name)
+    return ending(shutil.copytree(folder / "run", folder / "whole"))
+
+
+def ending(folder: Path) -> str:
+    """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
+    if not (folder / quality.FEATURES).is_file():
+        return runs.resume(folder).record["summary"]["params_sha256"]
+    run, ((shown,), _) = fedcli.load(folder), quality.one_a_setting([folder])
+    parts = [quality.kept_outputs(shown)[1], *(run.model(round=name).state_dict() for name in ROUNDS)]
+    return params_hash((name, torch.as_tensor(value)) for part in parts for name, value in part.items())
 
 
 def spoil(folder: Path, other: Path, draw: random.Random) -> str:
@@ -67,11 +78,11 @@ def spoil(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def fault(folder: Path, end: str, what: str) -> str:
-    """Resumes a run that was spoilt so; what is wrong unless that is refused in a line, or ends in the same bits."""
+    """What is wrong with a run that was spoilt so, unless that is refused in a line or the run comes to its end."""
     try:
-        record = runs.resume(folder).record
+        found = ending(folder)
     except UserError as error:
         return "a refusal of several lines" if "\n" in str(error) else ""
     if what in ("exchange record.json", "exchange checkpoint.safetensors"):
         return f"{what} is not refused"
-    return "" if record["summary"]["params_sha256"] == end else f"other bits after {what}"
+    return "" if found == end else f"other bits after {what}"

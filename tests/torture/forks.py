@@ -10,16 +10,18 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import NamedTuple
 
 import torch
 
+import fedcli
 from fedcli import registry
 from fedcli.cli import app, describe, display  # noqa: F401  what the commands would import late
 from fedcli.figures import charts
 from fedcli.results import comparison, pages, tune  # noqa: F401
 from fedcli.runs import verify  # noqa: F401
+from tests.test_runs import TINY
 
 ROOM = 4 << 30  # bytes of memory that a command may ask for beyond what this process has
 GRACE = 20  # seconds in which an interrupted command must end
@@ -51,11 +53,13 @@ class Ended(NamedTuple):
 
 
 def load() -> None:
-    """Imports what commands import when they are used."""
+    """Imports what commands import when they are used, some of it only by a run and its figures."""
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     registry.methods()
     charts()
-
+    with TemporaryDirectory() as folder:
+        run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
+        display.draw(run.record, run.path)
     gc.collect()
     gc.freeze()
 

@@ -81,14 +81,15 @@ def chain(method: str, folder: Path, kills: int, seed: int = 0) -> tuple[int, st
         return fork(lambda: fedcli.run(method, progress=Doom(moment), **progress, **options))
 
     hits = 0
-    for _ in range(kills):
+    while hits < kills:
         end = again(chance.randint(1, MOMENTS))
-        hits += end.code == -signal.SIGKILL
-        if end.code == 0:  # it has come to its end, and begins anew
+        if end.code == -signal.SIGKILL:
+            hits += 1
+        elif end.code == 0:  # it has come to its end, and begins anew
             if fault := _difference(folder, whole):
                 return hits, fault
             shutil.rmtree(folder / "killed")
-        elif end.code != -signal.SIGKILL:
+        else:
             return hits, end.err.strip().splitlines()[-1]
     end = again(-1)
     return hits, end.err.strip() or _difference(folder, whole)

@@ -76,17 +76,8 @@ LOOKS = {
     "data show": ("--partition", "--num-clients", "--partition-seed", "--train-examples", "--out"), "data import": (),
     "data list": (), "pages": (), "list": (), "check": ("--law", "--device"),
 }  # fmt: skip
-PLACES = (
-    "run",
-    ".",
-    "none",
-    "fedfm:III",
-    "fedsa:IV",
-    "fedavg",
-    "digits",
-    "run/record.json",
-    "run/checkpoint.safetensors",
-)
+PLACES = ("run", ".", "none", "fedfm:III", "fedsa:IV", "fedavg", "digits", "run/record.json",
+          "run/checkpoint.safetensors")  # fmt: skip
 FLAGS = ("--dry-run", "--clients", "--changed-method")
 
 

@@ -66,7 +66,7 @@ def kill_workers(count: int, first: int = 0) -> Result:
 
 
 def flip(count: int, first: int = 0) -> Result:
-    """Flipped bits, cut files and files of another run, over all files of six kinds of runs."""
+    """Flipped bits, cut files and files of another run, over all files of seven kinds of runs."""
     faults = []
     with TemporaryDirectory() as place:
         root = Path(place)
@@ -159,8 +159,8 @@ def interrupt(count: int, first: int = 0) -> Result:
 
 TRIALS: dict[str, tuple[Callable[..., Result], int]] = {  # each with how often in an hour
     "kills at random moments, over 12 methods": (kill, 300),
-    "one of two workers killed": (kill_workers, 10),
-    "flipped bits, cut and exchanged files of six kinds of runs": (flip, 500),
+    "one of two workers killed": (kill_workers, 12),
+    "flipped bits, cut and exchanged files of seven kinds of runs": (flip, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (read_records, 260),
     "hostile archives, folders and images": (read_archives, 63),
