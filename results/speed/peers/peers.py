@@ -308,10 +308,12 @@ def mebibytes(pid: int) -> float:
 
 
 def differences(folder: Path, side: str) -> list[float]:
-    """The largest difference of any parameter from fedcli's, and the largest that one of fedcli's has moved."""
+    """From fedcli's parameters: the largest difference of any model, the median model's, and fedcli's largest change."""
     first, ours, other = (torch.load(folder / f"{name}.pt") for name in ("initial", "fedcli", side))
-    start = first * (len(ours) // len(first))  # of personal models, each client's
-    return [max((a - b).abs().max().item() for a, b in zip(ours, each, strict=True)) for each in (other, start)]
+    found = [(a - b).abs().max().item() for a, b in zip(ours, other, strict=True)]
+    of_models = [max(found[start : start + len(first)]) for start in range(0, len(found), len(first))]
+    change = max((a - b).abs().max().item() for a, b in zip(ours, first * len(of_models), strict=True))
+    return [max(of_models), median(of_models), change]
 
 
 def append(what: str, workload: str, side: str, turn: int, values: list[float], result: dict) -> None:
@@ -382,10 +384,11 @@ def page(rows: Rows, about: dict[str, dict[str, str]]) -> str:
         found = [[100 * turns[seed][0] for seed in sorted(turns)] for turns in sides]
         cells = [f"{', '.join(f'{v:.2f}' for v in each)}: {fmean(each):.2f} ± {stdev(each):.2f}" for each in found]
         accuracy.append(f"| {method} | {cells[0]} | {cells[1]} | {fmean(found[0]) - fmean(found[1]):+.2f} |")
-    parameters = ["| method | side | largest difference | largest change |", "|---" * 4 + "|"]
+    parameters = ["| method | side | largest difference | the median model's | largest change |", "|---" * 5 + "|"]
     for (what, method, side), turns in rows.items():
         if what == "difference" and side != "fedcli":
-            parameters.append(f"| {method} | {SIDES[side]} | {turns[0][0]:.1e} | {turns[0][1]:.1e} |")
+            cells = " | ".join(f"{value:.1e}" for value in turns[0])
+            parameters.append(f"| {method} | {SIDES[side]} | {cells} |")
     return PROSE.format(
         versions=versions, torch=same["torch"], threads=same["threads"], processor=same["processor"], rounds=ROUNDS,
         speed="\n".join(speed), accuracy="\n".join(accuracy), parameters="\n".join(parameters), figure=FIGURE.name,
@@ -432,9 +435,13 @@ same; the order of the batches is each side's own.
 
 Where nothing is drawn, nothing but rounding may differ: three rounds of two epochs on the clients of the first seed,
 each step on all images of a client, learning rate 0.1. The largest difference of any parameter from fedcli's, of the
-global model or of all 20 personal ones, beside the largest change that training has made to one:
+global model or of all 20 personal ones, beside the median over the personal models and the largest change that training
+has made to a parameter:
 
 {parameters}
+
+A single model may differ by more, where rounding has moved a value across the bend of a ReLU or to another place of its
+pooling.
 """
 
 
