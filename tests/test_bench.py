@@ -24,7 +24,6 @@ from fedcli.cli import printing
 from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.figures import plots
 
 TINY = bench.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
 TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
@@ -545,32 +544,6 @@ def test_what_was_measured_before_an_interruption_is_shown(monkeypatch):
     assert result.exit_code == 130
     assert result.stdout.splitlines()[1].startswith("w1 ")
     assert len(Path("out.csv").read_text().splitlines()) == 2
-
-
-def row(clients, batch, seconds):
-    return {
-        "cohort_size": clients, "batch_size": batch, "local_epochs": 1, "method": "m", "device": "cpu",
-        "precision": "float32", "seconds_per_round": seconds, "seconds_spread": [seconds - 1, seconds + 1],
-        "plain_seconds_per_round": 2 * seconds, "plain_spread": [seconds, 3 * seconds],
-    }  # fmt: skip
-
-
-def test_the_scaling_figure_draws_each_side_over_what_is_varied():
-    rows = [row(10, 64, 8), row(1, 64, 2), row(20, 64, 16), row(10, 10, 30), row(10, 128, 5)]
-    figure = plots.scaling_figure(rows)
-    left, right = figure.axes
-    assert [line.get_xydata().tolist() for line in left.lines] == [
-        [[1, 2], [10, 8], [20, 16]], [[1, 4], [10, 16], [20, 32]]
-    ]  # fmt: skip
-    assert [line.get_xydata().tolist() for line in right.lines] == [
-        [[10, 30], [64, 8], [128, 5]], [[10, 60], [64, 16], [128, 10]]
-    ]  # fmt: skip
-    heights = right.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (4, 31)
-    assert (left.get_xlabel(), right.get_xlabel()) == ("Clients per round", "Batch size")
-    assert (left.get_title(), right.get_title()) == ("batch size 64", "cohort size 10")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["engine", "plain loop"]
-    assert figure.get_suptitle() == "m, cpu, float32, local epochs: 1"
 
 
 # Rounds divided among workers

@@ -81,7 +81,7 @@ def bench(
     Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
     """
     from fedcli import bench
-    from fedcli.figures import plots
+    from fedcli.figures import plots, speed
 
     if workers is not None:
         names = workloads or [*bench.DEFAULT_WORKLOADS, "digits"]
@@ -118,14 +118,14 @@ def bench(
                 typer.echo()
             typer.echo(bench.MACHINE.format(**results[0]))
     if plot is not None:
-        files = try_write(plot, lambda: plots.write(plot, plots.scaling_figure, results[len(chosen) :]), "--plot")
+        files = try_write(plot, lambda: plots.write(plot, speed.scaling_figure, results[len(chosen) :]), "--plot")
         typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
 
 
 def _bench_divided(names: list[str], workers: str, page: Path | None, options: dict[str, Any]) -> None:
     """Measure rounds divided among workers, and print what they took or write the page on them."""
     from fedcli import bench
-    from fedcli.figures import plots
+    from fedcli.figures import plots, speed
 
     counts = sorted({int(part) for part in workers.split(",") if part.strip().isdecimal()})
     if len(counts) != len(workers.split(",")) or counts[0] != 1 or len(counts) < 2:
@@ -147,7 +147,7 @@ def _bench_divided(names: list[str], workers: str, page: Path | None, options: d
         by_name = [[row for row in rows if row.workload == name] for name in names]
         model = [bench.modelled(own, count) for own in by_name for count in bench.MODELLED]
         figure = page.with_suffix(".png")
-        files = plots.write(figure, plots.divided_figure, [row for row in rows if row.threads == 1], model)
+        files = plots.write(figure, speed.divided_figure, [row for row in rows if row.threads == 1], model)
         print_or_write(bench.divided_page(rows, figure.name), page)
         typer.echo(f"figures: {' and '.join(map(str, files))}")
 
