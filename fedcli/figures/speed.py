@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mode
 from typing import Any
@@ -58,17 +58,16 @@ def scaling_figure(rows: Sequence[dict]) -> Figure:
     return figure
 
 
-def divided_figure(rows: Sequence[Any], model: Sequence[Any]) -> Figure:
+def divided_figure(rows: Sequence[Any], model: Mapping[str, Sequence[Any]]) -> Figure:
     """Draws seconds a round over numbers of workers, a panel a workload: measured points and the modelled line.
 
     Args:
-        rows: Measurements by `fedcli bench --workers`, of workers with one thread.
-        model: Modelled rounds of the same workloads, likewise.
+        rows: Measurements by `fedcli bench --workers`; those of workers with one thread are drawn.
+        model: Of each workload, by name, modelled rounds.
     """
-    names = list(dict.fromkeys(row.workload for row in model))
+    rows = [row for row in rows if row.threads == 1]
     figure = Figure(figsize=(CHART_WIDTH, 2.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        line = [row for row in model if row.workload == name]
+    for axes, (name, line) in zip(figure.subplots(1, len(model), squeeze=False)[0], model.items(), strict=True):
         dots = [row for row in rows if row.workload == name]
         counts = [row.workers for row in line]
         for index, part in enumerate(("seconds", "compute", "gather", "server")):
