@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fedcli.cli.app import app
 from fedcli.errors import UserError
-from fedcli.figures import plots
+from fedcli.figures import curves
 from fedcli.results import boards, tables
 from fedcli.results.render import render
 from tests.test_tables import SELECTED, cells, record, write
@@ -135,7 +135,7 @@ def test_a_figure_is_of_the_runs_that_are_chosen_in_the_form_that_is_asked_for(t
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_colour():
     bad = record("two", dataset="letters", seed=2, done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
     runs = [*MIXED, record("one", lr=0.4), record("one", seed=1), bad]
-    figure = plots.learning_curves(runs)
+    figure = curves.learning_curves(runs)
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert [*panels] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
     names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in panels.values()]
@@ -152,5 +152,5 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_colo
     assert legend.get_title().get_text() == "[1] lr 0.1\n[2] lr 0.4\n[3] lr 0.2"
     about = ["band: mean ± standard deviation over 2 seeds", "selected round", "diverged after this round"]
     assert [text.get_text() for text in legend.get_texts()] == about
-    alone = plots.learning_curves(MIXED[:1])
+    alone = curves.learning_curves(MIXED[:1])
     assert len(alone.axes) == 1

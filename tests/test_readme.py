@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import median
 
 import fedcli
-from fedcli import bench, registry, smoke
+from fedcli import registry, smoke
+from fedcli.bench import divided
 from tests import laws
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +25,7 @@ def test_the_method_of_the_readme_runs_and_reduces_to_fedavg(tmp_path):
 
 def test_every_room_is_in_the_tree_and_every_method_in_the_table():
     rooms = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
-    assert len(rooms) == 6
+    assert len(rooms) == 7
     assert all(re.search(rf"^  {room}/ +\S", README, re.M) for room in rooms)
     modules = [file.stem for file in (ROOT / "fedcli").glob("*.py") if not file.stem.startswith("__")]
     (top,) = re.findall(r"^fedcli/ +(.*)$", README, re.M)
@@ -52,9 +53,7 @@ def test_the_readme_and_the_page_say_how_fast_rounds_are():
 
 
 def test_the_readme_says_where_workers_win():
-    rows = {
-        (row.workload, row.workers, row.threads): row for row in bench.read_divided(ROOT / "results/speed/workers.csv")
-    }
+    rows = {(row.workload, row.workers, row.threads): row for row in divided.read(ROOT / "results/speed/workers.csv")}
     for name in ("w1", "w2", "digits"):
         ratio = rows[name, 1, 2].seconds / rows[name, 2, 1].seconds
         assert f"{ratio:.2f} ({name})" in README

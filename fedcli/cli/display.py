@@ -18,7 +18,7 @@ from rich.text import Text
 from fedcli.cli.describe import SELECTIONS as HEADLINES
 from fedcli.cli.printing import stop
 from fedcli.errors import printable
-from fedcli.figures import plots
+from fedcli.figures import bubbles, curves, plots
 from fedcli.results import claims
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
@@ -103,9 +103,9 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
     partition = record["partition"]
     title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
-    plots.write(folder / "curve", plots.learning_curves, [record])
+    plots.write(folder / "curve", curves.learning_curves, [record])
     given = np.array(partition["class_counts"]), record["class_names"], title
-    plots.write(folder / "partition", plots.partition_figure, *given)
+    plots.write(folder / "partition", bubbles.partition_figure, *given)
 
 
 def _clock(seconds: float) -> str:
