@@ -24,7 +24,7 @@ RUNS = {
         "feddyn": (None, None, None),
         "fednova": (69.0, 72.0, 78.0),  # by chance
     },
-    PERSONAL: {"fedproto": (51.0, 53.0, 56.0), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
+    PERSONAL: {"fedproto": (51.0, 53.0, 55.1), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
 }
 OPTIONS = {
     GLOBAL: {**{method: {"lr": 0.2} for method in RUNS[GLOBAL]}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}},
@@ -79,7 +79,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert "**" not in first  # the first two are equal
     rows = cells(f"| {second}")
     assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
-    assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9
+    assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9.9
     assert "Ahead of local, beyond chance: fccl, fedproto. Behind it: none." in page
     assert page.index(f"(`{GLOBAL}`)") < page.index(f"(`{PERSONAL}`)")
 

@@ -50,12 +50,14 @@ def test_rounds_at_other_numbers_of_workers_are_modelled_by_what_was_measured():
 def test_the_page_tells_what_shares_the_cores_and_models_the_others(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     one, two = pair("w")
-    rows = [replace(one, threads=3, compute=1230.0), replace(two, workers=4, gather=0.3), two, one]
+    many = replace(two, workers=4, gather=0.3)
+    rows = [replace(one, threads=3, compute=1230.0), many, replace(two, workers=3), two, one]
     page = divided.page(rows, "workers.png")
-    assert "fedcli bench w --workers 1,2,4 --page PATH" in page
-    assert [line for line in page.splitlines() if line.startswith("| w | ")][:4] == [
+    assert "fedcli bench w --workers 1,2,3,4 --page PATH" in page
+    assert [line for line in page.splitlines() if line.startswith("| w | ")][:5] == [
         "| w | 1 x 3 | 4 | 1,230 | 1,230 | 0 | 0.5 | 0 |  |",
         "| w | 4 x 1, sharing 3 cores | 4 | 5.4 | 4.5 | 0.3 | 0.6 | 1 |  |",
+        "| w | 3 x 1 | 4 | 5.3 | 4.5 | 0.2 | 0.6 | 1 | 3.97 |",
         "| w | 2 x 1 | 4 | 5.3 | 4.5 | 0.2 | 0.6 | 1 | 4.7 |",
         "| w | 1 x 1 | 4 | 8.5 | 8 | 0 | 0.5 | 0 | 8.5 |",
     ]

@@ -272,6 +272,10 @@ def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     assert {value for value, _ in printed([*runs, curve()])} == {74.6, 84.08}  # also beside another board
     shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
     assert printed(shorter) == []
+    for row in (row for run in runs for row in run["rounds"]):
+        row |= {"intra": {"a": 0.5}, "inter": {"a": 0.4}}
+    lines = [line for axes in curves.domains_figure(runs).axes for line in axes.lines]
+    assert not any(line.get_gid() for line in lines)  # which are of something else
 
 
 def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), **keywords):

@@ -191,8 +191,30 @@ def test_a_worker_that_ends_without_a_word_is_lost(monkeypatch):
     monkeypatch.setattr(dist, "all_gather", lost)
     first, second = (workers.Group(number, 2, 2, store=store) for store in [dist.HashStore()] for number in range(2))
     second.tell(KeyboardInterrupt())
+    second.tell(ValueError("made of the interruption"))
     with pytest.raises(workers.Lost, match="another worker has ended"):
         first.share(list, [1, 2, 3])
+
+
+def test_workers_that_train_for_long_are_waited_for(monkeypatch):
+    class Slow:
+        def __init__(self):
+            self.looks = iter(range(3 * workers.LOOK))
+
+        def is_completed(self):
+            return next(self.looks, None) is None
+
+        def wait(self):
+            pass
+
+    def all_gather(into, mine, async_op):
+        for place in into:
+            place.copy_(mine)
+        return Slow()
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(workers, "POLL", 0)
+    assert workers.Group(0, 2, 2, store=dist.HashStore()).share(list, [3, 4]) == [3, 3]
 
 
 def test_law_8_workers_are_invisible(tmp_path):
@@ -242,3 +264,8 @@ def test_an_error_on_one_worker_ends_all_with_one_line(tmp_path):
     assert errors.startswith("error: on worker 1, ")
     assert "only here" in errors
     assert read_record(tmp_path / "run")["status"] == "failed"
+
+
+def test_workers_that_die_are_given_up_with_the_exit_code():
+    with pytest.raises(UserError, match=r"workers died 1 times \(got exit code 3 of worker 0;"):
+        workers.launch(os._exit, 3, count=1, restarts=0)
