@@ -50,7 +50,7 @@ def board(tmp_path, monkeypatch):
             for method, values in methods.items():
                 for seed, value in reversed([*enumerate(values)]):
                     text = (seed, "failed", 99.0, 99.0) if value is None else (seed, "finished", value, value - 1)
-                    writer.writerow((protocol, method, *text, 0 if value is None else 12345, 678))
+                    writer.writerow((protocol, method, *text, 0 if value is None else 12345 - abs(seed - 1), 678))
     return module
 
 
@@ -68,9 +68,10 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert by_name["fedprox"] == {
         "Method": "fedprox", "Tuned": "lr 0.4, proximal weight 0.001", "Accuracy, %": told([60.0, 63.0]),
         "Ahead of fedavg": told([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": told([59.0, 62.0]),
-        "Floats sent a round": "12,345", "Floats held": "678", "Seeds": "2, 1 diverged",
+        "Floats sent a round": "12,344", "Floats held": "678", "Seeds": "2, 1 diverged",
     }  # fmt: skip
     assert by_name["scaffold"]["Ahead of fedavg"] == told([10.0, 12.0, 11.0], "+.2f")
+    assert by_name["scaffold"]["Floats sent a round"] == "12,345"  # the most of any run
     assert by_name["fedavg"]["Ahead of fedavg"] == ""
     assert (by_name["feddyn"]["Accuracy, %"], by_name["feddyn"]["Seeds"]) == ("–", "0, 3 diverged")
     assert by_name["fedavg"]["Seeds"] == "3"
@@ -102,6 +103,8 @@ def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
         assert bars[at].get_xydata().ravel() == pytest.approx([low, at, high, at])
     assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False, False, False, True, False]
     assert [len(axes.lines) for axes in (left, right)] == [10, 6]
+    own = [line.get_color() == dots[3].get_color() for line in right.lines if line.get_marker() == "o"]
+    assert own == [False, False, True]  # the plain one
 
 
 def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, tmp_path, monkeypatch):

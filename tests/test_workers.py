@@ -264,8 +264,3 @@ def test_an_error_on_one_worker_ends_all_with_one_line(tmp_path):
     assert errors.startswith("error: on worker 1, ")
     assert "only here" in errors
     assert read_record(tmp_path / "run")["status"] == "failed"
-
-
-def test_workers_that_die_are_given_up_with_the_exit_code():
-    with pytest.raises(UserError, match=r"workers died 1 times \(got exit code 3 of worker 0;"):
-        workers.launch(os._exit, 3, count=1, restarts=0)
