@@ -1,7 +1,9 @@
 """What the README shows works."""
 
+import csv
 import re
 from pathlib import Path
+from statistics import median
 
 import fedcli
 from fedcli import registry, smoke
@@ -33,6 +35,21 @@ def test_every_room_is_in_the_tree_and_every_method_in_the_table():
     built_in = {smoke.built_in(method)[0] for method in registry.methods().values()}
     for protocol in built_in:
         assert f"`{protocol}`" in README
+
+
+def test_the_readme_and_the_page_say_how_fast_rounds_are():
+    (file,) = ROOT.glob("results/speed/*torch*.csv")
+    page = (ROOT / "results/speed/README.md").read_text(encoding="utf-8")
+    with file.open(encoding="utf-8", newline="") as text:
+        rows = [row for row in csv.DictReader(text) if row["workload"] in ("w1", "w2")]
+    for name in ("w1", "w2"):
+        own = [row for row in rows if row["workload"] == name]
+        assert len(own) == 3
+        assert f"{median(float(row['ratio']) for row in own):.2f} ({name})" in README
+        columns = ("seconds_per_round", "plain_seconds_per_round", "ratio")
+        shown = (", ".join(f"{float(row[column]):.2f}" for row in own) for column in columns)
+        assert f"| {name} | {' | '.join(shown)} |" in page
+        assert all(float(row["floor_share"]) < 1 for row in own)
 
 
 def test_the_readme_says_where_workers_win():

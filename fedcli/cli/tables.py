@@ -242,5 +242,6 @@ def pages(
             given = tables.find_records(runs) if chart.needs == "records" else runs
             try_write(folder / path, partial(plots.write, folder / path, chart.draw, given))
     for file in folder.glob("speed/*.csv"):
-        out = file.with_name(f"{file.stem}-scaling.png")
-        try_write(out, partial(plots.write, out, speed.scaling_figure, speed.scaling_rows(file)))
+        if rows := speed.scaling_rows(file):
+            out = file.with_name(f"{file.stem}-scaling.png")
+            try_write(out, partial(plots.write, out, speed.scaling_figure, rows))
