@@ -18,8 +18,7 @@ from rich.text import Text
 from fedcli.cli.describe import SELECTIONS as HEADLINES
 from fedcli.cli.printing import stop
 from fedcli.errors import printable
-from fedcli.figures import bubbles, curves, plots
-from fedcli.results import claims
+from fedcli.results import claims, jobs
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.grids import GridPlan
@@ -101,6 +100,8 @@ def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
+    from fedcli.figures import bubbles, curves, plots  # late: it takes a second
+
     partition = record["partition"]
     title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
     plots.write(folder / "curve", curves.learning_curves, [record])
@@ -198,7 +199,8 @@ class Display(Listener):
         """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
         self.bar.stop()
         if record["status"] == "finished":
-            draw(record, self.folder)
+            if not jobs.one_of_several:
+                draw(record, self.folder)
             self._print(headline(record, self.folder))
             self.console.print()
             self.folder = None

@@ -195,8 +195,6 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
 def _run(method: str, given: dict[str, Any]) -> None:
     """Run a method with what was given; of several runs, make their curves and, of a grid, their table."""
-    from fedcli.figures import curves, plots
-    from fedcli.results import tables
     from fedcli.runs import run as runs
     from fedcli.runs.experiment import gather
     from fedcli.runs.workers import joined
@@ -227,6 +225,9 @@ def _run(method: str, given: dict[str, Any]) -> None:
     with joined() as group:
         done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
     if seeds is not None and group.number == 0:
+        from fedcli.figures import curves, plots
+        from fedcli.results import tables
+
         parent = done[0].path.parent
         files = plots.write(parent / "curve", curves.learning_curves, tables.find_records([parent]))
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
