@@ -283,28 +283,41 @@ def test_floors_by_hand():
 
 
 def test_ceilings_are_the_fastest_work_of_the_fastest_try_of_one_or_all_threads(monkeypatch):
-    cost = {"matmul": 2.0, "conv2d": 0.1, "copy_": 0.5}  # seconds of one call
-    tries, calls = itertools.cycle([5, 3, 1, 2]), []
+    cost = {  # seconds of one call, by all threads together and by each alone
+        "matmul": {1: 2.0, 2: 2.0}, "conv2d": {1: 0.3, 2: 0.1}, "copy_": {1: 0.2, 2: 0.5}
+    }  # fmt: skip
+    tries, calls, threads, types, product = itertools.cycle([5, 3, 1, 2]), [], [], set(), torch.matmul
+    done = []
+
+    def matmul(left, right):
+        done.append(types.add(left.dtype))
+        return product(left, right)
 
     def seconds(work, device):
-        of_one, times = work.args[:2]
+        of_one, times, workers = work.args
+        done.clear()
         work()
+        assert len(done) == (times * workers if of_one.func is matmul else 0)
         calls.append(times)
-        return cost[of_one.func.__name__] * times * next(tries)
+        return cost[of_one.func.__name__][workers] * times * next(tries)
 
     monkeypatch.setattr(floors, "seconds_of", seconds)
     monkeypatch.setattr(floors, "LASTING", 4.0)
-    kind = rounds.Convolution((2, 3, 8, 8), (4, 3, 5, 5), (1, 1), (0, 0), 1)
+    kind = rounds.Convolution((2, 3, 8, 8), (4, 3, 5, 5), (2, 2), (1, 1), 1)
+    monkeypatch.setattr(torch, "matmul", matmul)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     limits = floors.ceilings(torch.device("cpu"), "float64", (kind,))
-    flops = 2 * (2 * 4 * 4 * 4) * (3 * 5 * 5)
+    flops = 2 * (2 * 4 * 3 * 3) * (3 * 5 * 5)
     assert limits.flops == pytest.approx(2 * flops / 0.1)  # two threads, each as fast as one; 32^3 twice in 2 s is less
-    assert limits.bandwidth == pytest.approx(2 * 2 * 2**12 / 0.5)
+    assert limits.bandwidth == pytest.approx(2 * 2**12 / 0.2)  # by both together
     assert max(calls) == math.ceil(4.0 / 0.1)  # as many as last
+    assert (set(threads), threads[-1], types) == ({1, 2}, 2, {torch.float64})
     assert floors.ceilings(torch.device("cpu"), "float64", (kind,)) is limits  # once a run
-    with_products = floors.ceilings(torch.device("cpu"), "float64", ())
+    types.clear()
+    with_products = floors.ceilings(torch.device("cpu"), "bf16", ())
     assert with_products.flops == pytest.approx(2 * 2 * 32**3 / 2.0)
+    assert types == {torch.bfloat16}
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
@@ -324,17 +337,25 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert result["memory_floor_seconds"] == pytest.approx(12 * 24 * 582_026 / 1e3)
 
 
+def test_the_floor_of_the_evaluation_is_that_of_every_model(monkeypatch):
+    fake_seconds(monkeypatch, [1.0, 1.0, 1.0])
+    result = measure.measure(rounds.prepare(TINY, method="fedproto", **CPU))
+    forward = sides(TINY)[1].flops_per_sample(train=False)
+    assert result["evaluation_floor_seconds"] == pytest.approx(4 * 10 * forward / 1e6)  # of four clients
+
+
 def test_what_is_not_local_training_counts_as_data_and_server(monkeypatch):
-    fake_seconds(monkeypatch, [10.0, 1.0, 1.0])
+    fake_seconds(monkeypatch, [10.0, 1.0, 1.0, 20.0, 1.0, 1.0, 30.0, 1.0, 1.0])
+    training = {1000: 0.0, 1001: 6.0, 1002: 2.0, 1003: 29.0}
 
     def round(self, number):
         self.fed.start_round()
-        self.fed.seconds["train"] = 6.0
+        self.fed.seconds["train"] = training[number]
         self.partition_seconds = 2.0
 
     monkeypatch.setattr(rounds.EngineRounds, "round", round)
-    result = measure.measure(rounds.prepare(TINY, **CPU))
-    assert result["data_seconds_share"] == (2 + 10 - 6) / (2 + 10)
+    result = measure.measure(rounds.prepare(TINY, device="cpu", repeats=3))
+    assert result["data_seconds_share"] == (2 + 4) / (2 + 20)  # the median of 4, 18 and 1
 
 
 @pytest.mark.parametrize(

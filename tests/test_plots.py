@@ -143,6 +143,19 @@ def test_diverged_runs_alone_are_single_lines_and_not_called_unfinished():
     assert [len(line.get_xdata()) for line in lines] == [0, 2, 1]  # the first is the mean, of which there is none
     assert bands == []
     assert labels == ["one (diverged)", "one (diverged)", "diverged after this round"]  # at the end of each
+    (mean, *_), bands, _ = drawn(curves.learning_curves([diverged(), diverged(seed=1)]))
+    assert (len(mean.get_xdata()), bands) == (0, [])
+
+
+def test_diverged_runs_stand_beside_unfinished_ones_and_over_any_axis():
+    lost = [diverged(), diverged(seed=1)]
+    for entry in (row for run in lost for row in run["rounds"]):
+        entry["floats_up"] = 7
+    running = curve(seed=2, accuracies=(0.3, 0.5), status="running")
+    figure = curves.learning_curves([*lost, running], "floats")
+    assert crosses(figure) == 2 * [([[70, 60], [140, 10]], [1])]  # of ten clients
+    assert drawn(figure)[0][0].get_ydata() == pytest.approx([30, 50])
+    assert drawn(figure)[2] == ["one (unfinished, 2 diverged)", "selected round", "diverged after this round"]
 
 
 def test_the_best_round_of_a_single_diverged_run_is_ringed():
@@ -216,15 +229,26 @@ def test_more_than_seven_lines_are_drawn_in_several_panels(count, panels):
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap_and_are_inside():
-    levels = curves.apart([50, 50.1, 20, 99, 50], [4, 8, 4, 4, 4], 0, 100)
+    heights = np.array([4, 8, 4, 4, 4, 6])
+    levels = curves.apart([50, 50.1, 20, 99, 50, 1], heights, 0, 100)
     order = np.argsort(levels)
-    heights = np.array([4, 8, 4, 4, 4])
     edges = np.array(levels) + np.array([[-1], [1]]) * heights / 2
     assert levels[2] == 20  # nothing is near
     assert (edges[0, order[1:]] - edges[1, order[:-1]] > -0.01).all()
     assert edges.min() >= 0
     assert edges.max() <= 100
     assert abs(np.mean([levels[place] for place in (0, 1, 4)]) - 50) < 1
+
+
+def test_a_line_is_named_at_its_end_in_its_colour():
+    figure = curves.learning_curves([curve("one"), curve("two", accuracies=(0.3, 0.1))])
+    one, two = figure.axes[0].texts
+    for text, line, end in ((one, drawn(figure)[0][0], (3, 50)), (two, drawn(figure)[0][1], (2, 10))):
+        assert text.get_color() == line.get_color()
+        assert text.xy == pytest.approx(end)
+        assert text.xyann == (1.05, pytest.approx(end[1]))  # to the right of the axes
+    assert one.arrow_patch is not None
+    assert two.arrow_patch is None  # it would go through the other line
 
 
 def test_long_names_stand_in_a_legend():
@@ -242,10 +266,16 @@ def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     ]  # fmt: skip
     colours = [line.get_color() for line in drawn(curves.learning_curves(runs))[0]]
     assert printed(runs) == list(zip((74.6, 84.08), colours, strict=True))
-    assert "paper: 84.08" in drawn(curves.learning_curves(runs))[2]
+    axes = curves.learning_curves(runs).axes[0]
+    names = {text.get_text(): text.xy for text in axes.texts if "paper" in text.get_text()}
+    assert names == {f"paper: {number:.2f}": (axes.get_xlim()[1], number) for number in (74.6, 84.08)}
     assert {value for value, _ in printed([*runs, curve()])} == {74.6, 84.08}  # also beside another board
     shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
     assert printed(shorter) == []
+    for row in (row for run in runs for row in run["rounds"]):
+        row |= {"intra": {"a": 0.5}, "inter": {"a": 0.4}}
+    lines = [line for axes in curves.domains_figure(runs).axes for line in axes.lines]
+    assert not any(line.get_gid() for line in lines)  # which are of something else
 
 
 def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), **keywords):
@@ -267,6 +297,7 @@ def test_accuracy_on_own_and_other_domains_is_the_mean_over_domains():
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 4], [3, 5.5]]))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that was not tested by domain is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
+    assert [len(axes.texts) for axes in figure.axes] == [0, 2]  # the names
     assert (left.get_ylabel(), right.get_ylabel()) == ("Accuracy on own domains (%)", "Accuracy on other domains (%)")
     assert drawn(figure)[2] == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds"]
 
@@ -302,15 +333,34 @@ def test_the_longer_side_runs_across():
     assert positions.tolist() == [[2, 0]]
 
 
-@pytest.mark.parametrize("shape", [(100, 10), (10, 100), (3500, 10), (1, 1)])
+def test_the_key_of_bubbles_has_round_numbers_in_the_same_scale():
+    counts = np.array([[9, 60, 3], [640, 0, 1]])
+    figure = bubbles.partition_figure(counts, list("abc"), "")
+    grid, key = (item for item in figure.axes[0].collections if isinstance(item, EllipseCollection))
+    areas = grid.get_widths() ** 2
+    assert areas.tolist() == sorted(areas, reverse=True)  # the small lie on the large
+    about, *numbers = figure.axes[0].texts
+    assert [text.get_text() for text in (about, *numbers)] == ["Examples", "500", "100", "20"]
+    assert key.get_widths() ** 2 / areas.max() * 640 == pytest.approx([500, 100, 20])
+    heights = [text.get_position()[1] for text in (about, *numbers)]
+    assert heights == sorted(heights, reverse=True)
+    assert [centre[1] for centre in key.get_offsets()] == heights[1:]
+    few = bubbles.partition_figure(np.array([[1234, 0]]), list("ab"), "").axes[0].texts
+    assert [text.get_text() for text in few] == ["Examples", "1,000", "200", "50"]
+    assert len(bubbles.partition_figure(np.array([[2]]), ["a"], "").axes[0].texts) == 2
+
+
+@pytest.mark.parametrize("shape", [(100, 10), (10, 100), (100, 100), (3500, 10), (1, 1)])
 def test_the_labels_of_large_partitions_are_thinned_to_fit(shape):
     figure = bubbles.partition_figure(np.ones(shape, int), [f"name {number}" for number in range(shape[1])], "")
-    axis = figure.axes[0].xaxis
-    prefix = "" if shape[0] >= shape[1] else "name "
-    assert tick_labels(axis) == [f"{prefix}{place}" for place in axis.get_ticklocs()]
-    if max(shape) > 1:
-        spacing = figure.get_figwidth() * np.diff(axis.get_ticklocs()).min() / max(shape)
-        assert spacing >= bubbles.LABEL_HEIGHT
+    across, up = figure.axes[0].xaxis, figure.axes[0].yaxis
+    prefixes = ("", "name ") if shape[0] >= shape[1] else ("name ", "")
+    for axis, prefix, inches, count in zip(
+        (across, up), prefixes, figure.get_size_inches(), (max(shape), min(shape)), strict=True
+    ):
+        assert tick_labels(axis) == [f"{prefix}{place}" for place in axis.get_ticklocs()]
+        if count > 1:
+            assert inches * np.diff(axis.get_ticklocs()).min() / count >= bubbles.LABEL_HEIGHT
 
 
 def test_a_partition_without_examples_is_refused():
@@ -337,8 +387,8 @@ def test_the_scaling_figure_draws_each_side_over_what_is_varied():
     assert [line.get_xydata().tolist() for line in right.lines] == [
         [[10, 30], [64, 8], [128, 5]], [[10, 60], [64, 16], [128, 10]]
     ]  # fmt: skip
-    heights = right.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (4, 31)
+    heights = [band.get_paths()[0].vertices[:, 1] for band in right.collections]
+    assert [(band.min(), band.max()) for band in heights] == [(4, 31), (5, 90)]
     assert (left.get_xlabel(), right.get_xlabel()) == ("Clients per round", "Batch size")
     assert (left.get_title(), right.get_title()) == ("batch size 64", "cohort size 10")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["engine", "plain loop"]

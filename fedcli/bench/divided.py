@@ -218,7 +218,7 @@ def page(rows: Sequence[Divided], figure: str) -> str:
     for row in rows:
         alone = row.threads == 1 and row.workers <= cores
         said = short(modelled(workloads[row.workload], row.workers).seconds) if alone else ""
-        shared = f", sharing {cores} cores" if row.workers * row.threads > cores else ""
+        shared = f", sharing {cores} cores" if row.workers > cores else ""
         how = f"{row.workers} x {row.threads}{shared}"
         measured.append((row.workload, how, str(row.rounds), *map(short, row.numbers), said))
     beyond = [
@@ -244,13 +244,10 @@ def page(rows: Sequence[Divided], figure: str) -> str:
 
 def _end_of_gain(found: Sequence[Divided]) -> str:
     """From which number of workers on twice as many save less than a tenth, and why."""
-    pairs = pairwise(found)
-    last = next((row for row, twice in pairs if twice.seconds > 0.9 * row.seconds), found[-1])
-    if last is found[-1]:
-        return f"not up to {last.workers}"
-    if last.workers >= last.clients:
-        why = f"each of {last.clients} clients has a worker"
-    else:
-        why = "gathering" if last.gather > last.server else "the server's step"
-        why = f"{why} takes {max(last.gather, last.server) / last.seconds:.0%} of the round"
-    return f"{last.workers}: {why}"
+    for last, twice in pairwise(found):
+        if twice.seconds > 0.9 * last.seconds:
+            if last.workers >= last.clients:
+                return f"{last.workers}: each of {last.clients} clients has a worker"
+            part, what = max((twice.gather, "gathering"), (twice.server, "the server's step"))
+            return f"{last.workers}: with {twice.workers}, {what} takes {part / twice.seconds:.0%} of the round"
+    return f"not up to {found[-1].workers}"

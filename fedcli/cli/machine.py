@@ -124,7 +124,7 @@ def bench(
 
 def _bench_divided(names: list[str], workers: str, page: Path | None, options: dict[str, Any]) -> None:
     """Measure rounds divided among workers, and print what they took or write the page on them."""
-    from fedcli.bench import divided
+    from fedcli.bench import divided, measure
     from fedcli.figures import plots, speed
 
     counts = sorted({int(part) for part in workers.split(",") if part.strip().isdecimal()})
@@ -136,7 +136,7 @@ def _bench_divided(names: list[str], workers: str, page: Path | None, options: d
     with Console(stderr=True).status("") as status:
         rows = divided.measure(names, counts, status.update, **options)
     columns = ("Workload", "Workers", "Threads", *(name[0].upper() + name[1:] for name in divided.NUMBERS))
-    cells = [(row.workload, row.workers, row.threads, *(f"{number:.3g}" for number in row.numbers)) for row in rows]
+    cells = [(row.workload, row.workers, row.threads, *map(measure.short, row.numbers)) for row in rows]
     print_table(columns, cells)
     if page is not None:
         rows = try_write(page, lambda: divided.write(page.with_suffix(".csv"), rows), "--page")

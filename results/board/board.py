@@ -228,12 +228,13 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
     clear = {method: found for method, found in against.items() if found and found.leaves_out_zero}
     ahead = [method for method, found in clear.items() if found.mean > 0]
     behind = [method for method, found in clear.items() if found.mean < 0]
+    level = [method for method, found in against.items() if found and method not in clear]
     yield f"## {HEADINGS[protocol]} (`{protocol}`)"
     yield ""
     yield (
         f"Ahead of {plain.method}, beyond chance: {', '.join(ahead) or 'none'}. "
         f"Behind it: {', '.join(behind) or 'none'}. "
-        f"Not to be told from it with {len(SEEDS)} seeds: {', '.join(m for m in against if m not in clear) or 'none'}."
+        f"Not to be told from it with {len(SEEDS)} seeds: {', '.join(level) or 'none'}."
     )
     yield ""
     options, rows = tuned()[protocol], []
