@@ -64,6 +64,12 @@ def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, De
     return {item.name: item for item in found if isinstance(item, kind)}
 
 
+@cache
+def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
+    """What the registered modules declare of a kind; a plan of many runs asks for it for each."""
+    return _declarations(kind, *_modules())
+
+
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one."""
     path, name = place(text)
@@ -85,17 +91,17 @@ def _from_file(text: str, kind: type[Declaration]) -> Declaration:
 
 def methods() -> dict[str, Method]:
     """The registered methods by name: those of the papers, then their baselines."""
-    return _declarations(Method, *_modules())
+    return dict(_registered(Method))
 
 
 def protocols() -> dict[str, Protocol]:
     """The registered protocols by name, in the order of their papers' files."""
-    return _declarations(Protocol, *_modules())
+    return dict(_registered(Protocol))
 
 
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
-    return _declarations(Table, *_modules())
+    return dict(_registered(Table))
 
 
 def claims(paper: str | None = None) -> list[Claim]:
@@ -115,7 +121,7 @@ def claims(paper: str | None = None) -> list[Claim]:
         if not found:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
         return [dataclasses.replace(one, table=f"{path}:{one.table}") if one.table in own else one for one in found]
-    known = _declarations(Claim, *_modules()).values()
+    known = _registered(Claim).values()
     names = list(dict.fromkeys(one.name.partition(":")[0] for one in known))
     if paper is not None and paper.lower() not in names:
         raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")
@@ -131,12 +137,6 @@ def not_planned(module: ModuleType) -> dict[str, str]:
     return dict(getattr(module, "NOT_PLANNED", {}))
 
 
-@cache
-def _steps() -> dict[str, Post]:
-    """The registered steps; a plan of many runs asks for them for each."""
-    return _declarations(Post, *_modules())
-
-
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: the registered ones, those of a method's file, and a user's own.
 
@@ -144,7 +144,7 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         method: Whose file is looked into; None for none.
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
-    found = {**_steps(), **(_declarations(Post, method.module) if method else {})}
+    found = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
     return {**found, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else found
 
 
@@ -219,7 +219,7 @@ def find_protocol(name: str, method: Method) -> Protocol:
     """
     if is_from_file(name):
         return _from_file(name, Protocol)
-    known = _declarations(Protocol, *_modules(), method.module)
+    known = {**_registered(Protocol), **_declarations(Protocol, method.module)}
     name = spelt(name, known)
     if name not in known:
         raise unknown("protocol", name, known, "'fedcli list' shows all.")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import walk_tb
@@ -56,17 +57,24 @@ def files_beside(path: str | Path) -> dict[str, str]:
     while todo:
         file = todo.pop()
         try:
-            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+            names = _imported(file.read_bytes())
         except (SyntaxError, ValueError):  # its import will say so
             continue
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
         for name in names:
             beside = file.parent / f"{name}.py"
             if name not in found and beside != Path(path).resolve() and beside.is_file() and _leads_to(name, beside):
                 found[name] = str(beside)
                 todo.append(beside)
     return found
+
+
+@lru_cache(maxsize=64)
+def _imported(text: bytes) -> tuple[str, ...]:
+    """The names of the modules that a file's text imports; every run asks for those of its method's file again."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [one.module for one in nodes if isinstance(one, ast.ImportFrom) and one.module and not one.level]
+    return tuple(names)
 
 
 def _leads_to(name: str, file: Path) -> bool:

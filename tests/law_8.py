@@ -6,6 +6,7 @@ came of it into a file each.
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -79,6 +80,8 @@ def endings():
 def work(folder):
     found = endings()
     assert current().nbytes > 0
+    assert not current().restarted
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())  # which would end it late
     if current().number == 0:
         Path(folder, str(current().count)).write_text(json.dumps(found))
     return 0

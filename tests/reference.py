@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedcli.core import backbones
 from fedcli.core.batches import Batch
@@ -34,24 +35,18 @@ def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor
 
 
 class PlainNetwork:
-    """Calls a copy of a module whose parameters are the very tensors it is given, so that they can be trained."""
+    """Calls a module on the very parameters it is given, so that they can be trained, and on copies of buffers."""
 
     def __init__(self, module: nn.Module):
         self.module, self.feature_dim = module, module.feature_dim
         self.trained: dict[str, Tensor] | None = None  # the buffers after the last call in training mode
 
     def __call__(self, params, buffers, x, mask=None, train=True):
-        module = copy.deepcopy(self.module, {id(value): value for value in self.module.parameters()}).train(train)
-        for name, value in params.items():
-            path, _, leaf = name.rpartition(".")
-            module.get_submodule(path)._parameters[leaf] = value
-        with torch.no_grad():
-            for name, value in module.named_buffers():
-                value.copy_(buffers[name])
-        features, logits = module(x)
+        own = {name: buffers[name].detach().clone() for name, _ in self.module.named_buffers()}
+        features, logits = functional_call(self.module.train(train), {**params, **own}, (x,))
         if train:
-            self.trained = dict(module.named_buffers())
-        return Output(features, logits, dict(module.named_buffers()))
+            self.trained = own
+        return Output(features, logits, own)
 
 
 def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
@@ -95,7 +90,7 @@ class PlainUpdate:
         if self.clip_norm:
             torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
         optimizer.step()
-        state = copy.deepcopy(optimizer.state_dict()["state"])
+        state = tree_map(torch.clone, optimizer.state_dict()["state"])
         aux = aux._replace(buffers=copied(aux.buffers))
         return client._replace(
             params=copied(live), buffers=aux.buffers, optimizer={**client.optimizer, self.key: state}

@@ -18,15 +18,16 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedcli import bench, registry
+from fedcli import registry
+from fedcli.bench import floors, measure, rounds
 from fedcli.cli import app as cli
 from fedcli.cli import printing
 from fedcli.core import backbones
+from fedcli.core.autotune import peak_memory
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.figures import plots
 
-TINY = bench.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
+TINY = rounds.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
 TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
 CPU = {"device": "cpu", "repeats": 1}
 
@@ -34,12 +35,13 @@ CPU = {"device": "cpu", "repeats": 1}
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     """Ceilings and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(bench, "MATMUL_SIDES", {"cpu": (32,)})
-    monkeypatch.setattr(bench, "COPY_BYTES", 2**12)
-    monkeypatch.setattr(bench, "LASTING", 1e-6)
-    bench.ceilings.cache_clear()
-    for name in bench.WORKLOADS:
-        monkeypatch.setitem(bench.WORKLOADS, name, dataclasses.replace(TINY, name=name))
+    monkeypatch.setattr(floors, "MATMUL_SIDES", {"cpu": (32,)})
+    monkeypatch.setattr(floors, "COPY_BYTES", 2**12)
+    monkeypatch.setattr(floors, "LASTING", 1e-6)
+    monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
+    floors.ceilings.cache_clear()
+    for name in rounds.WORKLOADS:
+        monkeypatch.setitem(rounds.WORKLOADS, name, dataclasses.replace(TINY, name=name))
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
@@ -50,10 +52,10 @@ def small(monkeypatch, tmp_path):
 
 def sides(workload, **options):
     """Both sides of a workload."""
-    case = bench.prepare(workload, **{**CPU, **options})
-    dataset, _ = bench.load_images(workload, case.setup.run.seed)
-    engine = bench.EngineRounds(case.setup, dataset)
-    return engine, bench.PlainRounds(workload, dataset, engine.fed)
+    case = rounds.prepare(workload, **{**CPU, **options})
+    dataset, _ = rounds.load_images(workload, case.setup.run.seed)
+    engine = rounds.EngineRounds(case.setup, dataset)
+    return engine, rounds.PlainRounds(workload, dataset, engine.fed)
 
 
 def fake_seconds(monkeypatch, values):
@@ -65,8 +67,8 @@ def fake_seconds(monkeypatch, values):
         timed.append(work)
         return next(left)
 
-    monkeypatch.setattr(bench, "_seconds", seconds)
-    monkeypatch.setattr(bench, "ceilings", lambda device, precision, convolutions: bench.Ceilings(1e6, 1e3))
+    monkeypatch.setattr(measure, "seconds_of", seconds)
+    monkeypatch.setattr(measure, "ceilings", lambda device, precision, convolutions: floors.Ceilings(1e6, 1e3))
     return timed
 
 
@@ -77,7 +79,7 @@ def fake_seconds(monkeypatch, values):
 def workloads(monkeypatch):
     """The real ones."""
     monkeypatch.undo()
-    return bench.WORKLOADS
+    return rounds.WORKLOADS
 
 
 def test_the_workloads_are_those_of_the_docstring(workloads):
@@ -87,15 +89,15 @@ def test_the_workloads_are_those_of_the_docstring(workloads):
         "w2": (12_000, 20 * 60, 60_000),
         "w3": (400_000, 10 * 10 * 63, 40_000),
     }
-    assert bench.find_workload("w2") is workloads["w2"]
-    assert bench.scaling_workloads()[0].local_epochs == 1
+    assert rounds.find_workload("w2") is workloads["w2"]
+    assert rounds.scaling_workloads()[0].local_epochs == 1
 
 
 def test_both_networks_of_a_workload_have_the_same_number_of_parameters(workloads):
     counts = {}
     for name, workload in workloads.items():
         built = backbones.build(workload.backbone, workload.channels, workload.image_size, 10, 0)
-        plain = bench.plain_network(workload)
+        plain = rounds.plain_network(workload)
         own, other = ([value.shape for value in module.parameters()] for module in (built, plain))
         assert own == other
         counts[name] = sum(shape.numel() for shape in own)
@@ -104,13 +106,13 @@ def test_both_networks_of_a_workload_have_the_same_number_of_parameters(workload
 
 def test_different_networks_are_not_compared(monkeypatch):
     other = dataclasses.replace(TINY, image_size=32)
-    monkeypatch.setattr(bench, "plain_network", lambda workload: nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10)))
+    monkeypatch.setattr(rounds, "plain_network", lambda workload: nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10)))
     with pytest.raises(AssertionError, match="different networks"):
-        bench.measure(bench.prepare(dataclasses.replace(other, image_size=28), **CPU))
+        measure.measure(rounds.prepare(dataclasses.replace(other, image_size=28), **CPU))
 
 
 def test_scaling_varies_clients_per_round_and_batch_size_one_at_a_time(workloads):
-    made = bench.scaling_workloads()
+    made = rounds.scaling_workloads()
     base = workloads["w1"]
     clients = [w.cohort_size for w in made if w.batch_size == base.batch_size]
     batches = [w.batch_size for w in made if w.cohort_size == base.cohort_size]
@@ -121,13 +123,13 @@ def test_scaling_varies_clients_per_round_and_batch_size_one_at_a_time(workloads
 
 
 def test_the_simplest_method_is_one_that_others_reduce_to(monkeypatch):
-    simplest = registry.find_method(bench.simplest_method())
+    simplest = registry.find_method(rounds.simplest_method())
     assert simplest.reduces_to is None
     alone = dataclasses.replace(simplest, name="alone")
     derived = dataclasses.replace(simplest, name="derived", reduces_to=(simplest.name, {}))
     known = {method.name: method for method in (derived, alone, simplest)}
     monkeypatch.setattr(registry, "methods", lambda: known)
-    assert bench.simplest_method() == simplest.name
+    assert rounds.simplest_method() == simplest.name
 
 
 # Images
@@ -135,13 +137,13 @@ def test_the_simplest_method_is_one_that_others_reduce_to(monkeypatch):
 
 def test_random_images_have_the_shape_of_the_set():
     for workload, shape in ((TINY, (80, 1, 28, 28)), (TINY_RESNET, (24, 3, 32, 32))):
-        dataset, kind = bench.load_images(workload, 0)
+        dataset, kind = rounds.load_images(workload, 0)
         assert kind == "random"
         assert dataset.x_train.shape == shape
         assert (dataset.x_train.dtype, dataset.y_train.dtype) == (torch.uint8, torch.int64)
         assert (dataset.x_train.min(), dataset.x_train.max()) == (0, 255)
         assert (dataset.num_classes, len(dataset.y_test)) == (10, 10)
-    assert bench.load_images(TINY, 0)[0].fingerprint != bench.load_images(TINY, 1)[0].fingerprint
+    assert rounds.load_images(TINY, 0)[0].fingerprint != rounds.load_images(TINY, 1)[0].fingerprint
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path):
@@ -150,14 +152,14 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
     labels = np.arange(100) % 10
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
     workload = dataclasses.replace(TINY, dataset="own")
-    assert bench.measure(bench.prepare(workload, **CPU))["images"] == "random"
+    assert measure.measure(rounds.prepare(workload, **CPU))["images"] == "random"
     datasets.import_path("own", tmp_path / "own.npz")
-    dataset, kind = bench.load_images(workload, 0)
+    dataset, kind = rounds.load_images(workload, 0)
     assert kind == "real"
     known = {image.tobytes() for image in images}
     assert len(dataset.x_train) == 80  # of 100, as many as the clients hold
     assert {image.numpy().tobytes() for image in dataset.x_train} <= known
-    assert bench.measure(bench.prepare(workload, **CPU))["images"] == "real"
+    assert measure.measure(rounds.prepare(workload, **CPU))["images"] == "real"
 
 
 # Both sides do the same
@@ -166,7 +168,7 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
 @pytest.mark.parametrize("chunk", ["1", "2"])
 def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes, plain_sizes, steps, seen = [], [], [], []
-    monkeypatch.setattr(bench, "federation", partial(bench.federation, on_samples=engine_sizes.append))
+    monkeypatch.setattr(rounds, "federation", partial(rounds.federation, on_samples=engine_sizes.append))
     engine, plain = sides(TINY, clients_per_chunk=chunk)
     step = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda *arguments: (steps.append(1), step(*arguments))[1])
@@ -211,7 +213,7 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
     known = {name: each for name, each in registry.protocols().items() if "digits" in each.datasets}
     monkeypatch.setattr(registry, "protocols", lambda: known)
     for method in registry.methods().values():
-        setup = bench.prepare(TINY, method=method.name, **CPU).setup
+        setup = rounds.prepare(TINY, method=method.name, **CPU).setup
         run = setup.run
         assert (run.lr, run.momentum, run.weight_decay, run.lr_decay, run.optimizer) == (0.01, 0.9, 0, 1, "sgd")
         assert (run.validation, run.drop_last, run.partition, setup.setting) == (0, False, "iid", None)
@@ -221,17 +223,17 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
 
 @pytest.mark.parametrize("name", list(registry.methods()))
 def test_every_method_can_be_measured(name):
-    result = bench.measure(bench.prepare(TINY, method=name, **CPU))
+    result = measure.measure(rounds.prepare(dataclasses.replace(TINY, image_size=16), method=name, **CPU))
     assert result["method"] == name
 
 
 def test_the_rounds_are_late_ones_of_a_run_and_each_is_run_once_after_the_warm_up(monkeypatch):
     numbers, cohorts = [], []
-    run, plain_run = bench.EngineRounds.round, bench.PlainRounds.round
-    monkeypatch.setattr(bench.EngineRounds, "round", lambda self, n: (numbers.append(n), run(self, n)))
-    monkeypatch.setattr(bench.PlainRounds, "round", lambda self, ids: (cohorts.append(ids), plain_run(self, ids)))
-    case = bench.prepare(TINY, device="cpu", repeats=3)
-    bench.measure(case)
+    run, plain_run = rounds.EngineRounds.round, rounds.PlainRounds.round
+    monkeypatch.setattr(rounds.EngineRounds, "round", lambda self, n: (numbers.append(n), run(self, n)))
+    monkeypatch.setattr(rounds.PlainRounds, "round", lambda self, ids: (cohorts.append(ids), plain_run(self, ids)))
+    case = rounds.prepare(TINY, device="cpu", repeats=3)
+    measure.measure(case)
     assert numbers == [1000, 1001, 1002, 1003]
     assert case.setup.run.rounds == 1004
     fed = sides(TINY)[0].fed
@@ -254,13 +256,13 @@ def test_the_convolutions_of_a_step_by_hand():
     _, plain = sides(TINY)
     once = {"stride": (1, 1), "padding": (0, 0), "groups": 1}
     assert plain.convolutions() == (
-        bench.Convolution((8, 1, 28, 28), (32, 1, 5, 5), **once),
-        bench.Convolution((8, 32, 12, 12), (64, 32, 5, 5), **once),
+        rounds.Convolution((8, 1, 28, 28), (32, 1, 5, 5), **once),
+        rounds.Convolution((8, 32, 12, 12), (64, 32, 5, 5), **once),
     )
     assert len(sides(TINY_RESNET)[1].convolutions()) == 11  # kinds, of 20 layers
 
 
-@pytest.mark.parametrize(("method", "models"), [(bench.simplest_method(), [1, 1]), ("fedproto", [4, 4])])
+@pytest.mark.parametrize(("method", "models"), [(rounds.simplest_method(), [1, 1]), ("fedproto", [4, 4])])
 def test_every_model_that_has_changed_is_tested(method, models):
     engine, found = sides(TINY, method=method)[0], []
     for number in range(2):
@@ -271,43 +273,56 @@ def test_every_model_that_has_changed_is_tested(method, models):
 
 
 def test_floors_by_hand():
-    limits = bench.Ceilings(flops=100.0, bandwidth=10.0)
-    result = bench.floors(TINY, flops_per_sample=5.0, parameters=7, item_bytes=4, limits=limits)
+    limits = floors.Ceilings(flops=100.0, bandwidth=10.0)
+    result = floors.floors(TINY, flops_per_sample=5.0, parameters=7, item_bytes=4, limits=limits)
     assert result["arithmetic_floor_seconds"] == 80 * 5 / 100
     assert result["memory_floor_seconds"] == pytest.approx(12 * (7 * 4 * 3 * 2) / 10)
     assert result["floor_seconds"] == result["memory_floor_seconds"]
-    result = bench.floors(TINY, 500.0, 7, 4, limits)
+    result = floors.floors(TINY, 500.0, 7, 4, limits)
     assert result["floor_seconds"] == result["arithmetic_floor_seconds"] == 400
 
 
 def test_ceilings_are_the_fastest_work_of_the_fastest_try_of_one_or_all_threads(monkeypatch):
-    cost = {"matmul": 2.0, "conv2d": 0.1, "copy_": 0.5}  # seconds of one call
-    tries, calls = itertools.cycle([5, 3, 1, 2]), []
+    cost = {  # seconds of one call, by all threads together and by each alone
+        "matmul": {1: 2.0, 2: 2.0}, "conv2d": {1: 0.3, 2: 0.1}, "copy_": {1: 0.2, 2: 0.5}
+    }  # fmt: skip
+    tries, calls, threads, types, product = itertools.cycle([5, 3, 1, 2]), [], [], set(), torch.matmul
+    done = []
+
+    def matmul(left, right):
+        done.append(types.add(left.dtype))
+        return product(left, right)
 
     def seconds(work, device):
-        of_one, times = work.args[:2]
+        of_one, times, workers = work.args
+        done.clear()
         work()
+        assert len(done) == (times * workers if of_one.func is matmul else 0)
         calls.append(times)
-        return cost[of_one.func.__name__] * times * next(tries)
+        return cost[of_one.func.__name__][workers] * times * next(tries)
 
-    monkeypatch.setattr(bench, "_seconds", seconds)
-    monkeypatch.setattr(bench, "LASTING", 4.0)
-    kind = bench.Convolution((2, 3, 8, 8), (4, 3, 5, 5), (1, 1), (0, 0), 1)
+    monkeypatch.setattr(floors, "seconds_of", seconds)
+    monkeypatch.setattr(floors, "LASTING", 4.0)
+    kind = rounds.Convolution((2, 3, 8, 8), (4, 3, 5, 5), (2, 2), (1, 1), 1)
+    monkeypatch.setattr(torch, "matmul", matmul)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    limits = bench.ceilings(torch.device("cpu"), "float64", (kind,))
-    flops = 2 * (2 * 4 * 4 * 4) * (3 * 5 * 5)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    limits = floors.ceilings(torch.device("cpu"), "float64", (kind,))
+    flops = 2 * (2 * 4 * 3 * 3) * (3 * 5 * 5)
     assert limits.flops == pytest.approx(2 * flops / 0.1)  # two threads, each as fast as one; 32^3 twice in 2 s is less
-    assert limits.bandwidth == pytest.approx(2 * 2 * 2**12 / 0.5)
+    assert limits.bandwidth == pytest.approx(2 * 2**12 / 0.2)  # by both together
     assert max(calls) == math.ceil(4.0 / 0.1)  # as many as last
-    assert bench.ceilings(torch.device("cpu"), "float64", (kind,)) is limits  # once a run
-    with_products = bench.ceilings(torch.device("cpu"), "float64", ())
+    assert (set(threads), threads[-1], types) == ({1, 2}, 2, {torch.float64})
+    assert floors.ceilings(torch.device("cpu"), "float64", (kind,)) is limits  # once a run
+    types.clear()
+    with_products = floors.ceilings(torch.device("cpu"), "bf16", ())
     assert with_products.flops == pytest.approx(2 * 2 * 32**3 / 2.0)
+    assert types == {torch.bfloat16}
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
     timed = fake_seconds(monkeypatch, [1.0, 3.0, 0.5, 2.0, 2.0, 0.25, 4.0, 8.0, 0.125])
-    result = bench.measure(bench.prepare(TINY, device="cpu", repeats=3))
+    result = measure.measure(rounds.prepare(TINY, device="cpu", repeats=3))
     names = [work.func.__qualname__ if isinstance(work, partial) else work.__qualname__ for work in timed]
     assert names == 3 * ["EngineRounds.round", "PlainRounds.round", "EngineRounds.evaluate"]
     assert (result["seconds_per_round"], result["seconds_spread"]) == (2.0, [1.0, 4.0])
@@ -322,17 +337,25 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert result["memory_floor_seconds"] == pytest.approx(12 * 24 * 582_026 / 1e3)
 
 
+def test_the_floor_of_the_evaluation_is_that_of_every_model(monkeypatch):
+    fake_seconds(monkeypatch, [1.0, 1.0, 1.0])
+    result = measure.measure(rounds.prepare(TINY, method="fedproto", **CPU))
+    forward = sides(TINY)[1].flops_per_sample(train=False)
+    assert result["evaluation_floor_seconds"] == pytest.approx(4 * 10 * forward / 1e6)  # of four clients
+
+
 def test_what_is_not_local_training_counts_as_data_and_server(monkeypatch):
-    fake_seconds(monkeypatch, [10.0, 1.0, 1.0])
+    fake_seconds(monkeypatch, [10.0, 1.0, 1.0, 20.0, 1.0, 1.0, 30.0, 1.0, 1.0])
+    training = {1000: 0.0, 1001: 6.0, 1002: 2.0, 1003: 29.0}
 
     def round(self, number):
         self.fed.start_round()
-        self.fed.seconds["train"] = 6.0
+        self.fed.seconds["train"] = training[number]
         self.partition_seconds = 2.0
 
-    monkeypatch.setattr(bench.EngineRounds, "round", round)
-    result = bench.measure(bench.prepare(TINY, **CPU))
-    assert result["data_seconds_share"] == (2 + 10 - 6) / (2 + 10)
+    monkeypatch.setattr(rounds.EngineRounds, "round", round)
+    result = measure.measure(rounds.prepare(TINY, device="cpu", repeats=3))
+    assert result["data_seconds_share"] == (2 + 4) / (2 + 20)  # the median of 4, 18 and 1
 
 
 @pytest.mark.parametrize(
@@ -340,7 +363,7 @@ def test_what_is_not_local_training_counts_as_data_and_server(monkeypatch):
 )  # parameters stay float32 under bf16
 def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch):
     fake_seconds(monkeypatch, [1.0, 1.0, 1.0])
-    result = bench.measure(bench.prepare(TINY, precision=precision, **CPU))
+    result = measure.measure(rounds.prepare(TINY, precision=precision, **CPU))
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
     _, plain = sides(TINY, precision=precision)
@@ -351,8 +374,10 @@ def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch)
 
 
 def test_a_result_has_the_documented_keys_and_says_what_was_measured():
-    result = bench.measure(bench.prepare(TINY, method=bench.simplest_method(), clients_per_chunk="2", seed=3, **CPU))
-    assert tuple(result) == bench.COLUMNS
+    result = measure.measure(
+        rounds.prepare(TINY, method=rounds.simplest_method(), clients_per_chunk="2", seed=3, **CPU)
+    )
+    assert tuple(result) == measure.COLUMNS
     needed = (
         "workload engine device method seconds_per_round seconds_spread plain_seconds_per_round plain_spread ratio "
         "samples_per_second floor_seconds floor_share arithmetic_floor_seconds memory_floor_seconds peak_bytes "
@@ -365,22 +390,22 @@ def test_a_result_has_the_documented_keys_and_says_what_was_measured():
         "workload": "tiny", "engine": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
         "threads": torch.get_num_threads(), "torch": torch.__version__,
     }  # fmt: skip
-    assert bench.measure(bench.prepare(TINY, **CPU))["engine"] == "looped"
+    assert measure.measure(rounds.prepare(TINY, **CPU))["engine"] == "looped"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system cannot set the peak back")
 def test_the_peak_is_set_back_before_a_workload():
     with mmap.mmap(-1, 2**28) as block:  # torch may keep what it frees
         block.write(bytes(2**28))
-    before = bench.peak_memory(torch.device("cpu"))
-    bench._reset_peak(torch.device("cpu"))
-    assert bench.peak_memory(torch.device("cpu")) < before - 2**27
+    before = peak_memory(torch.device("cpu"))
+    measure._reset_peak(torch.device("cpu"))
+    assert peak_memory(torch.device("cpu")) < before - 2**27
 
 
 def test_fewer_epochs_are_said_and_done():
-    result = bench.measure(bench.prepare(TINY, epochs=1, **CPU))
+    result = measure.measure(rounds.prepare(TINY, epochs=1, **CPU))
     assert result["local_epochs"] == 1
-    assert bench.prepare(TINY, epochs=1, **CPU).workload.samples == 40
+    assert rounds.prepare(TINY, epochs=1, **CPU).workload.samples == 40
 
 
 @pytest.mark.parametrize(
@@ -397,7 +422,7 @@ def test_fewer_epochs_are_said_and_done():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        bench.prepare(TINY, **{**CPU, **options})
+        rounds.prepare(TINY, **{**CPU, **options})
 
 
 # The command
@@ -432,26 +457,26 @@ def test_nothing_is_written_where_an_option_is_wrong():
 
 def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
     speed, rest, machine = done().split("\n\n")
-    for table, columns in zip((speed, rest), bench.TABLES, strict=True):
+    for table, columns in zip((speed, rest), measure.TABLES, strict=True):
         lines = table.splitlines()
         assert [line.split()[0] for line in lines] == ["Workload", "w1", "w2"]
         assert re.split(" {2,}", lines[0].strip()) == list(columns)
     assert "looped" in speed.splitlines()[1]
     assert rest.splitlines()[1].strip().endswith("random")
-    assert machine.startswith(f"{bench.simplest_method()} on cpu (")
+    assert machine.startswith(f"{rounds.simplest_method()} on cpu (")
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
 
 
-@pytest.mark.parametrize("cells", bench.TABLES)
+@pytest.mark.parametrize("cells", measure.TABLES)
 def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys):
     result = {
-        **dict.fromkeys(bench.COLUMNS, 1.0), "workload": "w1 K=100 B=64", "engine": "stacked x 100", "ratio": 12.345,
+        **dict.fromkeys(measure.COLUMNS, 1.0), "workload": "w1 K=100 B=64", "engine": "stacked x 100", "ratio": 12.345,
         "seconds_per_round": 123.4, "seconds_spread": [98.0, 152.6], "plain_seconds_per_round": 9.876,
         "plain_spread": [9.0, 12.0], "samples_per_second": 1234567.0, "images": "random", "peak_bytes": 3 * 2**29,
         "data_seconds_share": 0.025, "floor_seconds": 98.7, "floor_share": 0.8, "evaluation_floor_seconds": 1.2,
     }  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
-    row = bench.table_row(result, cells)
+    row = measure.table_row(result, cells)
     printing.print_table(tuple(cells), [row])
     printed = capsys.readouterr().out
     assert all(word in printed for cell in row for word in cell.split())
@@ -460,13 +485,13 @@ def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys)
         ["w1 K=100 B=64", "stacked x 100", "123 (98-153)", "9.88 (9-12)", "12.3x", "1,234,567"],
         ["w1 K=100 B=64", "98.7 (80%)", "2.5 %", "1", "1.2 (failed: too high)", "1,536", "random"],
     )
-    assert row == expected[bench.TABLES.index(cells)]
+    assert row == expected[measure.TABLES.index(cells)]
 
 
 def test_json_is_one_object_a_line_and_nothing_else():
     results = [json.loads(line) for line in done("w2", "w1", "--json").splitlines()]
     assert [result["workload"] for result in results] == ["w2", "w1"]
-    assert all(tuple(result) == bench.COLUMNS for result in results)
+    assert all(tuple(result) == measure.COLUMNS for result in results)
 
 
 def test_options_reach_the_measurement():
@@ -489,17 +514,17 @@ def test_csv_has_one_header_and_grows():
 
 
 def test_in_a_folder_the_files_are_named_after_device_and_version(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench.torch, "__version__", "2.99.1+cu130")
+    monkeypatch.setattr(torch, "__version__", "2.99.1+cu130")
     hardware = {"cores": 3, "name": "NVIDIA H200 (MIG 1g.18gb)"}
-    monkeypatch.setattr(bench, "environment", lambda device: {"hardware": hardware})
-    names = [bench.result_file(tmp_path, torch.device(kind), ".csv").name for kind in ("cpu", "cuda")]
+    monkeypatch.setattr(measure, "environment", lambda device: {"hardware": hardware})
+    names = [measure.result_file(tmp_path, torch.device(kind), ".csv").name for kind in ("cpu", "cuda")]
     assert names == ["cpu-3-cores-torch2.99.1.csv", "nvidia-h200-mig-1g-18gb-torch2.99.1.csv"]
-    assert bench.result_file(tmp_path / "own", torch.device("cpu"), ".csv") == tmp_path / "own"
+    assert measure.result_file(tmp_path / "own", torch.device("cpu"), ".csv") == tmp_path / "own"
 
 
 def test_a_folder_is_given_both_files(monkeypatch):
-    monkeypatch.setattr(bench, "SCALING_CLIENTS", (1,))
-    monkeypatch.setattr(bench, "SCALING_BATCHES", (4,))
+    monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1,))
+    monkeypatch.setattr(rounds, "SCALING_BATCHES", (4,))
     Path("speed").mkdir()
     done("--csv", "speed", "--plot", "speed")
     stem = f"cpu-{os.cpu_count()}-cores-torch{torch.__version__.split('+')[0]}"
@@ -509,7 +534,7 @@ def test_a_folder_is_given_both_files(monkeypatch):
 
 
 def test_a_file_that_is_something_else_is_not_appended_to(monkeypatch):
-    monkeypatch.setattr(bench, "SCALING_CLIENTS", (1, 2))
+    monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1, 2))
     Path("notes.txt").write_text("my notes\n")
     assert "does not hold results" in refused("w1", "--csv", "notes.txt")
     assert Path("notes.txt").read_text() == "my notes\n"
@@ -518,8 +543,8 @@ def test_a_file_that_is_something_else_is_not_appended_to(monkeypatch):
 
 
 def test_plot_measures_the_scaling_and_draws_it(monkeypatch):
-    monkeypatch.setattr(bench, "SCALING_CLIENTS", (1, 2))
-    monkeypatch.setattr(bench, "SCALING_BATCHES", (4, 8))
+    monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1, 2))
+    monkeypatch.setattr(rounds, "SCALING_BATCHES", (4, 8))
     lines = done("--plot", "speed/scaling.png", "--csv", "speed/scaling.csv").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
     assert lines[-1] == "figures: speed/scaling.png and speed/scaling.pdf"
@@ -533,94 +558,15 @@ def test_plot_measures_the_scaling_and_draws_it(monkeypatch):
 
 
 def test_what_was_measured_before_an_interruption_is_shown(monkeypatch):
-    measure = bench.measure
+    whole = measure.measure
 
     def interrupted(case, progress):
         if case.workload.name == "w2":
             raise KeyboardInterrupt
-        return measure(case, progress)
+        return whole(case, progress)
 
-    monkeypatch.setattr(bench, "measure", interrupted)
+    monkeypatch.setattr(measure, "measure", interrupted)
     result = invoke("w1", "w2", "--device", "cpu", "--repeats", "1", "--csv", "out.csv")
     assert result.exit_code == 130
     assert result.stdout.splitlines()[1].startswith("w1 ")
     assert len(Path("out.csv").read_text().splitlines()) == 2
-
-
-def row(clients, batch, seconds):
-    return {
-        "cohort_size": clients, "batch_size": batch, "local_epochs": 1, "method": "m", "device": "cpu",
-        "precision": "float32", "seconds_per_round": seconds, "seconds_spread": [seconds - 1, seconds + 1],
-        "plain_seconds_per_round": 2 * seconds, "plain_spread": [seconds, 3 * seconds],
-    }  # fmt: skip
-
-
-def test_the_scaling_figure_draws_each_side_over_what_is_varied():
-    rows = [row(10, 64, 8), row(1, 64, 2), row(20, 64, 16), row(10, 10, 30), row(10, 128, 5)]
-    figure = plots.scaling_figure(rows)
-    left, right = figure.axes
-    assert [line.get_xydata().tolist() for line in left.lines] == [
-        [[1, 2], [10, 8], [20, 16]], [[1, 4], [10, 16], [20, 32]]
-    ]  # fmt: skip
-    assert [line.get_xydata().tolist() for line in right.lines] == [
-        [[10, 30], [64, 8], [128, 5]], [[10, 60], [64, 16], [128, 10]]
-    ]  # fmt: skip
-    heights = right.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (4, 31)
-    assert (left.get_xlabel(), right.get_xlabel()) == ("Clients per round", "Batch size")
-    assert (left.get_title(), right.get_title()) == ("batch size 64", "cohort size 10")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["engine", "plain loop"]
-    assert figure.get_suptitle() == "m, cpu, float32, local epochs: 1"
-
-
-# Rounds divided among workers
-
-
-def divided(name, machine="here"):
-    one = bench.Divided(name, 10, 1, 1, 8.0, 0.0, 0.5, 0.0, rounds=4, machine=machine)
-    return one, bench.Divided(name, 10, 2, 1, 4.5, 0.2, 0.6, 2.0**20, rounds=4, machine=machine)
-
-
-def test_what_was_measured_of_a_workload_takes_its_place_among_what_is_kept(tmp_path):
-    file = tmp_path / "page.csv"
-    assert bench.read_divided(file) == []
-    bench.write_divided(file, divided("digits"))
-    assert bench.write_divided(file, divided("w1")) == bench.read_divided(file) == [*divided("w1"), *divided("digits")]
-    assert bench.write_divided(file, divided("w1")[:1]) == [divided("w1")[0], *divided("digits")]
-    assert bench.write_divided(file, divided("w2", "there")) == list(divided("w2", "there"))
-    file.write_text("a,b\n")
-    with pytest.raises(UserError, match="does not hold measurements"):
-        bench.read_divided(file)
-
-
-def test_rounds_at_other_numbers_of_workers_are_modelled_by_what_was_measured():
-    one, two = divided("w")
-    four = bench.modelled([one, two], 4)
-    assert (four.compute, four.server) == (8.0 * 3 / 10, 0.5)
-    assert four.gather == pytest.approx(0.4 * 3 / 4)
-    assert bench.modelled([one, two], 1).seconds == one.seconds
-    page = bench.divided_page([one, two], "workers.png")
-    assert "| w | 2 x 1 | 4 | 5.3 | 4.5 | 0.2 | 0.6 | 1 | 4.7 |" in page
-    assert "each of 10 clients has a worker" in page
-
-
-def test_what_is_computed_on_a_sample_is_scaled_to_the_whole_workload(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "DIVIDED", {"half": TINY})
-    monkeypatch.setattr(bench, "SAMPLE", {"half": TINY.images_per_client // 2})
-    seconds = iter([1.0, 3.0, 5.0])
-
-    def timed(work, device):
-        work()
-        work.func.__self__.fed.seconds["train"] = taken = next(seconds)
-        return taken + 0.25
-
-    monkeypatch.setattr(bench, "_seconds", timed)
-    assert bench.rounds_of_worker("half", 1, {"device": "cpu", "repeats": 2}, str(tmp_path / "rounds")) == 0
-    found = json.loads((tmp_path / "rounds").read_text())
-    assert found == [[3.0 * 2 * TINY.local_epochs, 0.0, 0.25, 0], [5.0 * 2 * TINY.local_epochs, 0.0, 0.25, 0]]
-
-
-def test_numbers_of_workers_begin_with_one(tmp_path):
-    result = CliRunner().invoke(cli.app, ["bench", "--workers", "2,4"])
-    assert result.exit_code == 2
-    assert "--workers must be distinct numbers of workers, 1 among them (got 2,4)" in result.output

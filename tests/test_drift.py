@@ -11,8 +11,8 @@ import fedcli
 from fedcli.cli.app import app
 from fedcli.core.trees import select
 from fedcli.errors import UserError
+from fedcli.figures import curves, plots
 from fedcli.figures import features as drawing
-from fedcli.figures import plots
 from fedcli.figures.quality import add_quality, separation
 from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
@@ -179,7 +179,7 @@ def drifting(method="one", seed=0, values=((1, 0.5), None, (3, -0.5))):
 
 def test_curves_are_means_over_seeds_of_the_rounds_measured():
     runs = [drifting(), drifting(seed=1, values=((3, 0.1), (9, 9), (5, -0.5))), drifting("two"), curve("three")]
-    figure = plots.drift_figure(runs)
+    figure = curves.drift_figure(runs)
     left, right = figure.axes
     assert left.lines[0].get_xydata().tolist() == [[1, 2], [3, 4]]
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
@@ -191,14 +191,14 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
-    (line,) = plots.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
+    (line,) = curves.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
 
 
 def test_without_a_measurement_there_is_nothing_to_draw():
     for run in (curve(), drifting(values=((None, None), None, (None, None)))):
         with pytest.raises(UserError, match="run with --drift-every"):
-            plots.drift_figure([run])
+            curves.drift_figure([run])
 
 
 # The clients' features
@@ -342,7 +342,7 @@ def test_both_figures_are_written(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
         plots.write(tmp_path / "figure.png", drawing.clients_chart, [run.path])
     drawing.add_clients_quality(run.path)
-    for draw, given in ((plots.drift_figure, [run.record]), (drawing.clients_chart, [run.path])):
+    for draw, given in ((curves.drift_figure, [run.record]), (drawing.clients_chart, [run.path])):
         png, pdf = plots.write(tmp_path / "figure.png", draw, given)
         assert png.read_bytes().startswith(b"\x89PNG")
         assert pdf.read_bytes().startswith(b"%PDF")

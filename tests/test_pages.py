@@ -193,11 +193,14 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     folder = shutil.copytree(results, tmp_path / "results")
     (folder / "papers" / "notes").mkdir(parents=True)
     (folder / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
+    committed = Path(__file__).parent.parent / "results" / "speed"
+    shutil.copytree(committed, folder / "speed", ignore=shutil.ignore_patterns("*.png", "*.pdf"))
     first = tmp_path / "README.md"
     first.write_text(f"# Project\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
     ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
     assert ended.exit_code == 0, ended.output
+    assert [file.name for file in folder.glob("speed/*.png")] == [file.name for file in committed.glob("*-scaling.png")]
     readme = (folder / "README.md").read_text()
     sections = ["## What the papers claim", "## How much of what the papers print", "## Studies", "## Redo one"]
     assert [line for line in readme.splitlines() if line.startswith("## ")] == [

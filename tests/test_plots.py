@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcli import figures
 from fedcli.cli.app import app
 from fedcli.errors import UserError
-from fedcli.figures import plots
+from fedcli.figures import bubbles, curves, plots, speed
 from fedcli.results.tables import find_records
 from tests.test_tables import record
 
@@ -39,7 +39,7 @@ def rings(figure):
     return [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_gid() == "selected"]
 
 
-def bubbles(figure):
+def circles(figure):
     """The bubbles of the grid: positions [n, 2] and squared diameters [n]."""
     grid = next(item for item in figure.axes[0].collections if isinstance(item, EllipseCollection))
     return grid.get_offsets(), grid.get_widths() ** 2
@@ -47,7 +47,7 @@ def bubbles(figure):
 
 def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation():
     runs = [curve(seed=0, accuracies=(0.2, 0.4)), curve(seed=1, accuracies=(0.4, 0.4)), curve("two")]
-    (one, two), (band,), labels = drawn(plots.learning_curves(runs))
+    (one, two), (band,), labels = drawn(curves.learning_curves(runs))
     assert one.get_xdata().tolist() == [1, 2]
     assert one.get_ydata() == pytest.approx([30, 40])
     assert two.get_ydata() == pytest.approx([20, 40, 50])
@@ -57,13 +57,13 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation()
 
 
 def test_rounds_that_were_not_evaluated_are_left_out():
-    (line,), _, _ = drawn(plots.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
+    (line,), _, _ = drawn(curves.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
 
 
 def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so():
     runs = [curve(), curve(seed=1, accuracies=(0.9,), status="interrupted")]
-    (line,), bands, labels = drawn(plots.learning_curves(runs))
+    (line,), bands, labels = drawn(curves.learning_curves(runs))
     assert line.get_ydata() == pytest.approx([20, 40, 50])
     assert bands == []
     assert labels[0] == "one (1 unfinished not shown)"
@@ -71,7 +71,7 @@ def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so
 
 def test_unfinished_runs_alone_are_drawn_over_the_rounds_they_share():
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
-    (line,), (_,), labels = drawn(plots.learning_curves(runs))
+    (line,), (_,), labels = drawn(curves.learning_curves(runs))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
     assert labels == ["one (unfinished)", "band: mean ± standard deviation over 2 seeds"]
 
@@ -80,29 +80,29 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     runs = [curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3), curve("two", accuracies=(None, 0.3), cohort_size=2)]
     for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
         entry["floats_up"] = floats  # of a client
-    figure = plots.learning_curves(runs, "floats")
+    figure = curves.learning_curves(runs, "floats")
     one, two = (line.get_xydata().tolist() for line in drawn(figure)[0])
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
     assert rings(figure)[0] == [[60, 40]]
     assert figure.axes[0].get_xlabel() == "Floats sent by all clients"
     unknown = curve("three") | {"cost": None}
-    figure = plots.learning_curves([*runs, unknown], "floats")
+    figure = curves.learning_curves([*runs, unknown], "floats")
     assert len(drawn(figure)[0]) == 2
     assert figure.get_suptitle().replace("\n", " ").endswith("; without floats, left out: 1")
     with pytest.raises(UserError, match="no run tells what it sent"):
-        plots.learning_curves([unknown], "floats")
+        curves.learning_curves([unknown], "floats")
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     slower = curve(seed=1)
     slower["rounds"][0]["seconds"]["train"] += 10
     loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
-    (line,), (_,), labels = drawn(plots.learning_curves([curve(), slower, loud], "seconds"))
+    (line,), (_,), labels = drawn(curves.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
     assert labels[0] == "one"
     with pytest.raises(UserError, match="no run has measured its seconds on a quiet machine"):
-        plots.learning_curves([loud], "seconds")
+        curves.learning_curves([loud], "seconds")
 
 
 def test_only_curves_have_another_axis(tmp_path):
@@ -124,7 +124,7 @@ def crosses(figure):
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
-    figure = plots.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
+    figure = curves.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
     assert crosses(figure) == [([[1, 60], [2, 10]], [1])]
     (mean, cross, two), bands, labels = drawn(figure)
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
@@ -137,16 +137,29 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
 
 
 def test_diverged_runs_alone_are_single_lines_and_not_called_unfinished():
-    figure = plots.learning_curves([diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())])
+    figure = curves.learning_curves([diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())])
     assert crosses(figure) == [([[1, 60], [2, 10]], [1]), ([[1, 30]], [0])]
     lines, bands, labels = drawn(figure)
     assert [len(line.get_xdata()) for line in lines] == [0, 2, 1]  # the first is the mean, of which there is none
     assert bands == []
     assert labels == ["one (diverged)", "one (diverged)", "diverged after this round"]  # at the end of each
+    (mean, *_), bands, _ = drawn(curves.learning_curves([diverged(), diverged(seed=1)]))
+    assert (len(mean.get_xdata()), bands) == (0, [])
+
+
+def test_diverged_runs_stand_beside_unfinished_ones_and_over_any_axis():
+    lost = [diverged(), diverged(seed=1)]
+    for entry in (row for run in lost for row in run["rounds"]):
+        entry["floats_up"] = 7
+    running = curve(seed=2, accuracies=(0.3, 0.5), status="running")
+    figure = curves.learning_curves([*lost, running], "floats")
+    assert crosses(figure) == 2 * [([[70, 60], [140, 10]], [1])]  # of ten clients
+    assert drawn(figure)[0][0].get_ydata() == pytest.approx([30, 50])
+    assert drawn(figure)[2] == ["one (unfinished, 2 diverged)", "selected round", "diverged after this round"]
 
 
 def test_the_best_round_of_a_single_diverged_run_is_ringed():
-    assert rings(plots.learning_curves([diverged()])) == [[[2, 10]]]
+    assert rings(curves.learning_curves([diverged()])) == [[[2, 10]]]
 
 
 def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
@@ -173,36 +186,36 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
 @pytest.mark.parametrize("accuracies", [(), (None, None)])
 def test_without_an_evaluated_round_there_is_nothing_to_draw(accuracies):
     with pytest.raises(UserError, match="no run has an evaluated round"):
-        plots.learning_curves([curve(accuracies=accuracies, status="running")])
-    lines, _, _ = drawn(plots.learning_curves([curve("two"), curve(accuracies=accuracies, status="running")]))
+        curves.learning_curves([curve(accuracies=accuracies, status="running")])
+    lines, _, _ = drawn(curves.learning_curves([curve("two"), curve(accuracies=accuracies, status="running")]))
     assert len(lines) == 1
 
 
 def test_the_best_round_of_single_runs_is_ringed():
-    figure = plots.learning_curves([curve(), curve("two", 0), curve("two", 1)])
+    figure = curves.learning_curves([curve(), curve("two", 0), curve("two", 1)])
     assert rings(figure) == [[[2, 40]]]
     assert drawn(figure)[2][-1] == "selected round"
     last = curve()
     last["summary"]["selection"] = "last"
-    figure = plots.learning_curves([last])
+    figure = curves.learning_curves([last])
     assert rings(figure) == []
     assert drawn(figure)[2] == ["one"]
 
 
 def test_title_and_axes_say_what_is_shared_and_measured():
-    figure = plots.learning_curves([curve(lr=0.1), curve(lr=0.2)])
+    figure = curves.learning_curves([curve(lr=0.1), curve(lr=0.2)])
     axes = figure.axes[0]
     assert figure.get_suptitle() == "one, paper:skew, digits, dirichlet:0.5; one seed"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
-    figure = plots.learning_curves([curve(dataset="a"), curve("two", dataset="b")])
+    figure = curves.learning_curves([curve(dataset="a"), curve("two", dataset="b")])
     assert [axes.get_title() for axes in figure.axes] == ["paper:skew, a", "paper:skew, b"]
     assert [axes.get_legend().get_texts()[0].get_text() for axes in figure.axes] == ["one", "two"]
     smaller = curve() | {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
-    assert plots.learning_curves([smaller]).get_suptitle().endswith("; reduced: rounds 4 of 100; one seed")
+    assert curves.learning_curves([smaller]).get_suptitle().endswith("; reduced: rounds 4 of 100; one seed")
 
 
 def test_lines_differ_in_more_than_colour():
-    figure = plots.learning_curves([curve(f"m{number}") for number in range(20)])
+    figure = curves.learning_curves([curve(f"m{number}") for number in range(20)])
     lines = [line for axes in figure.axes for line in axes.lines if line.get_gid() is None]
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
@@ -210,15 +223,15 @@ def test_lines_differ_in_more_than_colour():
 
 @pytest.mark.parametrize(("count", "panels"), [(7, [7]), (8, [4, 4]), (9, [3, 3, 3])])
 def test_more_than_seven_lines_are_drawn_in_several_panels(count, panels):
-    figure = plots.learning_curves([curve(f"m{number}") for number in range(count)])
+    figure = curves.learning_curves([curve(f"m{number}") for number in range(count)])
     assert [sum(line.get_gid() is None for line in axes.lines) for axes in figure.axes if axes.axison] == panels
     assert drawn(figure)[2][:count] == [f"m{number}" for number in range(count)]
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap_and_are_inside():
-    levels = plots.apart([50, 50.1, 20, 99, 50], [4, 8, 4, 4, 4], 0, 100)
+    heights = np.array([4, 8, 4, 4, 4, 6])
+    levels = curves.apart([50, 50.1, 20, 99, 50, 1], heights, 0, 100)
     order = np.argsort(levels)
-    heights = np.array([4, 8, 4, 4, 4])
     edges = np.array(levels) + np.array([[-1], [1]]) * heights / 2
     assert levels[2] == 20  # nothing is near
     assert (edges[0, order[1:]] - edges[1, order[:-1]] > -0.01).all()
@@ -227,8 +240,19 @@ def test_names_at_the_ends_of_lines_do_not_overlap_and_are_inside():
     assert abs(np.mean([levels[place] for place in (0, 1, 4)]) - 50) < 1
 
 
+def test_a_line_is_named_at_its_end_in_its_colour():
+    figure = curves.learning_curves([curve("one"), curve("two", accuracies=(0.3, 0.1))])
+    one, two = figure.axes[0].texts
+    for text, line, end in ((one, drawn(figure)[0][0], (3, 50)), (two, drawn(figure)[0][1], (2, 10))):
+        assert text.get_color() == line.get_color()
+        assert text.xy == pytest.approx(end)
+        assert text.xyann == (1.05, pytest.approx(end[1]))  # to the right of the axes
+    assert one.arrow_patch is not None
+    assert two.arrow_patch is None  # it would go through the other line
+
+
 def test_long_names_stand_in_a_legend():
-    figure = plots.learning_curves([curve("a" * plots.DIRECT), curve("b" * (plots.DIRECT + 1))])
+    figure = curves.learning_curves([curve("a" * curves.DIRECT), curve("b" * (curves.DIRECT + 1))])
     assert len(figure.axes[0].texts) == 0
     assert [text.get_text()[0] for text in figure.legends[0].get_texts()[:2]] == ["a", "b"]
 
@@ -237,15 +261,21 @@ def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     results = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
     runs = find_records([results])
     printed = lambda runs: [  # noqa: E731
-        (line.get_ydata()[0], line.get_color()) for line in plots.learning_curves(runs).axes[0].lines
+        (line.get_ydata()[0], line.get_color()) for line in curves.learning_curves(runs).axes[0].lines
         if line.get_gid() == "printed"
     ]  # fmt: skip
-    colours = [line.get_color() for line in drawn(plots.learning_curves(runs))[0]]
+    colours = [line.get_color() for line in drawn(curves.learning_curves(runs))[0]]
     assert printed(runs) == list(zip((74.6, 84.08), colours, strict=True))
-    assert "paper: 84.08" in drawn(plots.learning_curves(runs))[2]
+    axes = curves.learning_curves(runs).axes[0]
+    names = {text.get_text(): text.xy for text in axes.texts if "paper" in text.get_text()}
+    assert names == {f"paper: {number:.2f}": (axes.get_xlim()[1], number) for number in (74.6, 84.08)}
     assert {value for value, _ in printed([*runs, curve()])} == {74.6, 84.08}  # also beside another board
     shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
     assert printed(shorter) == []
+    for row in (row for run in runs for row in run["rounds"]):
+        row |= {"intra": {"a": 0.5}, "inter": {"a": 0.4}}
+    lines = [line for axes in curves.domains_figure(runs).axes for line in axes.lines]
+    assert not any(line.get_gid() for line in lines)  # which are of something else
 
 
 def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), **keywords):
@@ -260,25 +290,26 @@ def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), *
 
 def test_accuracy_on_own_and_other_domains_is_the_mean_over_domains():
     runs = [by_domain(), by_domain(seed=1, accuracies=((0.1, 0.3), (1, 1), (0.2, 0.4))), by_domain("two"), curve("no")]
-    figure = plots.domains_figure(runs)
+    figure = curves.domains_figure(runs)
     left, right = figure.axes
     assert left.lines[0].get_xydata() == pytest.approx(np.array([[1, 40], [3, 55]]))
     assert left.lines[1].get_xydata() == pytest.approx(np.array([[1, 60], [3, 80]]))
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 4], [3, 5.5]]))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that was not tested by domain is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
+    assert [len(axes.texts) for axes in figure.axes] == [0, 2]  # the names
     assert (left.get_ylabel(), right.get_ylabel()) == ("Accuracy on own domains (%)", "Accuracy on other domains (%)")
     assert drawn(figure)[2] == ["one", "two (n = 1)", "band: mean ± standard deviation over 2 seeds"]
 
 
 def test_runs_that_were_not_tested_by_domain_are_refused():
     with pytest.raises(UserError, match=r"own and other domains \(got paper:domains, paper:skew\)"):
-        plots.domains_figure([curve(), by_domain(accuracies=(None, None))])
+        curves.domains_figure([curve(), by_domain(accuracies=(None, None))])
 
 
 def test_the_area_of_a_bubble_is_the_number_of_examples():
     counts = np.array([[100, 0, 25], [4, 1, 0], [0, 64, 50], [9, 9, 9]])
-    positions, areas = bubbles(plots.partition_figure(counts, ["a", "b", "c"], "title"))
+    positions, areas = circles(bubbles.partition_figure(counts, ["a", "b", "c"], "title"))
     assert len(areas) == np.count_nonzero(counts)
     shown = np.zeros(counts.shape)
     for (client, label), area in zip(positions.astype(int), areas, strict=True):
@@ -292,39 +323,84 @@ def tick_labels(axis):
 
 def test_the_longer_side_runs_across():
     names = [f"class {number}" for number in range(4)]
-    tall = plots.partition_figure(np.eye(9, 4), names, "").axes[0]
+    tall = bubbles.partition_figure(np.eye(9, 4), names, "").axes[0]
     assert (tall.get_xlabel(), tall.get_ylabel()) == ("Client", "Class")
     assert tick_labels(tall.yaxis) == names
-    wide = plots.partition_figure(np.eye(2, 4), names, "").axes[0]
+    wide = bubbles.partition_figure(np.eye(2, 4), names, "").axes[0]
     assert (wide.get_xlabel(), wide.get_ylabel()) == ("Class", "Client")
     assert tick_labels(wide.xaxis) == names
-    positions, _ = bubbles(plots.partition_figure(np.array([[0, 0, 7], [0, 0, 0]]), list("abc"), ""))
+    positions, _ = circles(bubbles.partition_figure(np.array([[0, 0, 7], [0, 0, 0]]), list("abc"), ""))
     assert positions.tolist() == [[2, 0]]
 
 
-@pytest.mark.parametrize("shape", [(100, 10), (10, 100), (3500, 10), (1, 1)])
+def test_the_key_of_bubbles_has_round_numbers_in_the_same_scale():
+    counts = np.array([[9, 60, 3], [640, 0, 1]])
+    figure = bubbles.partition_figure(counts, list("abc"), "")
+    grid, key = (item for item in figure.axes[0].collections if isinstance(item, EllipseCollection))
+    areas = grid.get_widths() ** 2
+    assert areas.tolist() == sorted(areas, reverse=True)  # the small lie on the large
+    about, *numbers = figure.axes[0].texts
+    assert [text.get_text() for text in (about, *numbers)] == ["Examples", "500", "100", "20"]
+    assert key.get_widths() ** 2 / areas.max() * 640 == pytest.approx([500, 100, 20])
+    heights = [text.get_position()[1] for text in (about, *numbers)]
+    assert heights == sorted(heights, reverse=True)
+    assert [centre[1] for centre in key.get_offsets()] == heights[1:]
+    few = bubbles.partition_figure(np.array([[1234, 0]]), list("ab"), "").axes[0].texts
+    assert [text.get_text() for text in few] == ["Examples", "1,000", "200", "50"]
+    assert len(bubbles.partition_figure(np.array([[2]]), ["a"], "").axes[0].texts) == 2
+
+
+@pytest.mark.parametrize("shape", [(100, 10), (10, 100), (100, 100), (3500, 10), (1, 1)])
 def test_the_labels_of_large_partitions_are_thinned_to_fit(shape):
-    figure = plots.partition_figure(np.ones(shape, int), [f"name {number}" for number in range(shape[1])], "")
-    axis = figure.axes[0].xaxis
-    prefix = "" if shape[0] >= shape[1] else "name "
-    assert tick_labels(axis) == [f"{prefix}{place}" for place in axis.get_ticklocs()]
-    if max(shape) > 1:
-        spacing = figure.get_figwidth() * np.diff(axis.get_ticklocs()).min() / max(shape)
-        assert spacing >= plots.LABEL_HEIGHT
+    figure = bubbles.partition_figure(np.ones(shape, int), [f"name {number}" for number in range(shape[1])], "")
+    across, up = figure.axes[0].xaxis, figure.axes[0].yaxis
+    prefixes = ("", "name ") if shape[0] >= shape[1] else ("name ", "")
+    for axis, prefix, inches, count in zip(
+        (across, up), prefixes, figure.get_size_inches(), (max(shape), min(shape)), strict=True
+    ):
+        assert tick_labels(axis) == [f"{prefix}{place}" for place in axis.get_ticklocs()]
+        if count > 1:
+            assert inches * np.diff(axis.get_ticklocs()).min() / count >= bubbles.LABEL_HEIGHT
 
 
 def test_a_partition_without_examples_is_refused():
     for counts in (np.zeros((3, 2)), np.zeros((0, 2))):
         with pytest.raises(UserError, match="no example"):
-            plots.partition_figure(counts, ["a", "b"], "")
+            bubbles.partition_figure(counts, ["a", "b"], "")
+
+
+def measured(clients, batch, seconds):
+    return {
+        "cohort_size": clients, "batch_size": batch, "local_epochs": 1, "method": "m", "device": "cpu",
+        "precision": "float32", "seconds_per_round": seconds, "seconds_spread": [seconds - 1, seconds + 1],
+        "plain_seconds_per_round": 2 * seconds, "plain_spread": [seconds, 3 * seconds],
+    }  # fmt: skip
+
+
+def test_the_scaling_figure_draws_each_side_over_what_is_varied():
+    rows = [measured(10, 64, 8), measured(1, 64, 2), measured(20, 64, 16), measured(10, 10, 30), measured(10, 128, 5)]
+    figure = speed.scaling_figure(rows)
+    left, right = figure.axes
+    assert [line.get_xydata().tolist() for line in left.lines] == [
+        [[1, 2], [10, 8], [20, 16]], [[1, 4], [10, 16], [20, 32]]
+    ]  # fmt: skip
+    assert [line.get_xydata().tolist() for line in right.lines] == [
+        [[10, 30], [64, 8], [128, 5]], [[10, 60], [64, 16], [128, 10]]
+    ]  # fmt: skip
+    heights = [band.get_paths()[0].vertices[:, 1] for band in right.collections]
+    assert [(band.min(), band.max()) for band in heights] == [(4, 31), (5, 90)]
+    assert (left.get_xlabel(), right.get_xlabel()) == ("Clients per round", "Batch size")
+    assert (left.get_title(), right.get_title()) == ("batch size 64", "cohort size 10")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["engine", "plain loop"]
+    assert figure.get_suptitle() == "m, cpu, float32, local epochs: 1"
 
 
 def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
     counts = np.array([[5, 1], [2, 3]])
     for out in ("first/dirichlet:0.5", "second.png"):
-        curves = plots.write(tmp_path / f"curves-{out}", plots.learning_curves, [curve(seed=seed) for seed in (0, 1)])
-        charts = plots.write(tmp_path / f"chart-{out}", plots.partition_figure, counts, ["a", "b"], "title")
-        for png, pdf in (curves, charts):
+        lines = plots.write(tmp_path / f"curves-{out}", curves.learning_curves, [curve(seed=seed) for seed in (0, 1)])
+        charts = plots.write(tmp_path / f"chart-{out}", bubbles.partition_figure, counts, ["a", "b"], "title")
+        for png, pdf in (lines, charts):
             assert png.read_bytes().startswith(b"\x89PNG")
             assert pdf.read_bytes().startswith(b"%PDF")
     names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.p*"))
@@ -340,6 +416,6 @@ def test_the_style_stays_inside(tmp_path):
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         before = dict(matplotlib.rcParams)
-        plots.write(tmp_path / "curves.svg", plots.learning_curves, [curve()])
-        plots.write(tmp_path / "chart.svg", plots.partition_figure, np.ones((2, 2)), ["a", "b"], "")
+        plots.write(tmp_path / "curves.svg", curves.learning_curves, [curve()])
+        plots.write(tmp_path / "chart.svg", bubbles.partition_figure, np.ones((2, 2)), ["a", "b"], "")
         assert dict(matplotlib.rcParams) == before

@@ -1,10 +1,13 @@
 """What the README shows works."""
 
+import csv
 import re
 from pathlib import Path
+from statistics import median
 
 import fedcli
-from fedcli import bench, registry, smoke
+from fedcli import registry, smoke
+from fedcli.bench import divided
 from tests import laws
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +25,7 @@ def test_the_method_of_the_readme_runs_and_reduces_to_fedavg(tmp_path):
 
 def test_every_room_is_in_the_tree_and_every_method_in_the_table():
     rooms = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
-    assert len(rooms) == 6
+    assert len(rooms) == 7
     assert all(re.search(rf"^  {room}/ +\S", README, re.M) for room in rooms)
     modules = [file.stem for file in (ROOT / "fedcli").glob("*.py") if not file.stem.startswith("__")]
     (top,) = re.findall(r"^fedcli/ +(.*)$", README, re.M)
@@ -34,10 +37,23 @@ def test_every_room_is_in_the_tree_and_every_method_in_the_table():
         assert f"`{protocol}`" in README
 
 
+def test_the_readme_and_the_page_say_how_fast_rounds_are():
+    (file,) = ROOT.glob("results/speed/*torch*.csv")
+    page = (ROOT / "results/speed/README.md").read_text(encoding="utf-8")
+    with file.open(encoding="utf-8", newline="") as text:
+        rows = [row for row in csv.DictReader(text) if row["workload"] in ("w1", "w2")]
+    for name in ("w1", "w2"):
+        own = [row for row in rows if row["workload"] == name]
+        assert len(own) == 3
+        assert f"{median(float(row['ratio']) for row in own):.2f} ({name})" in README
+        columns = ("seconds_per_round", "plain_seconds_per_round", "ratio")
+        shown = (", ".join(f"{float(row[column]):.2f}" for row in own) for column in columns)
+        assert f"| {name} | {' | '.join(shown)} |" in page
+        assert all(float(row["floor_share"]) < 1 for row in own)
+
+
 def test_the_readme_says_where_workers_win():
-    rows = {
-        (row.workload, row.workers, row.threads): row for row in bench.read_divided(ROOT / "results/speed/workers.csv")
-    }
+    rows = {(row.workload, row.workers, row.threads): row for row in divided.read(ROOT / "results/speed/workers.csv")}
     for name in ("w1", "w2", "digits"):
         ratio = rows[name, 1, 2].seconds / rows[name, 2, 1].seconds
         assert f"{ratio:.2f} ({name})" in README

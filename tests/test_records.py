@@ -40,6 +40,20 @@ def test_a_finished_run_is_opened_with_all_it_had(finished):
     assert runs.open_run(finished.path, drift_every=1).fed.trained is None  # a federation that remembers models
 
 
+def test_a_record_that_is_changed_on_disk_is_checked_again(finished, tmp_path):
+    records.write_record(tmp_path, finished.record)
+    file, whole = tmp_path / records.RECORD, records.read_record(tmp_path)
+    text = file.read_text()
+    assert records.read_record(tmp_path) == whole  # as often as it is read, without its digest
+    for change in (('"status": "finished"', '"status": "failed"'), (f'"seed": {whole["seed"]},', '"seed": 77,')):
+        file.write_text(text.replace(*change))
+        for _ in range(2):
+            with pytest.raises(UserError, match="is damaged or was changed by hand"):
+                records.read_record(tmp_path)
+        file.write_text(text)
+        assert records.read_record(tmp_path) == whole
+
+
 def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "run")
     for change, message in (

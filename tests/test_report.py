@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -78,13 +79,87 @@ def test_200_runs_fit_a_small_screen_and_fetch_nothing(tmp_path):
     assert errors == []
 
 
-def test_the_papers_numbers_and_crosses_are_on_the_page():
-    lost = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+LOST = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+
+
+def drawn(monkeypatch, runs):
+    """The charts of a page, by their placeholders, and its text with these in place of them."""
+    found = {}
+
+    def components(charts):
+        found.update(charts)
+        return "", {name: f"<{name}>" for name in charts}
+
+    monkeypatch.setattr("bokeh.embed.components", components)
+    page = re.sub(r"<script>.*?</script>", "", report(runs), flags=re.S)
+    return [*found.values()], page
+
+
+def data(chart, name):
+    """What stands behind the part of a chart that has this name."""
+    return chart.select_one({"name": name}).data_source.data
+
+
+def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
     own = find_records([Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"])
-    found = [(page.count('<td class="number">74.60</td>'), page.count('<td class="number">84.08</td>'),
-              "0-0-paper" in page, "diverged after this round" in page)
-             for page in (report(own), report([record("a"), lost]))]  # fmt: skip
-    assert found == [(1, 1, True, False), (0, 0, False, True)]
+    (curves, *_), page = drawn(monkeypatch, own)
+    heads, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>.*?</tr>", page))
+    place = next(at for at, head in enumerate(heads) if "Paper, %" in head)
+    assert heads[place - 1].startswith("<button>Selected")
+    printed = {row[1]: row[place] for row in rows}
+    assert {name.removeprefix("<b>").removesuffix("</b>"): number for name, number in printed.items()} == {
+        "fedavg": "74.60", "fedfa": "84.08"
+    }  # fmt: skip
+    for number, row in enumerate(rows):
+        paper = data(curves, f"0-{number}-paper")
+        assert paper["value"] == 2 * [float(row[place])]
+        assert paper["round"] == [1, own[0]["config"]["rounds"]]
+    assert len(curves.hover.renderers) == 4  # lines and the paper's
+    (curves, *_), page = drawn(monkeypatch, [record("a"), LOST])
+    assert "Paper, %" not in page
+    cross = data(curves, "0-1-cross")
+    assert (cross["name"], cross["round"]) == (["b, diverged after this round"], [2])
+    assert cross["value"] == pytest.approx([50])
+    assert data(curves, "0-1-diverged")["xs"] == [[1, 2]]
+    assert len(curves.hover.renderers) == 2
+
+
+def test_long_curves_are_thinned_evenly_between_the_first_round_and_the_last(monkeypatch):
+    (curves, *_), _ = drawn(monkeypatch, [record("a", seed, 0.5 + seed / 10, done=600, rounds=600) for seed in (0, 1)])
+    shown, band = data(curves, "0-0-line"), data(curves, "0-0-band")
+    rounds = np.array(shown["round"])
+    assert (len(rounds), rounds[0], rounds[-1]) == (250, 1, 600)
+    assert set(np.diff(rounds)) == {2, 3}
+    assert shown["value"] == pytest.approx(55 - 10 * np.abs(rounds - 2))
+    deviation = 50**0.5  # of two values 10 apart
+    assert (band["x"], band["y1"][0], band["y2"][0]) == (rounds.tolist(), *(
+        pytest.approx(45 + sign * deviation) for sign in (-1, 1)
+    ))  # fmt: skip
+
+
+def test_costs_and_looks_are_those_of_the_boards_rows(monkeypatch):
+    waiting = record("a", done=0, status="interrupted")
+    found = [record("b", seed, 0.5 + seed / 5, cohort_size=2) for seed in (0, 1)]
+    (curves, costs), _ = drawn(monkeypatch, [waiting, *found, LOST, record("c", cohort_size=30)])
+    cost = data(costs, "0-1-cost")
+    assert (cost["floats"], cost["value"]) == ([2 * 4 * 12400], [pytest.approx(60)])
+    colours = [curves.select_one({"name": f"0-{row}-line"}).glyph.line_color for row in (1, 3)]
+    assert [costs.select_one({"name": f"0-{row}-cost"}).glyph.fill_color for row in (1, 3)] == colours
+    assert colours[0] != colours[1]
+    assert type(costs.x_scale).__name__ == "LogScale"
+    assert curves.select_one({"name": "0-0-line"}) is None
+
+
+def test_the_area_of_a_bubble_is_the_number_of_images_and_every_board_has_its_own(monkeypatch):
+    other = record("a", dataset="letters")
+    other["partition"] |= {"class_counts": [[0, 0, 4], [1, 0, 0]]}
+    charts, page = drawn(monkeypatch, [*runs(1), other])
+    assert [re.findall(r"<chart-(\d)>", part) for part in page.split("<section>")[1:]] == [[*"012"], [*"345"]]
+    (bubbles,) = charts[5].renderers
+    bubbles = bubbles.data_source.data
+    assert (bubbles["client"], bubbles["class"], bubbles["images"]) == ([0, 1], [2, 0], [4, 1])
+    assert bubbles["name"] == ["2", "0"]
+    assert bubbles["size"][0] == 2 * bubbles["size"][1]
 
 
 def test_names_from_records_are_escaped():

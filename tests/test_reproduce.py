@@ -378,6 +378,7 @@ def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
     assert list(errors) == [impossible.folder]
     assert errors[impossible.folder].startswith("--batch-size 1000 is larger than every client's training part")
     assert resumed.record["resumed"] == [1]
+    assert not list(resumed.folder.glob("*.p*"))  # of a table's runs nobody asks for figures
 
 
 def test_a_process_is_given_every_setting(monkeypatch):

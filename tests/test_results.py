@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcli import figures
-from fedcli.figures import features, plots
+from fedcli.figures import features, speed
 from fedcli.results import pages, tables
 
 ROOT = Path(__file__).parent.parent
@@ -52,9 +52,9 @@ def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_pa
 
 def test_the_figure_of_speed_is_drawn_from_its_csv():
     (file,) = RESULTS.glob("speed/*torch*.csv")
-    rows = plots.scaling_rows(file)
+    rows = speed.scaling_rows(file)
     assert {row["cohort_size"] for row in rows} == {1, 2, 5, 10, 20, 50, 100}
-    left, _ = plots.scaling_figure(rows).axes
+    left, _ = speed.scaling_figure(rows).axes
     (ten,) = [row for row in rows if (row["cohort_size"], row["batch_size"]) == (10, 64)]
     assert [10, ten["seconds_per_round"]] in left.lines[0].get_xydata().tolist()
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from fedcli.registry import find_method, find_protocol, methods
 from fedcli.runs import checkpoints, config, records, rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import resolve
+from fedcli.runs.prepare import machine_settings
 from tests import laws
 
 TINY = {
@@ -298,8 +300,25 @@ def test_bf16_is_near_float32_and_not_it():
     assert 1e-5 < laws.distance(*states) < 0.1
 
 
-@pytest.mark.parametrize(("backbone", "threads"), [("cnn-small", 1), ("resnet10-3x3", 2)])
-def test_a_small_network_runs_on_one_thread_and_the_setting_is_put_back(backbone, threads, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "parameters", "together", "threads"),
+    [("cpu", 99_999, 1, 1), ("cpu", 100_000, 1, 2), ("cpu", 99_999, 2, 2), ("cuda", 99_999, 1, 2)],
+)
+def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(device, parameters, together, threads):
+    fed = SimpleNamespace(
+        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
+        engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
+    )  # fmt: skip
+    torch.set_num_threads(2)
+    try:
+        with machine_settings(fed):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_threads_of_a_run_are_those_of_its_record(tmp_path, monkeypatch):
     seen, one_round = [], rounds.one_round
 
     def spy(*arguments):
@@ -309,13 +328,10 @@ def test_a_small_network_runs_on_one_thread_and_the_setting_is_put_back(backbone
     monkeypatch.setattr(rounds, "one_round", spy)
     torch.set_num_threads(2)
     try:
-        options = {**TINY, "train_examples": 40, "rounds": 1, "backbone": backbone}
-        record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
-        assert torch.get_num_threads() == 2
+        record = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "train_examples": 40, "rounds": 1}).record
     finally:
         torch.set_num_threads(1)
-    assert seen == [threads]
-    assert record["hardware"]["threads"] == threads
+    assert (seen, record["hardware"]["threads"]) == ([1], 1)
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):

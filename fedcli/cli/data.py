@@ -147,7 +147,7 @@ def _domains(dataset: Any) -> str:
 def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
     """Print how many examples of each class each client would get, and draw the chart."""
     from fedcli.core import partition
-    from fedcli.figures import plots
+    from fedcli.figures import bubbles, plots
 
     parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train, dataset.place_train)
     counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
@@ -157,5 +157,5 @@ def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out:
     typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *map(str, names)), rows, gap=1)
     title = f"{dataset.name}, {chosen}, seed {seed}"
-    files = try_write(out, lambda: plots.write(out, plots.partition_figure, counts, dataset.class_names, title))
+    files = try_write(out, lambda: plots.write(out, bubbles.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

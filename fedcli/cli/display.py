@@ -18,8 +18,7 @@ from rich.text import Text
 from fedcli.cli.describe import SELECTIONS as HEADLINES
 from fedcli.cli.printing import stop
 from fedcli.errors import printable
-from fedcli.figures import plots
-from fedcli.results import claims
+from fedcli.results import claims, jobs
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.grids import GridPlan
@@ -101,11 +100,13 @@ def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
+    from fedcli.figures import bubbles, curves, plots  # late: it takes a second
+
     partition = record["partition"]
     title = f"{record['dataset']}, {partition['flag']}, seed {partition['seed']}"
-    plots.write(folder / "curve", plots.learning_curves, [record])
+    plots.write(folder / "curve", curves.learning_curves, [record])
     given = np.array(partition["class_counts"]), record["class_names"], title
-    plots.write(folder / "partition", plots.partition_figure, *given)
+    plots.write(folder / "partition", bubbles.partition_figure, *given)
 
 
 def _clock(seconds: float) -> str:
@@ -198,7 +199,8 @@ class Display(Listener):
         """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
         self.bar.stop()
         if record["status"] == "finished":
-            draw(record, self.folder)
+            if not jobs.one_of_several:
+                draw(record, self.folder)
             self._print(headline(record, self.folder))
             self.console.print()
             self.folder = None

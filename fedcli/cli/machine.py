@@ -80,75 +80,69 @@ def bench(
     w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64, resnet18; hours on a CPU.
     Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
     """
-    from fedcli import bench
-    from fedcli.figures import plots
+    from fedcli.bench import measure, rounds
+    from fedcli.figures import plots, speed
 
     if workers is not None:
-        names = workloads or [*bench.DEFAULT_WORKLOADS, "digits"]
+        names = workloads or [*rounds.DEFAULT_WORKLOADS, "digits"]
         options = {"method": method, "precision": precision, "repeats": repeats, "seed": seed, "device": device}
         return _bench_divided(names, workers, page, options)
     if page is not None:
         raise UserError(f"--page is for rounds of several workers (got {page}); give --workers 1,2,4 too.")
-    chosen = [bench.find_workload(name) for name in workloads or (() if plot else bench.DEFAULT_WORKLOADS)]
-    scaling = bench.scaling_workloads() if plot else []
+    chosen = [rounds.find_workload(name) for name in workloads or (() if plot else rounds.DEFAULT_WORKLOADS)]
+    scaling = rounds.scaling_workloads() if plot else []
     options = {
         "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
         "epochs": epochs, "repeats": repeats, "seed": seed,
     }  # fmt: skip
-    cases = [bench.prepare(workload, **options) for workload in [*chosen, *scaling]]
-    csv = csv and bench.result_file(csv, cases[0].setup.device, ".csv")
-    plot = plot and bench.result_file(plot, cases[0].setup.device, "-scaling.png")
+    cases = [rounds.prepare(workload, **options) for workload in [*chosen, *scaling]]
+    csv = csv and measure.result_file(csv, cases[0].setup.device, ".csv")
+    plot = plot and measure.result_file(plot, cases[0].setup.device, "-scaling.png")
     if csv is not None:  # refused now rather than after minutes
-        try_write(csv, lambda: bench.append_csv(csv, []), "--csv")
+        try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
     if plot is not None:
         try_write(plot, lambda: plot.parent.mkdir(parents=True, exist_ok=True), "--plot")
     results = []
     try:
         for case in cases:
             with Console(stderr=True).status(case.workload.name) as status:
-                results.append(bench.measure(case, status.update))
+                results.append(measure.measure(case, status.update))
             if json:
                 typer.echo(dumps(results[-1]))
             if csv is not None:
-                try_write(csv, lambda: bench.append_csv(csv, results[-1:]), "--csv")
+                try_write(csv, lambda: measure.append_csv(csv, results[-1:]), "--csv")
     finally:  # also what was measured before Ctrl-C
         if results and not json:
-            for cells in bench.TABLES:
-                print_table(tuple(cells), [bench.table_row(result, cells) for result in results])
+            for cells in measure.TABLES:
+                print_table(tuple(cells), [measure.table_row(result, cells) for result in results])
                 typer.echo()
-            typer.echo(bench.MACHINE.format(**results[0]))
+            typer.echo(measure.MACHINE.format(**results[0]))
     if plot is not None:
-        files = try_write(plot, lambda: plots.write(plot, plots.scaling_figure, results[len(chosen) :]), "--plot")
+        files = try_write(plot, lambda: plots.write(plot, speed.scaling_figure, results[len(chosen) :]), "--plot")
         typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
 
 
 def _bench_divided(names: list[str], workers: str, page: Path | None, options: dict[str, Any]) -> None:
     """Measure rounds divided among workers, and print what they took or write the page on them."""
-    from fedcli import bench
-    from fedcli.figures import plots
+    from fedcli.bench import divided, measure
+    from fedcli.figures import plots, speed
 
     counts = sorted({int(part) for part in workers.split(",") if part.strip().isdecimal()})
     if len(counts) != len(workers.split(",")) or counts[0] != 1 or len(counts) < 2:
         raise UserError(f"--workers must be distinct numbers of workers, 1 among them (got {workers}); write 1,2,4.")
     if page is not None:  # refused now rather than after minutes
         try_write(page, lambda: page.parent.mkdir(parents=True, exist_ok=True), "--page")
-        bench.read_divided(page.with_suffix(".csv"))
+        divided.read(page.with_suffix(".csv"))
     with Console(stderr=True).status("") as status:
-        rows = bench.measure_divided(names, counts, status.update, **options)
-    columns = ("Workload", "Workers", "Threads", "Round", "Computing", "Gathering", "Server", "MiB gathered")
-    cells = []
-    for row in rows:
-        numbers = (row.seconds, row.compute, row.gather, row.server, row.nbytes / 2**20)
-        cells.append((row.workload, row.workers, row.threads, *(f"{number:.3g}" for number in numbers)))
+        rows = divided.measure(names, counts, status.update, **options)
+    columns = ("Workload", "Workers", "Threads", *(name[0].upper() + name[1:] for name in divided.NUMBERS))
+    cells = [(row.workload, row.workers, row.threads, *map(measure.short, row.numbers)) for row in rows]
     print_table(columns, cells)
     if page is not None:
-        rows = try_write(page, lambda: bench.write_divided(page.with_suffix(".csv"), rows), "--page")
-        names = list(dict.fromkeys(row.workload for row in rows))
-        by_name = [[row for row in rows if row.workload == name] for name in names]
-        model = [bench.modelled(own, count) for own in by_name for count in bench.MODELLED]
+        rows = try_write(page, lambda: divided.write(page.with_suffix(".csv"), rows), "--page")
         figure = page.with_suffix(".png")
-        files = plots.write(figure, plots.divided_figure, [row for row in rows if row.threads == 1], model)
-        print_or_write(bench.divided_page(rows, figure.name), page)
+        files = plots.write(figure, speed.divided_figure, rows, divided.model(rows))
+        print_or_write(divided.page(rows, figure.name), page)
         typer.echo(f"figures: {' and '.join(map(str, files))}")
 
 

@@ -195,8 +195,6 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
 def _run(method: str, given: dict[str, Any]) -> None:
     """Run a method with what was given; of several runs, make their curves and, of a grid, their table."""
-    from fedcli.figures import plots
-    from fedcli.results import tables
     from fedcli.runs import run as runs
     from fedcli.runs.experiment import gather
     from fedcli.runs.workers import joined
@@ -227,8 +225,11 @@ def _run(method: str, given: dict[str, Any]) -> None:
     with joined() as group:
         done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
     if seeds is not None and group.number == 0:
+        from fedcli.figures import curves, plots
+        from fedcli.results import tables
+
         parent = done[0].path.parent
-        files = plots.write(parent / "curve", plots.learning_curves, tables.find_records([parent]))
+        files = plots.write(parent / "curve", curves.learning_curves, tables.find_records([parent]))
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
@@ -236,7 +237,7 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any],
     """Run every combination of options of several values; what goes on goes to stderr, the table to stdout."""
     from fedcli.cli.display import run_plan
     from fedcli.data.files import write_atomically
-    from fedcli.figures import plots
+    from fedcli.figures import curves, plots
     from fedcli.results import grids, tables
     from fedcli.results.render import render
     from fedcli.runs.records import RECORD
@@ -249,7 +250,7 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any],
     records = tables.find_records(begun or [plan.folder])
     table = render(tables.sheet(records))
     with contextlib.suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves", plots.learning_curves, records)
+        plots.write(plan.folder / "curves", curves.learning_curves, records)
     write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
     output = console(shown["quiet"])
     output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)

@@ -231,7 +231,7 @@ def pages(
 
     A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
     """
-    from fedcli.figures import find_chart, plots
+    from fedcli.figures import find_chart, plots, speed
     from fedcli.results import pages as made
     from fedcli.results import tables
 
@@ -242,5 +242,6 @@ def pages(
             given = tables.find_records(runs) if chart.needs == "records" else runs
             try_write(folder / path, partial(plots.write, folder / path, chart.draw, given))
     for file in folder.glob("speed/*.csv"):
-        out = file.with_name(f"{file.stem}-scaling.png")
-        try_write(out, partial(plots.write, out, plots.scaling_figure, plots.scaling_rows(file)))
+        if rows := speed.scaling_rows(file):
+            out = file.with_name(f"{file.stem}-scaling.png")
+            try_write(out, partial(plots.write, out, speed.scaling_figure, rows))

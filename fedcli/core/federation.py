@@ -24,7 +24,7 @@ from fedcli.declarations import Sizes
 from fedcli.errors import UserError
 
 EVALUATION_BATCH = 500  # images
-QUICK_BATCH = 125  # on a CPU: what a portion leaves between the layers is reused, not given back to the system
+QUICK_BATCH = 250  # on a CPU: what a portion leaves between the layers is reused, not given back to the system
 
 
 class Cohort(NamedTuple):

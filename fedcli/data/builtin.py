@@ -5,6 +5,7 @@ into training and test part alike.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,19 +109,21 @@ def blended(images: np.ndarray, seed: int) -> np.ndarray:
     return np.where(pieces > images[..., None], pieces - images[..., None], images[..., None] - pieces)
 
 
+def _of_scikit_learn(file: str) -> Path:
+    """Where a file of scikit-learn's data sets is; importing what reads them would take two seconds."""
+    return Path(find_spec("sklearn").origin).parent / "datasets" / file
+
+
 def _handwritten() -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 `[1797, 8, 8]`, bright on dark, and labels `[1797]`."""
-    from sklearn.datasets import load_digits  # late: it takes a second
-
-    data = load_digits()
-    return ((data.images * 255 + 8) // 16).astype(np.uint8), data.target.astype(np.int64)  # from 0..16, rounded
+    table = np.loadtxt(_of_scikit_learn("data/digits.csv.gz"), np.int64, delimiter=",")  # 64 pixels and the label
+    images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy()
+    return ((images * 255 + 8) // 16).astype(np.uint8), labels  # from 0..16, rounded
 
 
 def _photographs() -> np.ndarray:
     """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
-    from sklearn.datasets import load_sample_images  # late: it takes a second
-
-    return np.stack(load_sample_images().images)
+    return np.stack([np.asarray(Image.open(_of_scikit_learn(f"images/{name}.jpg"))) for name in ("china", "flower")])
 
 
 def _divided(images: np.ndarray, labels: np.ndarray) -> Arrays:

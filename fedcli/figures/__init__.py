@@ -9,7 +9,7 @@ from fedcli.userfiles import from_file, is_from_file
 
 def charts() -> dict[str, Any]:
     """The kinds of figures of runs by name, each a `fedcli.figures.plots.Chart`."""
-    for module in ("features", "matrices"):  # which add theirs as they are imported; here, since that takes a second
+    for module in ("curves", "features", "matrices"):  # which add theirs as they are imported; here, as that is slow
         import_module(f"fedcli.figures.{module}")
     return import_module("fedcli.figures.plots").CHARTS
 

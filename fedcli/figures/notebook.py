@@ -194,10 +194,10 @@ def _curves(records: list[dict[str, Any]], x: str = "round") -> Any:
     """The figure of learning curves, which shows itself in a notebook, also without pyplot."""
     from matplotlib import rc_context
 
-    from fedcli.figures import plots
+    from fedcli.figures import curves, plots
 
     with rc_context(plots.STYLE):
-        figure = plots.learning_curves(records, x)
+        figure = curves.learning_curves(records, x)
     figure._repr_png_ = lambda: _png(figure)
     return figure
 

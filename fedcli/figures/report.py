@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedcli.errors import needed
-from fedcli.figures.plots import LINE_COLOURS, find_curves, floats_sent
+from fedcli.figures.plots import LINE_COLOURS
+from fedcli.figures.series import find_curves, floats_sent
 from fedcli.results.boards import boards, sheets
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Sheet
@@ -197,7 +198,7 @@ def _figure(x_label: str, y_label: str, tooltips: Sequence[tuple[str, str]] = ()
 
 
 def _curves(groups: list[SeedGroup], number: int) -> Any:
-    """The lines of `plots.learning_curves`, with bands, the paper's numbers and crosses; None without a value."""
+    """The lines of `curves.learning_curves`, with bands, the paper's numbers and crosses; None without a value."""
     found = find_curves(groups)
     if not found:
         return None

@@ -33,8 +33,12 @@ PROGRAM = """
 from runpy import run_module
 from fedcli.runs.signals import end_with_parent
 end_with_parent()
+from fedcli.results import jobs
+jobs.one_of_several = True
 run_module("fedcli", run_name="__main__", alter_sys=True)
 """
+
+one_of_several = False  # whether this process makes one run of a plan, whose figures are of all its runs
 
 
 class Watch:

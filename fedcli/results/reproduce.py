@@ -282,9 +282,10 @@ def _planned_run(table: Table, cell: Cell, seed: int, limits: Mapping[str, int],
     method = find_method(cell.method)
     try:
         given = {**cell.settings, "seed": seed}
-        lower = _lower(resolve(method, given, need_data=False), limits)
-        given |= lower
         setup = resolve(method, given, need_data=False)
+        if lower := _lower(setup, limits):
+            given |= lower
+            setup = resolve(method, given, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     place = folder / _folder_name(setup) / f"seed-{seed}"

@@ -302,7 +302,7 @@ class Setup:
     def values(self) -> dict[str, Any]:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
         own = [options for options in (self.options, self.post_options) if options is not None]
-        return {name: value for part in (self.run, *own) for name, value in dataclasses.asdict(part).items()}
+        return {name: value for part in (self.run, *own) for name, value in vars(part).items()}
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:

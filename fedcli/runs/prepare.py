@@ -31,12 +31,14 @@ def machine_settings(fed: Federation) -> Iterator[None]:
     """PyTorch's process-wide settings as this run needs them; put back afterwards.
 
     TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. One thread for a
-    small network on the CPU, where handing work to several costs more than the work.
+    small network on the CPU that trains one client after the other, where handing work to several costs more than the
+    work.
     """
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
     matmul.allow_tf32 = convolution.allow_tf32 = fed.config.precision == "tf32"
-    if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK:
+    small = fed.sizes.parameters < SMALL_NETWORK and fed.engine.clients_per_chunk == 1
+    if fed.device.type == "cpu" and small:
         torch.set_num_threads(1)
     try:
         yield

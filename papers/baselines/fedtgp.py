@@ -153,15 +153,16 @@ def train_network(
         order: One permutation of the prototypes for each epoch.
         config: The method's.
     """
+    network = {name: value.clone().requires_grad_() for name, value in network.items()}
     for epoch in order:
         for start in range(0, len(epoch), config.server_batch_size):
             index = torch.as_tensor(epoch[start : start + config.server_batch_size], device=labels.device)
-            live = {name: value.detach().requires_grad_() for name, value in network.items()}
-            loss = contrastive_loss(prototypes[index], labels[index], global_prototypes(live), margin)
-            grads = torch.autograd.grad(loss, list(live.values()))
-            pairs = zip(network.items(), grads, strict=True)
-            network = {name: value - config.server_lr * grad for (name, value), grad in pairs}
-    return network
+            loss = contrastive_loss(prototypes[index], labels[index], global_prototypes(network), margin)
+            grads = torch.autograd.grad(loss, list(network.values()))
+            with torch.no_grad():
+                for value, grad in zip(network.values(), grads, strict=True):
+                    value -= config.server_lr * grad
+    return {name: value.detach() for name, value in network.items()}
 
 
 def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort, fed, config: Config) -> Params:

@@ -10,18 +10,20 @@ does not compare papers: the images are few and small, and the set-ups are no pa
 
 import csv
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from fedcli import Cell, Table
 from fedcli.figures.plots import LINE_COLOURS, write
-from fedcli.results import metrics, reproduce, tune
+from fedcli.results import jobs, metrics, reproduce, tune
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import github
 
@@ -74,6 +76,7 @@ HEADINGS = {
 # What the others are held to.
 PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local"}
 GRIDS = {"fedfa:digits": GLOBAL, "fedfm:digits": GLOBAL, "fedsa:digits-mixed": PERSONAL}
+RUNS, PROCESSES = Path("runs/board"), 2
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 WITH_PUBLIC = ("fedmd", "feddf", "feddf-client", "rhfl", "fedmatch", "fccl", "fccl-plus")
 
@@ -101,45 +104,69 @@ def table(name: str, title: str, protocols: tuple[str, ...]) -> Table:
     return Table(name, title, ("Board", name), tuple(cells), SEEDS)
 
 
-TABLES = (
-    table("global", "One global model", ("fedfa:digits", "fedfm:digits")),
-    table("personal", "Models of their own", ("fedsa:digits-mixed",)),
-)
+def tables() -> dict[str, Table]:
+    """The two tables, with the options that have been chosen."""
+    return {
+        "global": table("global", "One global model", ("fedfa:digits", "fedfm:digits")),
+        "personal": table("personal", "Models of their own", ("fedsa:digits-mixed",)),
+    }
+
+
+def side_by_side(work: Callable[..., Any], given: Iterable[tuple]) -> Iterator[tuple[tuple, Any]]:
+    """Calls `work` in two processes of one thread each; yields its arguments and its result as each ends."""
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = {pool.submit(work, *one): one for one in given}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def tune_one(protocol: str, method: str) -> tuple[dict[str, Any], float]:
+    """The options that win on held-out examples, first the learning rate, and their accuracy."""
+    best: dict[str, Any] = {}
+    for option, values in {"lr": RATES[protocol], **GRIDS[protocol][method]}.items():
+        out = RUNS / "tune" / protocol.replace(":", "-") / method / option
+        text = f"{option}={','.join(map(str, values))}"
+        trials, _ = tune.tune(method, [text], out=out, **fixed(method, protocol), **best)
+        best |= trials[0].values
+    return best, trials[0].accuracy
 
 
 def tune_all() -> None:
     """Tunes every method that has no options yet, and keeps what wins."""
     chosen = tuned()
-    for protocol, grids in GRIDS.items():
-        for method, own in grids.items():
-            if method in chosen.get(protocol, {}):
-                continue
-            best = {}
-            for option, values in {"lr": RATES[protocol], **own}.items():
-                out = Path("runs/board/tune") / protocol.replace(":", "-") / method / option
-                text = f"{option}={','.join(map(str, values))}"
-                trials, _ = tune.tune(method, [text], out=out, **fixed(method, protocol), **best)
-                best |= trials[0].values
-            chosen.setdefault(protocol, {})[method] = best
-            (HERE / "options.json").write_text(json.dumps(chosen, indent=1) + "\n")
-            print(f"{protocol} {method}: {best}, {trials[0].accuracy:.4f} on held-out examples", flush=True)
+    left = [(at, method) for at, grids in GRIDS.items() for method in grids if method not in chosen.get(at, {})]
+    for (protocol, method), (best, accuracy) in side_by_side(tune_one, left):
+        chosen.setdefault(protocol, {})[method] = best
+        (HERE / "options.json").write_text(json.dumps(chosen, indent=1, sort_keys=True) + "\n")
+        print(f"{protocol} {method}: {best}, {accuracy:.4f} on held-out examples", flush=True)
+
+
+def planned(name: str, seed: int) -> reproduce.TablePlan:
+    """A table with one seed, whose runs have a folder of their own."""
+    return reproduce.plan(tables()[name], RUNS / name / f"seed-{seed}", seeds=(seed,))
+
+
+def run_seed(name: str, seed: int) -> dict[Path, str]:
+    """Runs what has not ended; returns the errors by folder."""
+    return jobs.execute(planned(name, seed), jobs.Watch())
 
 
 def rows() -> Iterator[dict[str, Any]]:
     """What the CSV says of every run: accuracies in percent, floats of one client in a round, the mean over clients."""
-    for one in TABLES:
-        for cell in reproduce.plan(one).cells:
-            if cell.cell.metric != "selected":
+    for name in tables():
+        cells = {seed: planned(name, seed).cells for seed in SEEDS}
+        for same in zip(*cells.values(), strict=True):
+            if same[0].cell.metric != "selected":
                 continue
-            for run in cell.runs:
+            for run in (run for cell in same for run in cell.runs):
                 if run.record is None or run.state not in reproduce.ENDED:
                     raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
                 record = run.record
-                cost = record["cost"] or dict.fromkeys(("floats_down", "floats_up", "memory_floats"))
+                cost = record["cost"] or dict.fromkeys(("floats_down", "floats_up", "memory_floats"), 0)
                 values = {name: metrics.find_metric(name).value(record) for name in ("selected", "last-tenth")}
                 yield {
                     "protocol": record["protocol"], "method": record["method"], "seed": record["seed"],
-                    "status": record["status"], **{name: value for name, value in values.items()},
+                    "status": record["status"], **values,
                     "floats_sent": cost["floats_down"] + cost["floats_up"], "memory_floats": cost["memory_floats"],
                     "params_sha256": record["summary"].get("params_sha256", ""),
                 }  # fmt: skip
@@ -180,7 +207,7 @@ def read() -> dict[str, list[Line]]:
             whole = [run for run in runs if run["status"] == "finished"]
             tenths = [float(run["last-tenth"]) for run in whole]
             headline = {int(run["seed"]): float(run["selected"]) for run in whole}
-            costs = (int(runs[0][name]) for name in ("floats_sent", "memory_floats"))
+            costs = (max(int(run[name]) for run in runs) for name in ("floats_sent", "memory_floats"))
             lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs))
         boards[protocol] = sorted(lines, key=lambda line: line.mean.mean if line.mean else -1.0, reverse=True)
     return boards
@@ -201,12 +228,13 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
     clear = {method: found for method, found in against.items() if found and found.leaves_out_zero}
     ahead = [method for method, found in clear.items() if found.mean > 0]
     behind = [method for method, found in clear.items() if found.mean < 0]
+    level = [method for method, found in against.items() if found and method not in clear]
     yield f"## {HEADINGS[protocol]} (`{protocol}`)"
     yield ""
     yield (
         f"Ahead of {plain.method}, beyond chance: {', '.join(ahead) or 'none'}. "
         f"Behind it: {', '.join(behind) or 'none'}. "
-        f"Not to be told from it with {len(SEEDS)} seeds: {', '.join(m for m in against if m not in clear) or 'none'}."
+        f"Not to be told from it with {len(SEEDS)} seeds: {', '.join(level) or 'none'}."
     )
     yield ""
     options, rows = tuned()[protocol], []
@@ -278,9 +306,8 @@ def main() -> None:
         raise SystemExit(__doc__)
     if not sys.argv[1:]:
         tune_all()
-        for name in ("global", "personal"):
-            where = f"{Path(__file__).resolve()}:{name}"
-            subprocess.run([sys.executable, "-m", "fedcli", "table", where, "--jobs", "2"], check=True)
+        for given, errors in side_by_side(run_seed, [(name, seed) for name in tables() for seed in SEEDS]):
+            print(*given, *(f"{folder}: {error}" for folder, error in errors.items()), sep="\n  ", flush=True)
         found = list(rows())
         with (HERE / "board.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, found[0].keys(), lineterminator="\n")

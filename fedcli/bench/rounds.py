@@ -1,0 +1,309 @@
+"""What is measured: rounds of a workload, by the engine and by a plain PyTorch loop.
+
+The workloads; all train with SGD, learning rate 0.01 and momentum 0.9, new in every round:
+
+    w1    28 x 28 grey, 100 clients x 600 images, 10 a round, 5 epochs, batch 64, `cnn-mcmahan`
+    w2    the same images and network, 20 clients a round, 1 epoch, batch 10
+    w3    32 x 32 colour, 10 clients x 4,000 images, all in a round, 10 epochs, batch 64, `resnet18` (7 x 7 stem)
+
+The images are Fashion-MNIST's and CIFAR-10's where those sets are on the machine, and random ones of the same shape
+where they are not; every result says which.
+
+The plain loop is what a user of PyTorch writes: one module in the default memory layout, convolution, ReLU and pooling
+in the usual order (torchvision's own network for w3), `torch.optim.SGD`, a `DataLoader` over a client's normalised
+float images, which go to the device batch by batch; a copy of the `state_dict` in, the mean of the `state_dict`s out.
+Both sides train the same clients on the same number of images.
+"""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedcli import registry
+from fedcli.core import evaluation
+from fedcli.core.federation import Federation
+from fedcli.data import datasets
+from fedcli.errors import UserError, unknown
+from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
+from fedcli.runs.prepare import federation
+
+SGD = {"lr": 0.01, "momentum": 0.9}
+FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
+SCALING_CLIENTS, SCALING_BATCHES = (1, 2, 5, 10, 20, 50, 100), (10, 32, 64, 128)
+PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
+SHAPE = ("cohort_size", "local_epochs", "batch_size")  # of a workload: what a result says
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained in a round; all clients hold equally many images, of 10 classes."""
+
+    name: str
+    dataset: str  # whose images are taken where it is on the machine
+    channels: int
+    image_size: int  # pixels
+    num_clients: int
+    images_per_client: int
+    cohort_size: int
+    local_epochs: int
+    batch_size: int
+    backbone: str
+    num_test: int = 10_000  # random images for the evaluation
+
+    @property
+    def samples(self) -> int:
+        """Samples trained in a round, by all clients together."""
+        return self.cohort_size * self.local_epochs * self.images_per_client
+
+    @property
+    def steps(self) -> int:
+        """Local steps in a round, of all clients together."""
+        return self.cohort_size * self.local_epochs * -(-self.images_per_client // self.batch_size)
+
+
+_W1 = Workload("w1", "fmnist", 1, 28, 100, 600, 10, 5, 64, "cnn-mcmahan")
+_W2 = replace(_W1, name="w2", cohort_size=20, local_epochs=1, batch_size=10)
+_W3 = Workload("w3", "cifar10", 3, 32, 10, 4_000, 10, 10, 64, "resnet18")
+WORKLOADS = {workload.name: workload for workload in (_W1, _W2, _W3)}
+DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
+
+
+def find_workload(name: str, known: Mapping[str, Workload] = WORKLOADS) -> Workload:
+    """The workload of that name.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if name not in known:
+        raise unknown("workload", name, known, f"there are {', '.join(known)}.")
+    return known[name]
+
+
+def scaling_workloads() -> list[Workload]:
+    """The first workload with one local epoch, over numbers of clients per round and over batch sizes."""
+    base = replace(WORKLOADS["w1"], local_epochs=1)
+    varied = [replace(base, cohort_size=size) for size in SCALING_CLIENTS]
+    varied += [replace(base, batch_size=size) for size in SCALING_BATCHES if size != base.batch_size]
+    return [replace(each, name=f"w1 K={each.cohort_size} B={each.batch_size}") for each in varied]
+
+
+def simplest_method() -> str:
+    """The name of the first registered method that others reduce to and that reduces to none."""
+    known = registry.methods().values()
+    bases = {method.reduces_to[0] for method in known if method.reduces_to is not None}
+    return next(method.name for method in known if method.reduces_to is None and method.name in bases)
+
+
+class Case(NamedTuple):
+    """A measurement that has been checked and can start."""
+
+    workload: Workload
+    setup: Setup
+    repeats: int  # pairs of rounds that are timed
+
+
+def prepare(
+    workload: Workload, *, method: str | None = None, epochs: int | None = None, repeats: int = 5, **machine: Any
+) -> Case:
+    """Checks a measurement; every option of its run is given, so that no protocol's values enter.
+
+    Args:
+        workload: The workload.
+        method: Name of a method or path of a method file; the simplest one where None.
+        epochs: Local epochs in place of the workload's.
+        repeats: Rounds of each side that are timed, after the warm-up.
+        **machine: `device`, `precision`, `clients_per_chunk` and `seed`, as for a run.
+
+    Raises:
+        UserError: If an option is out of range or the method unknown.
+    """
+    for flag, value in (("--epochs", epochs), ("--repeats", repeats)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} must be >= 1 (got {value}); choose a value in that range.")
+    workload = replace(workload, local_epochs=epochs or workload.local_epochs)
+    chosen = registry.find_method(method or simplest_method())
+    known = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
+    defaults = {field.name: field.default for field in known if field.default is not None}
+    protocol = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    rounds = FIRST_ROUND + 1 + repeats
+    own = {"protocol": protocol, "dataset": DEFAULT_DATASET, "rounds": rounds, "optimizer": "sgd", **SGD}
+    shape = {name: getattr(workload, name) for name in ("backbone", "num_clients", *SHAPE)}
+    if chosen.uses_public_data:
+        own |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
+    setup = resolve(chosen, {**defaults, **own, **shape, **machine})
+    # Without a protocol's setting the images are normalised by their own mean and not augmented.
+    return Case(workload, replace(setup, setting=None), repeats)
+
+
+def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
+    """The images of a workload, as many as its clients hold, and whether they are "real" or "random"."""
+    count = workload.num_clients * workload.images_per_client
+    if datasets.present(workload.dataset):
+        return datasets.take(datasets.load(workload.dataset), count, seed), "real"
+    draw = torch.Generator().manual_seed(seed)
+
+    def part(number: int) -> tuple[Tensor, Tensor]:
+        shape = (number, workload.channels, workload.image_size, workload.image_size)
+        pixels = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
+        return pixels, torch.randint(10, (number,), generator=draw)
+
+    classes = tuple(map(str, range(10)))
+    return datasets.Dataset(workload.name, *part(count), *part(workload.num_test), class_names=classes), "random"
+
+
+class EngineRounds:
+    """Rounds of a method by the engine.
+
+    Attributes:
+        fed: The federation.
+        state: The method's server state.
+        partition_seconds: Time it took to divide the images among the clients.
+        models_tested: By the last evaluation, each on all test images.
+    """
+
+    def __init__(self, setup: Setup, dataset: datasets.Dataset):
+        self.setup = setup
+        start = time.perf_counter()
+        parts = setup.partition(dataset.y_train, setup.run.num_clients, setup.run.seed, None)
+        self.partition_seconds = time.perf_counter() - start
+        run, public = setup.run, None
+        if run.public_dataset is not None:
+            public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
+        self.fed = federation(setup, dataset, parts, public)
+        self.state = setup.method.init(self.fed, setup.options)
+
+    def round(self, number: int) -> None:
+        """Trains one round; `fed.seconds` then says what it spent on what."""
+        self.fed.start_round()
+        cohort = self.fed.cohort(number)
+        self.state, _ = self.setup.method.run_round(self.state, cohort, self.fed, self.setup.options)
+
+    def evaluate(self) -> None:
+        """Tests the model as it is, or every client's that has changed."""
+        before, personal = set(self.fed.outputs), self.setup.method.personal is not None
+        evaluation.evaluate(self.fed, self.setup.method, self.state)
+        new = len(self.fed.outputs.keys() - before)  # none where outputs are not kept: then all models are run
+        self.models_tested = new or (self.fed.num_clients if personal else 1)
+
+
+class PlainCnn(nn.Module):
+    """The network of w1 and w2 as PyTorch's users write it."""
+
+    def __init__(self, channels: int, image_size: int):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(channels, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1 = nn.Linear(64 * (((image_size - 4) // 2 - 4) // 2) ** 2, 512)
+        self.fc2 = nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[B, 10]` of images `[B, channels, H, W]`."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+def plain_network(workload: Workload) -> nn.Module:
+    """The network of a workload without anything of the project's."""
+    if workload.backbone == "cnn-mcmahan":
+        return PlainCnn(workload.channels, workload.image_size)
+    from fedcli.core.backbones import torchvision
+
+    return getattr(torchvision().models, workload.backbone)(num_classes=10)
+
+
+class Convolution(NamedTuple):
+    """A convolution as `torch.nn.functional.conv2d` is given it."""
+
+    images: tuple[int, ...]  # [B, C, H, W]
+    weight: tuple[int, ...]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    groups: int
+
+
+class PlainRounds:
+    """Rounds of federated averaging by a plain PyTorch loop.
+
+    Attributes:
+        model: The one module that all clients train, one after the other.
+        parameters: How many it has.
+        state: The global model, a `state_dict`.
+    """
+
+    def __init__(self, workload: Workload, dataset: datasets.Dataset, fed: Federation):
+        """Takes the images and parts of a federation, and nothing else of it."""
+        self._epochs, self._device, seed = workload.local_epochs, fed.device, fed.config.seed
+        self._bf16 = fed.config.precision == "bf16"
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.model = plain_network(workload).to(fed.device, fed.dtype)
+        self.parameters = sum(value.numel() for value in self.model.parameters())
+        self.state = copy.deepcopy(self.model.state_dict())
+        draw = torch.Generator().manual_seed(seed)
+        self._loaders = []
+        for part in fed.training:
+            client = TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part])
+            self._loaders.append(DataLoader(client, workload.batch_size, shuffle=True, generator=draw))
+
+    def round(self, client_ids: Iterable[int]) -> None:
+        """Trains these clients; the new model is their plain mean, since all hold equally many images."""
+        states = []
+        for client in client_ids:
+            self.model.load_state_dict(self.state)
+            optimizer = torch.optim.SGD(self.model.parameters(), **SGD)
+            for _ in range(self._epochs):
+                for x, y in self._loaders[client]:
+                    optimizer.zero_grad()
+                    self._loss(x, y).backward()
+                    optimizer.step()
+            states.append(copy.deepcopy(self.model.state_dict()))
+        self.state = {name: sum(state[name] for state in states) / len(states) for name in self.state}
+
+    def flops_per_sample(self, train: bool = True) -> float:
+        """Floating-point operations of a training step, forward and backward, over its samples; or of the forward."""
+        x, y = next(iter(self._loaders[0]))
+        with FlopCounterMode(display=False) as counter:
+            loss = self._loss(x, y)
+            if train:
+                loss.backward()
+        return counter.get_total_flops() / len(x)
+
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """The kinds of convolution in a training step."""
+        found: dict[Convolution, None] = {}
+
+        def note(layer: nn.Conv2d, given: tuple[Tensor], out: Tensor) -> None:
+            sizes = tuple(given[0].shape), tuple(layer.weight.shape)
+            found[Convolution(*sizes, layer.stride, layer.padding, layer.groups)] = None
+
+        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Conv2d)]
+        hooks = [layer.register_forward_hook(note) for layer in layers]
+        self._loss(*next(iter(self._loaders[0])))
+        for hook in hooks:
+            hook.remove()
+        return tuple(found)
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.to(self._device), y.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            return F.cross_entropy(self.model(x), y)
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Time of some work, until the device has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

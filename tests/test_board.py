@@ -1,0 +1,136 @@
+"""The page and the figure of the one board, from a made-up CSV: order, leads, ties and runs that diverged."""
+
+import csv
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedcli.results.metrics import interval
+from tests.test_tables import cells, record
+
+FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
+GLOBAL, PERSONAL = "fedfa:digits", "fedsa:digits-mixed"
+# By protocol and method the headlines of seeds 0, 1, ...; None for a run that diverged.
+RUNS = {
+    GLOBAL: {
+        "fedavg": (70.0, 72.0, 74.0),
+        "scaffold": (80.0, 84.0, 85.0),  # 10, 12 and 11 ahead
+        "fedprox": (60.0, None, 63.0),  # 10 and 11 behind
+        "moon": (80.0, 84.0, 85.0),  # as the first
+        "feddyn": (None, None, None),
+        "fednova": (69.0, 72.0, 78.0),  # by chance
+    },
+    PERSONAL: {"fedproto": (51.0, 53.0, 55.1), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
+}
+OPTIONS = {
+    GLOBAL: {**{method: {"lr": 0.2} for method in RUNS[GLOBAL]}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}},
+    PERSONAL: {method: {"lr": 0.02} for method in RUNS[PERSONAL]},
+}
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    """The script, in a folder with the made-up CSV."""
+    spec = importlib.util.spec_from_file_location("board", FILE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "board", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
+    with (tmp_path / "board.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ("protocol", "method", "seed", "status", "selected", "last-tenth", "floats_sent", "memory_floats")
+        )
+        for protocol, methods in RUNS.items():
+            for method, values in methods.items():
+                for seed, value in reversed([*enumerate(values)]):
+                    text = (seed, "failed", 99.0, 99.0) if value is None else (seed, "finished", value, value - 1)
+                    writer.writerow((protocol, method, *text, 0 if value is None else 12345 - abs(seed - 1), 678))
+    return module
+
+
+def told(values, form=".2f"):
+    mean, low, high, _ = interval(values)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
+    page = board.page(board.read())
+    first, second = (f"Method{part}" for part in page.split("| Method")[1:])
+    rows = cells(f"| {first}")
+    assert [row["Method"] for row in rows] == ["scaffold", "moon", "fednova", "fedavg", "fedprox", "feddyn"]
+    by_name = {row["Method"]: row for row in rows}
+    assert by_name["fedprox"] == {
+        "Method": "fedprox", "Tuned": "lr 0.4, proximal weight 0.001", "Accuracy, %": told([60.0, 63.0]),
+        "Ahead of fedavg": told([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": told([59.0, 62.0]),
+        "Floats sent a round": "12,344", "Floats held": "678", "Seeds": "2, 1 diverged",
+    }  # fmt: skip
+    assert by_name["scaffold"]["Ahead of fedavg"] == told([10.0, 12.0, 11.0], "+.2f")
+    assert by_name["scaffold"]["Floats sent a round"] == "12,345"  # the most of any run
+    assert by_name["fedavg"]["Ahead of fedavg"] == ""
+    assert (by_name["feddyn"]["Accuracy, %"], by_name["feddyn"]["Seeds"]) == ("–", "0, 3 diverged")
+    assert by_name["fedavg"]["Seeds"] == "3"
+    assert "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it" in page
+    assert "10 seeds: fednova." in page  # and not the one without a run
+    assert "**" not in first  # the first two are equal
+    rows = cells(f"| {second}")
+    assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
+    assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9.9
+    assert "Ahead of local, beyond chance: fccl, fedproto. Behind it: none." in page
+    assert page.index(f"(`{GLOBAL}`)") < page.index(f"(`{PERSONAL}`)")
+
+
+def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
+    left, right = board.figure(board.read()).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == [
+        "scaffold",
+        "moon",
+        "fednova",
+        "fedavg",
+        "fedprox",
+    ]
+    assert left.yaxis_inverted()
+    dots = [line for line in left.lines if line.get_marker() == "o"]
+    bars = [line for line in left.lines if line.get_marker() != "o"]
+    found = [interval([value for value in RUNS[GLOBAL][name] if value]) for name in ("scaffold", "fedprox")]
+    for at, (mean, low, high, _) in zip((0, 4), found, strict=True):
+        assert dots[at].get_xydata().tolist() == [[pytest.approx(mean), at]]
+        assert bars[at].get_xydata().ravel() == pytest.approx([low, at, high, at])
+    assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False, False, False, True, False]
+    assert [len(axes.lines) for axes in (left, right)] == [10, 6]
+    own = [line.get_color() == dots[3].get_color() for line in right.lines if line.get_marker() == "o"]
+    assert own == [False, False, True]  # the plain one
+
+
+def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["board.py", "--page"])
+    drawn = []
+    monkeypatch.setattr(board, "write", lambda *given: drawn.append(given[:2]))
+    board.main()
+    assert (tmp_path / "README.md").read_text() == board.page(board.read())
+    assert drawn == [(tmp_path / "board.png", board.figure)]
+
+    def planned(name, seed):
+        run = record("fedavg", seed, status="finished" if seed else "failed", protocol=GLOBAL)
+        run = SimpleNamespace(record=run, state=state if seed else "diverged", folder="here")
+        found = [SimpleNamespace(runs=[run], cell=SimpleNamespace(metric=kind)) for kind in ("selected", "last-tenth")]
+        return SimpleNamespace(cells=found)
+
+    monkeypatch.setattr(board, "planned", planned)
+    monkeypatch.setattr(board, "tables", lambda: {"global": None})
+    monkeypatch.setattr(board, "SEEDS", (0, 1))
+    state = "finished"
+    lost, whole = board.rows()
+    assert whole == {
+        "protocol": GLOBAL, "method": "fedavg", "seed": 1, "status": "finished", "selected": 50.0,
+        "last-tenth": pytest.approx(30.0), "floats_sent": 12345 + 12400, "memory_floats": 1, "params_sha256": "1" * 64,
+    }  # fmt: skip
+    assert (lost["seed"], lost["status"]) == (0, "failed")
+    state = "running"
+    with pytest.raises(SystemExit, match="the run 'here' has not ended"):
+        list(board.rows())
