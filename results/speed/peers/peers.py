@@ -308,7 +308,7 @@ def mebibytes(pid: int) -> float:
 
 
 def differences(folder: Path, side: str) -> list[float]:
-    """From fedcli's parameters: the largest difference of any model, the median model's, and fedcli's largest change."""
+    """From fedcli's parameters: the largest of any model, the median model's, and the largest that fedcli's moved."""
     first, ours, other = (torch.load(folder / f"{name}.pt") for name in ("initial", "fedcli", side))
     found = [(a - b).abs().max().item() for a, b in zip(ours, other, strict=True)]
     of_models = [max(found[start : start + len(first)]) for start in range(0, len(found), len(first))]
@@ -452,8 +452,9 @@ def draw(rows: Rows):
     from fedcli.figures.plots import CHART_WIDTH, LINE_COLOURS
 
     figure = Figure(figsize=(CHART_WIDTH, 2.2), layout="constrained")
-    for axes, workload in zip(figure.subplots(1, len(SPEED)), SPEED, strict=True):
-        found = timed(rows, workload)
+    shown = {workload: timed(rows, workload) for workload in SPEED}
+    panels = figure.subplots(1, len(SPEED), width_ratios=[len(found) for found in shown.values()])
+    for axes, (workload, found) in zip(panels, shown.items(), strict=True):
         for place, (side, seconds) in enumerate(found.items()):
             middle = median(seconds)
             axes.bar(place, middle, 0.7, color=LINE_COLOURS[list(SIDES).index(side)])
