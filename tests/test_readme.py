@@ -1,9 +1,10 @@
 """What the README shows works."""
 
 import csv
+import importlib.util
 import re
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 import fedcli
 from fedcli import registry, smoke
@@ -50,6 +51,23 @@ def test_the_readme_and_the_page_say_how_fast_rounds_are():
         shown = (", ".join(f"{float(row[column]):.2f}" for row in own) for column in columns)
         assert f"| {name} | {' | '.join(shown)} |" in page
         assert all(float(row["floor_share"]) < 1 for row in own)
+
+
+def test_what_is_said_of_others_is_what_was_measured():
+    spec = importlib.util.spec_from_file_location("peers", ROOT / "results/speed/peers/peers.py")
+    peers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(peers)
+    rows, about = peers.read_rows()
+    assert peers.PAGE.read_text(encoding="utf-8") == peers.page(rows, about)
+    ratios = [f"{peers.ratio(rows, 'w1', side):.1f}" for side in ("pfllib", "flower", "flower-default")]
+    quoted = re.findall(r"takes PFLlib (\S+) and Flower (\S+) times as long \((\S+) with its defaults\)", README)
+    assert quoted == [tuple(ratios)]
+    for (what, method, side), turns in rows.items():  # and that it comes to the same
+        if what == "difference":
+            assert turns[0][1] < 3e-5  # of the median model
+        elif what == "accuracy" and side != "fedcli":
+            ours, theirs = ([v for (v,) in rows[what, method, each].values()] for each in ("fedcli", side))
+            assert abs(fmean(ours) - fmean(theirs)) < min(stdev(ours), stdev(theirs))
 
 
 def test_the_readme_says_where_workers_win():
