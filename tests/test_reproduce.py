@@ -315,9 +315,9 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
     both = [("FedAvg", "FMNIST #C=2"), ("FedFA", "FMNIST #C=2")]
     found = there("fedfa:2")
-    assert {place: seeds for place, seeds in found.items() if seeds} == dict.fromkeys(both, [2021, 2022, 2023])
+    assert {place: seeds for place, seeds in found.items() if seeds} == {key: [2021, 2022, 2023] for key in both}
     rounds = there("fedfa:8")  # those of 2021 were tested every fourth round
-    assert {place: seeds for place, seeds in rounds.items() if seeds} == dict.fromkeys(both, [2022, 2023])
+    assert {place: seeds for place, seeds in rounds.items() if seeds} == {key: [2022, 2023] for key in both}
 
     (place,) = reproduce.shipped()
     broken = [{**record, "status": "interrupted"} for _, record in reproduce.all_runs([place])[0]["fedfa", 2021]]
