@@ -114,6 +114,10 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
     board.main()
     assert (tmp_path / "README.md").read_text() == board.page(board.read())
     assert drawn == [(tmp_path / "board.png", board.figure)]
+    monkeypatch.setattr(board, "HERE", tmp_path / "empty")
+    with pytest.raises(SystemExit, match="there is no"):
+        board.main()
+    monkeypatch.setattr(board, "HERE", tmp_path)
 
     def planned(name, seed):
         run = record("fedavg", seed, status="finished" if seed else "failed", protocol=GLOBAL)

@@ -213,6 +213,8 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert text.endswith(f"\n\n{pages.END}\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
+    nowhere = CliRunner().invoke(cli.app, ["pages", str(tmp_path / "other")])
+    assert (nowhere.exit_code, (tmp_path / "other").exists()) == (2, False)
     first.write_text("# Without a place\n")
     assert pages.pages(folder)[Path("..") / "README.md"] == "# Without a place\n"
 

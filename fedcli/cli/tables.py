@@ -235,6 +235,10 @@ def pages(
     from fedcli.results import pages as made
     from fedcli.results import tables
 
+    if not (folder / "records").is_dir():
+        raise UserError(
+            f"'{folder}' holds no runs for pages (got no folder 'records' in it); name the folder that has one."
+        )
     for name, text in made.pages(folder).items():
         print_or_write(text, folder / name)
         for path, (study, kind) in made.figures(text).items():

@@ -197,6 +197,8 @@ class Line(NamedTuple):
 def read() -> dict[str, list[Line]]:
     """The boards by protocol, the best mean first."""
     found: dict[str, dict[str, list[dict[str, str]]]] = {}
+    if not (HERE / "board.csv").is_file():
+        raise SystemExit("there is no board.csv yet; run this file without --page.")
     with (HERE / "board.csv").open(newline="") as file:
         for run in csv.DictReader(file):
             found.setdefault(run["protocol"], {}).setdefault(run["method"], []).append(run)

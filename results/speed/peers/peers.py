@@ -340,13 +340,15 @@ Rows = dict[tuple[str, str, str], dict[int, list[float]]]  # values of each turn
 
 
 def read_rows() -> tuple[Rows, dict[str, dict[str, str]]]:
-    """What was measured, and the last row of each side, which says of what."""
-    found, last = defaultdict(lambda: defaultdict(list)), {}
+    """What was measured, and by side a row that says of what, with the versions of all its rows."""
+    found, about = defaultdict(lambda: defaultdict(list)), {}
     with CSV.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             found[row["what"], row["workload"], row["side"]][int(row["turn"])].append(float(row["value"]))
-            last[row["side"]] = row
-    return {key: dict(turns) for key, turns in found.items()}, last
+            before = about.setdefault(row["side"], row)["versions"]
+            if row["versions"] not in before:
+                about[row["side"]] = {**row, "versions": f"{before} and {row['versions']}"}
+    return {key: dict(turns) for key, turns in found.items()}, about
 
 
 def timed(rows: Rows, workload: str) -> dict[str, list[float]]:
@@ -484,13 +486,20 @@ def main() -> None:
     parser.add_argument("workload", nargs="?", choices=(*SPEED, *METHODS))
     parser.add_argument("--pfllib", type=Path, help="checkout of PFLlib")
     parser.add_argument("--python", default=sys.executable, help="Python of PFLlib and Flower")
-    parser.add_argument("--sides", help="some of " + ",".join(SIDES))
+    parser.add_argument("--sides", default="fedcli,pfllib", help="some of " + ",".join(SIDES))
     parser.add_argument("--turns", default="0", help="numbers of the turns, or seeds of the accuracies, as 0,1,2")
     parser.add_argument("--rounds", type=int, default=3, help="to time, after one to warm up")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "peers-data", help="for the images")
     call = parser.parse_args()
     if call.what == "page":
         return write_page()
+    known = SPEED if call.what in ("seconds", "memory") else METHODS
+    if call.workload not in known:
+        parser.error(f"'{call.what}' must be followed by one of {', '.join(known)} (got {call.workload}); name one.")
+    if wrong := [side for side in call.sides.split(",") if side not in SIDES]:
+        parser.error(f"--sides must be some of {', '.join(SIDES)} (got {wrong[0]}); write fedcli,pfllib.")
+    if "pfllib" in call.sides and not call.pfllib:
+        parser.error("--pfllib must name a checkout of PFLlib (got none); clone TsingZ0/PFLlib, or leave the side out.")
     measure(call)
 
 
