@@ -12,6 +12,22 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """No test leaves more threads to those after it, which would be slower, and see another number."""
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert left == 1
+
+
 @pytest.fixture(autouse=True)
 def own_data_folder(tmp_path, monkeypatch):
     """No test sees the data sets of the person who runs it."""

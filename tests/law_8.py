@@ -72,12 +72,12 @@ def ending(method, overrides, options):
 
 
 def endings():
-    """What all runs come to, by name, each with two threads."""
-    torch.set_num_threads(2)
+    """What all runs come to, by name."""
     return {name: ending(*case) for name, case in cases().items()}
 
 
 def work(folder):
+    torch.set_num_threads(2)
     found = endings()
     assert current().nbytes > 0
     assert not current().restarted

@@ -66,7 +66,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert [row["Method"] for row in rows] == ["scaffold", "moon", "fednova", "fedavg", "fedprox", "feddyn"]
     by_name = {row["Method"]: row for row in rows}
     assert by_name["fedprox"] == {
-        "Method": "fedprox", "Tuned": "lr 0.4, proximal weight 0.001", "Accuracy, %": told([60.0, 63.0]),
+        "Method": "fedprox", "Tuned": "lr 0.4 ↑, proximal weight 0.001 ↓", "Accuracy, %": told([60.0, 63.0]),
         "Ahead of fedavg": told([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": told([59.0, 62.0]),
         "Floats sent a round": "12,344", "Floats held": "678", "Seeds": "2, 1 diverged",
     }  # fmt: skip
@@ -74,7 +74,8 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert by_name["scaffold"]["Floats sent a round"] == "12,345"  # the most of any run
     assert by_name["fedavg"]["Ahead of fedavg"] == ""
     assert (by_name["feddyn"]["Accuracy, %"], by_name["feddyn"]["Seeds"]) == ("–", "0, 3 diverged")
-    assert by_name["fedavg"]["Seeds"] == "3"
+    assert (by_name["fedavg"]["Tuned"], by_name["fedavg"]["Seeds"]) == ("lr 0.2", "3")
+    assert "(468 trials; " in page  # 3 x 57 twice, 3 x 42
     assert "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it" in page
     assert "10 seeds: fednova." in page  # and not the one without a run
     assert "**" not in first  # the first two are equal

@@ -267,13 +267,6 @@ def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
     assert masked_mean(torch.tensor([3.0, 5.0]), torch.tensor([False, False])) == 0
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("chunk", ["1", "3"])
 def test_the_number_of_threads_is_invisible(chunk, two_threads):
     sizes = (7, 4, 2, 6)

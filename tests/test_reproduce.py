@@ -368,23 +368,22 @@ def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
     monkeypatch.setattr(jobs, "POLL", 0.05)
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(reproduce.plan(FAILING, only=["FedFM"]), Watch(patience=1))
+    own = {**TINY, "rounds": 1, "batch_size": 20, "drop_last": True, "match_weight": 2.0}
     watch, only = Watch(), ["NIID-1"]
-    errors = jobs.execute(reproduce.plan(FAILING, only=only), watch, jobs=2)
-    assert [label for label, _ in watch.begun] == ["FedFM, CIFAR-10 NIID-1", "FedAvg, CIFAR-10 NIID-1"]
-    impossible, resumed = reproduce.plan(FAILING, only=only).runs
-    assert (impossible.state, resumed.state) == ("not run", "finished")
+    several = replace(FAILING, cells=(*FAILING.cells, Cell("Own", "CIFAR-10 NIID-1", "fedfm", own)))
+    errors = jobs.execute(reproduce.plan(several, only=only), watch, jobs=2)
+    labels = [f"{row}, CIFAR-10 NIID-1" for row in ("FedFM", "FedAvg", "Own")]
+    assert [label for label, _ in watch.begun] == labels
+    impossible, resumed, begun = reproduce.plan(several, only=only).runs
+    assert (impossible.state, resumed.state, begun.state) == ("not run", "finished", "finished")
+    assert begun.record["origin"] == begun.setup.origin  # every setting was given, and no other
+    assert {name: begun.record["config"][name] for name in own if name != "protocol"} == {
+        name: value for name, value in own.items() if name != "protocol"
+    }
     assert list(errors) == [impossible.folder]
     assert errors[impossible.folder].startswith("--batch-size 1000 is larger than every client's training part")
     assert resumed.record["resumed"] == [1]
     assert not list(resumed.folder.glob("*.p*"))  # of a table's runs nobody asks for figures
-
-
-def test_a_process_is_given_every_setting(monkeypatch):
-    cell = Cell("A", "x", "fedfm", {**TINY, "drop_last": False, "match_weight": 2.0})
-    arguments = jobs._arguments(reproduce.plan(table([cell]), seeds=[1]).runs[0])
-    assert arguments[:2] == ["run", "fedfm"]
-    assert {"--no-drop-last", "--match-weight=2.0", "--seed=1", "--train-examples=120"} <= set(arguments)
-    assert arguments[-2:] == ["--out", str(reproduce.plan(table([cell]), seeds=[1]).runs[0].folder)]
 
 
 def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):

@@ -304,21 +304,19 @@ def test_bf16_is_near_float32_and_not_it():
     ("device", "parameters", "together", "threads"),
     [("cpu", 99_999, 1, 1), ("cpu", 100_000, 1, 2), ("cpu", 99_999, 2, 2), ("cuda", 99_999, 1, 2)],
 )
-def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(device, parameters, together, threads):
+def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(
+    device, parameters, together, threads, two_threads
+):
     fed = SimpleNamespace(
         config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
         engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
     )  # fmt: skip
-    torch.set_num_threads(2)
-    try:
-        with machine_settings(fed):
-            assert torch.get_num_threads() == threads
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+    with machine_settings(fed):
+        assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
 
 
-def test_the_threads_of_a_run_are_those_of_its_record(tmp_path, monkeypatch):
+def test_the_threads_of_a_run_are_those_of_its_record(tmp_path, monkeypatch, two_threads):
     seen, one_round = [], rounds.one_round
 
     def spy(*arguments):
@@ -326,11 +324,7 @@ def test_the_threads_of_a_run_are_those_of_its_record(tmp_path, monkeypatch):
         return one_round(*arguments)
 
     monkeypatch.setattr(rounds, "one_round", spy)
-    torch.set_num_threads(2)
-    try:
-        record = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "train_examples": 40, "rounds": 1}).record
-    finally:
-        torch.set_num_threads(1)
+    record = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "train_examples": 40, "rounds": 1}).record
     assert (seen, record["hardware"]["threads"]) == ([1], 1)
 
 

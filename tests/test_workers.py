@@ -217,7 +217,7 @@ def test_workers_that_train_for_long_are_waited_for(monkeypatch):
     assert workers.Group(0, 2, 2, store=dist.HashStore()).share(list, [3, 4]) == [3, 3]
 
 
-def test_law_8_workers_are_invisible(tmp_path):
+def test_law_8_workers_are_invisible(tmp_path, two_threads):
     running = start(tmp_path, tmp_path, program=("-c", "from tests.law_8 import main; main()"))
     expected = law_8.endings()
     _, errors = running.communicate(timeout=SLOW)

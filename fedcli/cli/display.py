@@ -18,7 +18,7 @@ from rich.text import Text
 from fedcli.cli.describe import SELECTIONS as HEADLINES
 from fedcli.cli.printing import stop
 from fedcli.errors import printable
-from fedcli.results import claims, jobs
+from fedcli.results import claims
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import Comparison, heading
 from fedcli.results.grids import GridPlan
@@ -199,8 +199,7 @@ class Display(Listener):
         """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
         self.bar.stop()
         if record["status"] == "finished":
-            if not jobs.one_of_several:
-                draw(record, self.folder)
+            draw(record, self.folder)
             self._print(headline(record, self.folder))
             self.console.print()
             self.folder = None

@@ -1,6 +1,7 @@
 """Running planned runs, of a table or a grid: one after the other, several at once here, or on a Ray cluster."""
 
 import importlib.util
+import json
 import logging
 import os
 import signal
@@ -20,25 +21,17 @@ from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun, TablePlan
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
-from fedcli.runs.config import MAY_BE_FILES, flags_of
+from fedcli.runs.config import MAY_BE_FILES
 from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
+from fedcli.runs.signals import as_interruptions, end_with_parent
 from fedcli.userfiles import absolute, own_paths
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
 RETRIES = 20  # of a run whose node or process dies
 GRACE = 30.0  # seconds in which interrupted runs are to end, and the process of a lost node
 PASSED_ON = ("FEDCLI_DATA",)  # environment variables that a run on another machine needs too
-PROGRAM = """
-from runpy import run_module
-from fedcli.runs.signals import end_with_parent
-end_with_parent()
-from fedcli.results import jobs
-jobs.one_of_several = True
-run_module("fedcli", run_name="__main__", alter_sys=True)
-"""
-
-one_of_several = False  # whether this process makes one run of a plan, whose figures are of all its runs
+PROGRAM = "from fedcli.results.jobs import process; process()"
 
 
 class Watch:
@@ -125,14 +118,44 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
         watch.begin(run)
         record, error = None, ""
         try:
-            if run.record is None:
-                record = runs.run(run.method, out=run.folder, progress=_Relay(run, watch), **run.given).record
-            else:
-                record = runs.resume(run.folder, method=_own_files(run), progress=_Relay(run, watch)).record
+            record = make(**_about(run), progress=_Relay(run, watch))
         except Exception as raised:  # whatever it is, the other runs go on
             error = errors[run.folder] = _first_line(raised)
         watch.end(run, record, error)
     return errors
+
+
+def make(
+    method: str, folder: str, given: dict[str, Any], files: list[str] | None, progress: rounds.Listener | None = None
+) -> dict[str, Any]:
+    """Makes a planned run in this process and returns its record.
+
+    Args:
+        method: Its name, or the path of its file.
+        folder: Where it begins, or goes on.
+        given: The options to begin it with.
+        files: The user's that it needs to go on; None where it begins.
+        progress: Told how it goes on.
+    """
+    if files is None:
+        return runs.run(method, out=folder, progress=progress, **given).record
+    return runs.resume(folder, method=files, progress=progress).record
+
+
+def process() -> None:
+    """Makes the run that this program was started for; what went wrong is its last line."""
+    end_with_parent()
+    try:
+        with as_interruptions():
+            make(**json.loads(sys.argv[1]))
+    except Exception as error:
+        sys.exit(_first_line(error))
+
+
+def _about(run: PlannedRun) -> dict[str, Any]:
+    """What `make` needs to know of a run."""
+    files = None if run.record is None else own_paths([run.method, *run.setup.values().values()])
+    return {"method": run.method, "folder": str(run.folder), "given": run.given, "files": files}
 
 
 def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[Path, str]:
@@ -269,7 +292,7 @@ def _launch(run: PlannedRun, jobs: int, output: IO[str], device: dict[str, str])
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     paths = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", PROGRAM, *_arguments(run)],
+        [sys.executable, "-P", "-c", PROGRAM, json.dumps(_about(run))],
         env={"OMP_NUM_THREADS": threads, **os.environ, **device, "PYTHONPATH": paths},
         stdin=subprocess.PIPE,  # see `end_with_parent`
         stdout=subprocess.DEVNULL,
@@ -278,19 +301,6 @@ def _launch(run: PlannedRun, jobs: int, output: IO[str], device: dict[str, str])
     )
 
 
-def _arguments(run: PlannedRun) -> list[str]:
-    """What to give to `fedcli` for the run."""
-    if run.record is not None:
-        return ["resume", str(run.folder), *(f"--method={path}" for path in _own_files(run))]
-    return ["run", run.method, *flags_of(run.given), "--out", str(run.folder)]
-
-
-def _own_files(run: PlannedRun) -> list[str]:
-    """The user's files that the plan, not a record, names for the run."""
-    return own_paths([run.method, *run.setup.values().values()])
-
-
 def _last_line(output: IO[str]) -> str:
     output.seek(0)
-    lines = output.read().strip().splitlines() or ["it ended without a word"]
-    return lines[-1].removeprefix("error: ")
+    return (output.read().strip().splitlines() or ["it ended without a word"])[-1]

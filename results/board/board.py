@@ -3,9 +3,9 @@
     python results/board/board.py           # tunes what is not tuned yet, runs what has not run, writes CSV and page
     python results/board/board.py --page    # the page and its figure from the CSV alone
 
-Each method gets three learning rates, and with the best of them up to four values of the one option that says most of
-it, its weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board
-does not compare papers: the images are few and small, and the set-ups are no paper's.
+Each method gets three learning rates, with each of them up to four values of the one option that says most of it, its
+weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board does not
+compare papers: the images are few and small, and the set-ups are no paper's.
 """
 
 import csv
@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from math import prod
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +87,11 @@ def fixed(method: str, protocol: str) -> dict[str, Any]:
     return {"protocol": protocol, "dataset": "digits", **(PUBLIC if method in WITH_PUBLIC else {})}
 
 
+def grid(protocol: str, method: str) -> dict[str, tuple[float, ...]]:
+    """The values that are tried, each with each, by option."""
+    return {"lr": RATES[protocol], **GRIDS[protocol][method]}
+
+
 def tuned() -> dict[str, dict[str, dict[str, Any]]]:
     """The options that were chosen, by protocol and method."""
     file = HERE / "options.json"
@@ -121,14 +127,11 @@ def side_by_side(work: Callable[..., Any], given: Iterable[tuple]) -> Iterator[t
 
 
 def tune_one(protocol: str, method: str) -> tuple[dict[str, Any], float]:
-    """The options that win on held-out examples, first the learning rate, and their accuracy."""
-    best: dict[str, Any] = {}
-    for option, values in {"lr": RATES[protocol], **GRIDS[protocol][method]}.items():
-        out = RUNS / "tune" / protocol.replace(":", "-") / method / option
-        text = f"{option}={','.join(map(str, values))}"
-        trials, _ = tune.tune(method, [text], out=out, **fixed(method, protocol), **best)
-        best |= trials[0].values
-    return best, trials[0].accuracy
+    """The options that win on held-out examples, and their accuracy."""
+    texts = [f"{option}={','.join(map(str, values))}" for option, values in grid(protocol, method).items()]
+    out = RUNS / "tune" / protocol.replace(":", "-") / method
+    trials, _ = tune.tune(method, texts, out=out, **fixed(method, protocol))
+    return trials[0].values, trials[0].accuracy
 
 
 def tune_all() -> None:
@@ -223,6 +226,11 @@ def told(found: Interval | None, form: str = ".2f") -> str:
     return f"{found.mean:{form}}{ends}"
 
 
+def at_an_end(value: float, tried: tuple[float, ...]) -> str:
+    """An arrow to the side on which no value was tried."""
+    return " ↓" if value == min(tried) else " ↑" if value == max(tried) else ""
+
+
 def section(protocol: str, lines: list[Line]) -> Iterator[str]:
     """A board of the page."""
     plain = next(line for line in lines if line.method == PLAIN[protocol])
@@ -242,7 +250,11 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
     options, rows = tuned()[protocol], []
     for line in lines:
         lead = "" if line is plain else told(against[line.method], "+.2f")
-        chosen = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in options[line.method].items())
+        tried = grid(protocol, line.method)
+        chosen = ", ".join(
+            f"{name.replace('_', ' ')} {value:g}{at_an_end(value, tried[name])}"
+            for name, value in options[line.method].items()
+        )
         seeds = f"{len(line.headline)}" + (f", {line.diverged} diverged" if line.diverged else "")
         costs = (f"{value:,}" for value in (line.floats_sent, line.memory_floats))
         rows.append([line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs, seeds])
@@ -257,15 +269,16 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
 
 def page(boards: dict[str, list[Line]]) -> str:
     """The text of README.md."""
-    trials = sum(len(RATES[at]) + sum(map(len, own.values())) for at, grids in GRIDS.items() for own in grids.values())
+    trials = sum(prod(map(len, grid(at, method).values())) for at, grids in GRIDS.items() for method in grids)
     lines = [
         "# One board of all methods",
         "",
         f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
-        f"held-out training examples: three learning rates, then up to four values of the option named ({trials} "
-        "trials). `python results/board/board.py` does all of it again, `--page` only this page from `board.csv`, "
-        "which has every run with its `params_sha256`. The images are few and small and the set-ups are no paper's: "
-        "the board says whether a method earns its keep on an easy task, not what it does on the papers' data.",
+        "held-out training examples: three learning rates, with each up to four values of the option named "
+        f"({trials} trials; ↓ and ↑ mark the lowest and the highest value tried). `python results/board/board.py` does "
+        "all of it again, `--page` only this page from `board.csv`, which has every run with its `params_sha256`. The "
+        "images are few and small and the set-ups are no paper's: the board says whether a method earns its keep on an "
+        "easy task, not what it does on the papers' data.",
         "",
         "![Mean accuracy of every method with its interval](board.png)",
         "",
