@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from math import prod
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from fedcli.figures.plots import LINE_COLOURS, write
 from fedcli.results import jobs, metrics, reproduce, tune
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import github
+from fedcli.runs.signals import end_with_parent
 
 HERE = Path(__file__).parent
 SEEDS = tuple(range(10))
@@ -118,9 +119,15 @@ def tables() -> dict[str, Table]:
     }
 
 
+def begin_process() -> None:
+    """Gives a process its one thread, and lets it end with the one that started it, however that ends."""
+    torch.set_num_threads(1)
+    end_with_parent(parent_process().sentinel)
+
+
 def side_by_side(work: Callable[..., Any], given: Iterable[tuple]) -> Iterator[tuple[tuple, Any]]:
     """Calls `work` in two processes of one thread each; yields its arguments and its result as each ends."""
-    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), begin_process) as pool:
         futures = {pool.submit(work, *one): one for one in given}
         for future in as_completed(futures):
             yield futures[future], future.result()
