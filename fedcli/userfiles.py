@@ -135,7 +135,7 @@ def from_file(text: str, kind: str) -> FromFile:
         kind: What it is used as, for a refusal; for example "backbone".
 
     Raises:
-        UserError: There is no such file or function, or the file cannot be imported.
+        UserError: There is no such file, or nothing to call of that name in it, or the file cannot be imported.
     """
     path, name = place(text)
     module = import_file(path, kind)
@@ -143,7 +143,9 @@ def from_file(text: str, kind: str) -> FromFile:
     if not name:
         raise UserError(f"the {kind} lacks a name (got '{text}'); write {text}:NAME, of {', '.join(own)}.")
     if not callable(getattr(module, name, None)):
-        raise unknown(f"{kind} in '{path}'", name, own, f"it must be a function; there are: {', '.join(own)}.")
+        raise unknown(
+            f"{kind} in '{path}'", name, own, f"it must be a function or a class; there are: {', '.join(own)}."
+        )
     return FromFile(getattr(module, name), name, Path(path))
 
 

@@ -155,6 +155,8 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_colo
     assert [text.get_text() for text in legend.get_texts()] == about
     alone = curves.learning_curves(MIXED[:1])
     assert len(alone.axes) == 1
+    (legend,) = curves.learning_curves([*runs, record("three") | {"cost": None}], "floats").legends
+    assert legend.get_title().get_text().endswith("[3] lr 0.2\nwithout floats, left out: 1")
 
 
 def test_panels_stand_in_rows_of_three_and_lines_of_one_colour_have_other_dashes():

@@ -268,7 +268,7 @@ def test_a_file_called_papers_hides_nothing():
         ("./none.py:f", "", "there is no metric file at"),
         ("./own.py", "def f(): pass\n", "write ./own.py:NAME, of f."),
         ("./own.py:g", "def f(): pass\n", "unknown metric in"),
-        ("./own.py:f", "x = 1\nf = x\n", "it must be a function"),
+        ("./own.py:f", "x = 1\nf = x\n", "it must be a function or a class; there are"),
         ("./own.py:f", "x = 1\nraise SystemExit(3)\n", "line 2 (got SystemExit: 3)"),
         ("./own.py:f", "x = 1\n\nimport nothing_of_that_name\n", "line 3 (got ModuleNotFoundError"),
         ("./own.py:f", "def f(:\n", "line 1 (got SyntaxError"),

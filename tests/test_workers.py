@@ -228,6 +228,12 @@ def test_law_8_workers_are_invisible(tmp_path, two_threads):
         assert [name for name in expected if found[name] != expected[name]] == []
 
 
+def test_workers_that_die_again_and_again_are_given_up(tmp_path):
+    program = "import os; from fedcli.runs.workers import launch; launch(os._exit, 3, count=2, restarts=1)"
+    _, errors = start(tmp_path, program=("-c", program)).communicate(timeout=SLOW)
+    assert "UserError: workers died 2 times (got exit code 3 of worker " in errors
+
+
 def test_a_killed_worker_an_interruption_and_another_number_of_workers_leave_the_same_bits(tmp_path):
     waiting = Waiting(tmp_path)
     options = (*SMALL, "--out", "run", "--checkpoint-every", "1")

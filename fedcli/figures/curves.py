@@ -63,16 +63,19 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     panels = {name: found for name, own in boards(known).items() if (found := find_curves(group(own), along=along))}
     if not panels:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
+    left_out = f"without {x}, left out: {len(records) - len(known)}" if len(known) < len(records) else ""
     if len(panels) > 1:
-        return _board_panels(panels, label)
+        return _board_panels(panels, label, left_out)
     (curves,) = panels.values()
-    left_out = len(records) - len(known)
-    title = _title(curves) + (f"; without {x}, left out: {left_out}" if left_out else "")
+    title = "; ".join(filter(None, (_title(curves), left_out)))
     return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
 
 
-def _board_panels(panels: dict[str, list[Curve]], x_label: str) -> Figure:
-    """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below."""
+def _board_panels(panels: dict[str, list[Curve]], x_label: str, left_out: str) -> Figure:
+    """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below.
+
+    What was left out stands below them.
+    """
     every = [curve for curves in panels.values() for curve in curves]
     methods = dict.fromkeys(curve.setting.method for curve in every)
     colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
@@ -97,8 +100,8 @@ def _board_panels(panels: dict[str, list[Curve]], x_label: str) -> Figure:
         columns = 1 + (max(map(len, names.values())) <= WRAP)
         axes.legend(fontsize=6, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
     width = int(19 * figure.get_figwidth())  # characters in a line of this size
-    listed = "\n".join(fill(f"{number.strip()} {text}", width) for text, number in numbers.items())
-    _legend(figure, every, direct=True, listed=listed)
+    listed = [fill(f"{number.strip()} {text}", width) for text, number in numbers.items()]
+    _legend(figure, every, direct=True, listed="\n".join(filter(None, (*listed, left_out))))
     return figure
 
 

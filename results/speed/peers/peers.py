@@ -1,6 +1,7 @@
 """The same rounds in PFLlib, in Flower and here: what they take, and that they come to the same.
 
     python peers.py seconds w1 --pfllib CHECKOUT --python PYTHON     rounds of each side in turn; also w2, proto
+    python peers.py tested w1 ...                                    the same with each side's own testing after each
     python peers.py memory w1 ...                                    the most that each side's processes hold together
     python peers.py accuracy fedavg --turns 0,1,2 ...                after 30 rounds, a seed a turn; fedprox, fedproto
     python peers.py difference fedavg ...                            of parameters after three rounds of full batches
@@ -55,6 +56,8 @@ SPEED = {
     "w1": {**HUNDRED, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
     "w2": {**HUNDRED, "method": "fedavg", "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
 }
+TIMED = ("seconds", "tested")
+ON_SPEED = (*TIMED, "memory")  # what is measured on these workloads
 METHODS = {
     "fedavg": {"method": "fedavg"},
     "fedprox": {"method": "fedprox", "proximal_weight": 0.1},
@@ -100,8 +103,9 @@ def run_fedcli(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
     clock, more = Clock(), what in ("seconds", "memory")
     with tempfile.TemporaryDirectory() as out:
         run = fedcli.run(
-            **options, rounds=rounds + more, eval_every=rounds + more, out=Path(out) / "run", progress=clock
-        )
+            **options, rounds=rounds + more, eval_every=1 if what == "tested" else rounds + more,
+            out=Path(out) / "run", progress=clock,
+        )  # fmt: skip
     own = run.state.clients if hasattr(run.state, "clients") else {0: run.state}
     return {
         "seconds": np.diff(clock.ends[:rounds]).tolist(),
@@ -129,7 +133,8 @@ def run_pfllib(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
     args = SimpleNamespace(
         **shape, algorithm=name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu", num_classes=10,
         global_rounds=rounds, local_learning_rate=options["lr"], join_ratio=share,
-        mu=options.get("proximal_weight"), lamda=options.get("prototype_weight"), eval_gap=rounds, goal="", few_shot=0,
+        mu=options.get("proximal_weight"), lamda=options.get("prototype_weight"),
+        eval_gap=1 if what == "tested" else rounds, goal="", few_shot=0,
         learning_rate_decay=False, learning_rate_decay_gamma=1, random_join_ratio=False, client_drop_rate=0,
         train_slow_rate=0, send_slow_rate=0, time_select=False, time_threthold=10_000, top_cnt=0, auto_break=False,
         dlg_eval=False, dlg_gap=1, batch_num_per_client=0, num_new_clients=0, fine_tuning_epoch_new=0,
@@ -143,6 +148,7 @@ def run_pfllib(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
             client.batch_size = client.train_samples
     if what != "accuracy":
         server.global_rounds = rounds - 1  # it trains one more than it is told, after the last test
+    if what not in ("accuracy", "tested"):
         server.evaluate = lambda: server.rs_test_acc.append(0)
     server.train()
     trained = [client.model for client in server.clients] if name == "FedProto" else [server.global_model]
@@ -163,16 +169,16 @@ def user_network() -> nn.Module:
 
 
 @cache
-def user_data(folder: str) -> list[torch.utils.data.TensorDataset]:
-    """Every client's training images, kept by the process."""
-    files = Path(folder, "dataset", "train").glob("*.npz")
+def user_data(folder: str, part: str) -> list[torch.utils.data.TensorDataset]:
+    """Every client's images of a part, train or test, kept by the process."""
+    files = Path(folder, "dataset", part).glob("*.npz")
     clients = [np.load(f, allow_pickle=True)["data"].item() for f in sorted(files, key=lambda file: int(file.stem))]
     return [torch.utils.data.TensorDataset(*map(torch.from_numpy, (own["x"], own["y"]))) for own in clients]
 
 
 def user_training(state: dict, client: int, folder: str, options: dict) -> tuple[dict, int]:
     """Local training as a user of PyTorch writes it: the new `state_dict` and the number of images."""
-    images, network = user_data(folder)[client], user_network()
+    images, network = user_data(folder, "train")[client], user_network()
     network.load_state_dict(state)
     loader = torch.utils.data.DataLoader(
         images, min(options["batch_size"], len(images)), shuffle=True, drop_last=options["drop_last"]
@@ -185,6 +191,17 @@ def user_training(state: dict, client: int, folder: str, options: dict) -> tuple
             criterion(network(x), y).backward()
             optimizer.step()
     return network.state_dict(), len(images)
+
+
+def user_testing(state: dict, client: int, folder: str, options: dict) -> tuple[int, int]:
+    """Testing as a user of PyTorch writes it: how many images are classified correctly, and their number."""
+    images, network = user_data(folder, "test")[client], user_network()
+    network.load_state_dict(state)
+    network.eval()
+    with torch.no_grad():
+        loader = torch.utils.data.DataLoader(images, options["batch_size"])
+        correct = sum(int((network(x).argmax(1) == y).sum()) for x, y in loader)
+    return correct, len(images)
 
 
 def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str, resources: dict | None = None) -> dict:
@@ -206,6 +223,13 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
         content = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": count})}
         return Message(content=RecordDict(content), reply_to=message)
 
+    @client_app.evaluate()
+    def evaluate(message, context):
+        received = message.content["arrays"].to_torch_state_dict()
+        correct, count = user_testing(received, context.node_config["partition-id"], str(folder), options)
+        metrics = MetricRecord({"accuracy": correct / count, "num-examples": count})
+        return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
+
     class Timed(FedAvg):
         def aggregate_train(self, *given):
             aggregated = super().aggregate_train(*given)
@@ -217,8 +241,9 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
         network, cohort, count = user_network(), options["cohort_size"], options["num_clients"]
         state = dict(zip(network.state_dict(), torch.load(folder / "initial.pt"), strict=True))
         strategy = Timed(
-            fraction_train=cohort / count, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=count
-        )
+            fraction_train=cohort / count, fraction_evaluate=float(what == "tested"), min_train_nodes=cohort,
+            min_available_nodes=count,
+        )  # fmt: skip
         trained.update(strategy.start(grid, ArrayRecord(state), rounds).arrays.to_torch_state_dict())
 
     config = {"client_resources": resources} if resources else None
@@ -248,7 +273,7 @@ def measure(call: argparse.Namespace) -> None:
     what, workload = call.what, call.workload
     rounds = {"accuracy": ROUNDS, "difference": 3}.get(what, 1 + call.rounds)  # the first warms up
     for turn in map(int, call.turns.split(",")):
-        if what in ("seconds", "memory"):
+        if what in ON_SPEED:
             options = {**SPEED[workload], "seed": 0}
         else:
             options = {**TWENTY, **METHODS[workload], "seed": turn, "partition_seed": turn}
@@ -259,7 +284,7 @@ def measure(call: argparse.Namespace) -> None:
             write_clients(folder, options)
         for side in call.sides.split(","):
             result = run_process(side, folder, options, rounds, call)
-            if what == "seconds":
+            if what in TIMED:
                 values = result["seconds"]
             elif what == "difference":
                 values = differences(folder, side)
@@ -351,15 +376,15 @@ def read_rows() -> tuple[Rows, dict[str, dict[str, str]]]:
     return {key: dict(turns) for key, turns in found.items()}, about
 
 
-def timed(rows: Rows, workload: str) -> dict[str, list[float]]:
+def timed(rows: Rows, workload: str, what: str = "seconds") -> dict[str, list[float]]:
     """Seconds of all rounds of a workload, by side."""
-    shown = [side for side in SIDES if ("seconds", workload, side) in rows]
-    return {side: [value for turn in rows["seconds", workload, side].values() for value in turn] for side in shown}
+    shown = [side for side in SIDES if (what, workload, side) in rows]
+    return {side: [value for turn in rows[what, workload, side].values() for value in turn] for side in shown}
 
 
-def ratio(rows: Rows, workload: str, side: str) -> float:
+def ratio(rows: Rows, workload: str, side: str, what: str = "seconds") -> float:
     """How many times as long as fedcli's a round takes: median over turns of the ratio of the medians."""
-    ours, theirs = (rows["seconds", workload, name] for name in ("fedcli", side))
+    ours, theirs = (rows[what, workload, name] for name in ("fedcli", side))
     return median(median(theirs[turn]) / median(ours[turn]) for turn in theirs if turn in ours)
 
 
@@ -380,6 +405,11 @@ def page(rows: Rows, about: dict[str, dict[str, str]]) -> str:
             cells = f"{middle:.2f} ({min(seconds):.2f}-{max(seconds):.2f}) | {ratio(rows, workload, side):.2f}"
             cells += f" | {images(options) / middle:,.0f} | {f'{peak:,.0f}' if peak else ''}"
             speed.append(f"| {workload} | {SIDES[side]} | {cells} |")
+    tested = ["| workload | side | seconds a round (least-largest) | times fedcli's |", "|---" * 4 + "|"]
+    for workload in SPEED:
+        for side, seconds in timed(rows, workload, "tested").items():
+            cells = f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
+            tested.append(f"| {workload} | {SIDES[side]} | {cells} | {ratio(rows, workload, side, 'tested'):.2f} |")
     accuracy = ["| method | fedcli | PFLlib | difference of the means |", "|---" * 4 + "|"]
     for method in METHODS:
         sides = [rows["accuracy", method, side] for side in ("fedcli", "pfllib")]
@@ -393,7 +423,8 @@ def page(rows: Rows, about: dict[str, dict[str, str]]) -> str:
             parameters.append(f"| {method} | {SIDES[side]} | {cells} |")
     return PROSE.format(
         versions=versions, torch=same["torch"], threads=same["threads"], processor=same["processor"], rounds=ROUNDS,
-        speed="\n".join(speed), accuracy="\n".join(accuracy), parameters="\n".join(parameters), figure=FIGURE.name,
+        speed="\n".join(speed), tested="\n".join(tested), accuracy="\n".join(accuracy),
+        parameters="\n".join(parameters), figure=FIGURE.name,
     )  # fmt: skip
 
 
@@ -423,6 +454,15 @@ in a run that is not timed; what they share is counted once.
 PFLlib trains one client after the other, each operation on all cores, and reads a client's file whenever it trains.
 Flower's client app is a plain PyTorch loop, whose actors keep the images in memory: `Flower` has an actor for each
 core, with one thread, and `Flower, defaults` what its back end has by itself, an actor for two cores.
+
+## With testing after each round
+
+As each side tests the global model by itself, on the 100 images that each of the 100 clients keeps for it. PFLlib also
+computes the area under the ROC curve of these, and the loss on all 60,000 training images. Flower's strategy sends the
+model to all clients, whose app tests it by a plain PyTorch loop. Measured in other hours than the table above: compare
+within a table.
+
+{tested}
 
 ## The same accuracies
 
@@ -482,7 +522,7 @@ def write_page() -> None:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("seconds", "memory", "accuracy", "difference", "page"))
+    parser.add_argument("what", choices=(*ON_SPEED, "accuracy", "difference", "page"))
     parser.add_argument("workload", nargs="?", choices=(*SPEED, *METHODS))
     parser.add_argument("--pfllib", type=Path, help="checkout of PFLlib")
     parser.add_argument("--python", default=sys.executable, help="Python of PFLlib and Flower")
@@ -493,7 +533,7 @@ def main() -> None:
     call = parser.parse_args()
     if call.what == "page":
         return write_page()
-    known = SPEED if call.what in ("seconds", "memory") else METHODS
+    known = SPEED if call.what in ON_SPEED else METHODS
     if call.workload not in known:
         parser.error(f"'{call.what}' must be followed by one of {', '.join(known)} (got {call.workload}); name one.")
     if wrong := [side for side in call.sides.split(",") if side not in SIDES]:
