@@ -472,10 +472,10 @@ core, with one thread, and `Flower, defaults` what its back end has by itself, a
 
 ## With testing after each round
 
-Each side tests in its own way, on the 100 images that each of the 100 clients keeps for it. PFLlib also computes the area
-under the ROC curve of these, and the loss on the full batches of all training images. Flower's strategy sends the model
-to all clients, whose app tests it by a plain PyTorch loop. Measured in other hours than the table above: compare within
-a table. In brackets the least and the largest ratio of a turn.
+Each side tests in its own way, on the 100 images that each of the 100 clients keeps for it. PFLlib also computes the
+area under the ROC curve of these, and the loss on the full batches of all training images. Flower's strategy sends the
+model to all clients, whose app tests it by a plain PyTorch loop. Measured in other hours than the table above: compare
+within a table. Beside the ratio stand the least and the largest of a turn.
 
 {tested}
 
