@@ -111,7 +111,7 @@ def replace_paths(value: Any, places: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class FromFile:
-    """A function in a file of the user's own; calling it calls the function, and blames the file for what it raises."""
+    """A function or class in a file of the user's; calling this calls it, and blames the file for what it raises."""
 
     function: Callable[..., Any]
     name: str
@@ -128,7 +128,7 @@ class FromFile:
 
 
 def from_file(text: str, kind: str) -> FromFile:
-    """The function that `./file.py:NAME` stands for.
+    """The function or class that `./file.py:NAME` stands for.
 
     Args:
         text: Path and name.

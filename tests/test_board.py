@@ -3,6 +3,8 @@
 import csv
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,3 +141,29 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
     state = "running"
     with pytest.raises(SystemExit, match="the run 'here' has not ended"):
         list(board.rows())
+
+
+WORK = """
+from pathlib import Path
+
+def work(number):
+    Path(f"begun-{number}").touch()
+    if number == 1:
+        raise KeyboardInterrupt
+    return 10 * number
+"""
+PROGRAM = """
+import board, mine
+board.PROCESSES = 1
+for given, found in board.side_by_side(mine.work, [(number,) for number in range(5)]):
+    print(given, found, flush=True)
+"""
+
+
+def test_a_process_that_is_interrupted_begins_nothing_more(tmp_path):
+    (tmp_path / "mine.py").write_text(WORK)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (FILE.parent, tmp_path)))}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == "(0,) 0\n"
+    assert "BrokenProcessPool" in done.stderr
+    assert sorted(path.name for path in tmp_path.glob("begun-*")) == ["begun-0", "begun-1"]

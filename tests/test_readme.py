@@ -59,13 +59,12 @@ def test_what_is_said_of_others_is_what_was_measured():
     spec.loader.exec_module(peers)
     rows, about = peers.read_rows()
     assert peers.PAGE.read_text(encoding="utf-8") == peers.page(rows, about)
-    training = [f"{peers.ratio(rows, 'w1', side):.1f}" for side in ("pfllib", "flower", "flower-default")]
-    tested = [f"{peers.ratio(rows, 'w1', side, 'tested'):.1f}" for side in ("pfllib", "flower-default")]
-    said = (
-        f"takes PFLlib {training[0]} and Flower {training[1]} times as long ({training[2]} with its defaults), with "
-        f"the testing that each does by itself {tested[0]} and {tested[1]} times (its defaults), and comes to the same"
+    training, tested = (
+        [f"{peers.ratio(rows, 'w1', side, what):.1f}" for side in ("pfllib", "flower", "flower-default")]
+        for what in ("seconds", "tested")
     )
-    assert said in README
+    said = "PFLlib {} and Flower {} times as long ({} with its defaults), and comes to the same; ".format(*training)
+    assert said + "with the testing after it that each does by itself, {} and {} times ({})".format(*tested) in README
     for (what, method, side), turns in rows.items():  # and that it comes to the same
         if what == "difference":
             assert turns[0][1] < 3e-5  # of the median model

@@ -386,6 +386,21 @@ def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
     assert not list(resumed.folder.glob("*.p*"))  # of a table's runs nobody asks for figures
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError(), "ValueError"),
+        (RuntimeError("\nbad\nworse"), "RuntimeError: bad"),
+        (UserError("--lr is bad\nreally"), "--lr is bad"),
+    ],
+)
+def test_a_failure_is_told_in_a_line_with_its_kind(error, told, monkeypatch):
+    monkeypatch.setattr(jobs, "make", lambda *given, **options: (_ for _ in ()).throw(error))
+    plan = reproduce.plan(SMALL, seeds=[0], only=["FedAvg"])
+    assert list(jobs.execute(plan, Watch()).values()) == [told]
+
+
 def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):
     signals = []
 

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.results.grids import GridPlan
 from fedcli.results.reproduce import PlannedRun, TablePlan
@@ -24,7 +25,7 @@ from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES
 from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
-from fedcli.runs.signals import as_interruptions, end_with_parent
+from fedcli.runs.signals import as_interruptions, end_with_parent, exit_code
 from fedcli.userfiles import absolute, own_paths
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
@@ -136,6 +137,10 @@ def make(
         given: The options to begin it with.
         files: The user's that it needs to go on; None where it begins.
         progress: Told how it goes on.
+
+    Raises:
+        UserError: If it cannot start or go on.
+        NonFiniteLoss: If it diverges.
     """
     if files is None:
         return runs.run(method, out=folder, progress=progress, **given).record
@@ -148,6 +153,9 @@ def process() -> None:
     try:
         with as_interruptions():
             make(**json.loads(sys.argv[1]))
+    except KeyboardInterrupt as error:
+        sys.stderr.write("interrupted; the same command goes on.\n")
+        sys.exit(exit_code(error))
     except Exception as error:
         sys.exit(_first_line(error))
 
@@ -269,7 +277,10 @@ def _error(reference: Any) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """What is wrong, in a line; it begins with the kind of an error that does not say so itself."""
+    kind = type(error).__name__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines and isinstance(error, UserError | NonFiniteLoss) else ": ".join([kind, *lines[:1]])
 
 
 def _last_change(folder: Path) -> int:

@@ -10,9 +10,11 @@ compare papers: the images are few and small, and the set-ups are no paper's.
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from math import prod
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -27,7 +29,7 @@ from fedcli.figures.plots import LINE_COLOURS, write
 from fedcli.results import jobs, metrics, reproduce, tune
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import github
-from fedcli.runs.signals import end_with_parent
+from fedcli.runs.signals import end_with_parent, exit_code
 
 HERE = Path(__file__).parent
 SEEDS = tuple(range(10))
@@ -125,10 +127,18 @@ def begin_process() -> None:
     end_with_parent(parent_process().sentinel)
 
 
+def call(work: Callable[..., Any], given: tuple) -> Any:
+    """Calls `work`; interrupted, it ends the process, which would otherwise go on with what waits."""
+    try:
+        return work(*given)
+    except KeyboardInterrupt as error:
+        os._exit(exit_code(error))
+
+
 def side_by_side(work: Callable[..., Any], given: Iterable[tuple]) -> Iterator[tuple[tuple, Any]]:
     """Calls `work` in two processes of one thread each; yields its arguments and its result as each ends."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), begin_process) as pool:
-        futures = {pool.submit(work, *one): one for one in given}
+        futures = {pool.submit(call, work, one): one for one in given}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -341,4 +351,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenProcessPool):
+        raise SystemExit("interrupted; the same command goes on.") from None
