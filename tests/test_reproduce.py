@@ -401,6 +401,15 @@ def test_a_failure_is_told_in_a_line_with_its_kind(error, told, monkeypatch):
     assert list(jobs.execute(plan, Watch()).values()) == [told]
 
 
+def test_a_process_that_alone_is_interrupted_says_so_in_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(jobs, "end_with_parent", lambda: None)
+    monkeypatch.setattr(jobs, "make", lambda **given: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(jobs.sys, "argv", ["-c", "{}"])
+    with pytest.raises(SystemExit) as end:
+        jobs.process()
+    assert (end.value.code, capsys.readouterr().err) == (130, "interrupted; the same command goes on.\n")
+
+
 def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):
     signals = []
 
