@@ -46,13 +46,17 @@ def board(tmp_path, monkeypatch):
     with (tmp_path / "board.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("protocol", "method", "seed", "status", "selected", "last-tenth", "floats_sent", "memory_floats")
-        )
+            (
+                "protocol", "method", "seed", "status", "selected", "last-tenth", "floats_sent", "memory_floats",
+                "seconds",
+            )
+        )  # fmt: skip
         for protocol, methods in RUNS.items():
             for method, values in methods.items():
                 for seed, value in reversed([*enumerate(values)]):
                     text = (seed, "failed", 99.0, 99.0) if value is None else (seed, "finished", value, value - 1)
-                    writer.writerow((protocol, method, *text, 0 if value is None else 12345 - abs(seed - 1), 678))
+                    costs = (0 if value is None else 12345 - abs(seed - 1), 678, 360 * seed)
+                    writer.writerow((protocol, method, *text, *costs))
     return module
 
 
@@ -70,17 +74,20 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert by_name["fedprox"] == {
         "Method": "fedprox", "Tuned": "lr 0.4 ↑, proximal weight 0.001 ↓", "Accuracy, %": told([60.0, 63.0]),
         "Ahead of fedavg": told([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": told([59.0, 62.0]),
-        "Floats sent a round": "12,344", "Floats held": "678", "Seeds": "2, 1 diverged",
+        "Floats sent a round": "12,344", "Floats held": "678", "Seconds": "360",
+        "Seeds": "2, 1 diverged",
     }  # fmt: skip
     assert by_name["scaffold"]["Ahead of fedavg"] == told([10.0, 12.0, 11.0], "+.2f")
     assert by_name["scaffold"]["Floats sent a round"] == "12,345"  # the most of any run
     assert by_name["fedavg"]["Ahead of fedavg"] == ""
     assert (by_name["feddyn"]["Accuracy, %"], by_name["feddyn"]["Seeds"]) == ("–", "0, 3 diverged")
     assert (by_name["fedavg"]["Tuned"], by_name["fedavg"]["Seeds"]) == ("lr 0.2", "3")
-    assert "(468 trials; " in page  # 3 x 57 twice, 3 x 42
+    assert "(297 trials; " in page  # 3 x 57, 3 x 42
+    assert "(`fedfm:digits`)\n\nNot all of its runs have ended.\n" in page
     assert "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it" in page
     assert "10 seeds: fednova." in page  # and not the one without a run
     assert "**" not in first  # the first two are equal
+    assert "the 27 runs took 2.7 hours of a core" in page
     rows = cells(f"| {second}")
     assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
     assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9.9
@@ -129,18 +136,18 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
         return SimpleNamespace(cells=found)
 
     monkeypatch.setattr(board, "planned", planned)
-    monkeypatch.setattr(board, "tables", lambda: {"global": None})
     monkeypatch.setattr(board, "SEEDS", (0, 1))
     state = "finished"
-    lost, whole = board.rows()
+    lost, whole = board.rows("global")
     assert whole == {
         "protocol": GLOBAL, "method": "fedavg", "seed": 1, "status": "finished", "selected": 50.0,
-        "last-tenth": pytest.approx(30.0), "floats_sent": 12345 + 12400, "memory_floats": 1, "params_sha256": "1" * 64,
+        "last-tenth": pytest.approx(30.0), "floats_sent": 12345 + 12400, "memory_floats": 1, "seconds": "66",
+        "params_sha256": "1" * 64,
     }  # fmt: skip
     assert (lost["seed"], lost["status"]) == (0, "failed")
     state = "running"
     with pytest.raises(SystemExit, match="the run 'here' has not ended"):
-        list(board.rows())
+        list(board.rows("global"))
 
 
 WORK = """

@@ -313,6 +313,7 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
         "A finding is the best mean of the paper's methods and the best of the others, by the protocol's rule, of the "
         "rows with the most seeds: the first less the second, its 95 % interval and how many seeds both have. "
+        "[board](board/README.md) has all methods on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
         *_redo(results / "records"),

@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from math import prod
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,11 @@ HEADINGS = {
     "fedfm:digits": "One global model, Dirichlet shares of 0.5",
     "fedsa:digits-mixed": "Models of their own on two networks, Dirichlet shares of 0.1",
 }
+# By name: title and protocols.
+TABLES = {
+    "global": ("One global model", ("fedfa:digits", "fedfm:digits")),
+    "personal": ("Models of their own", ("fedsa:digits-mixed",)),
+}
 # What the others are held to.
 PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local"}
 GRIDS = {"fedfa:digits": GLOBAL, "fedfm:digits": GLOBAL, "fedsa:digits-mixed": PERSONAL}
@@ -114,11 +120,8 @@ def table(name: str, title: str, protocols: tuple[str, ...]) -> Table:
 
 
 def tables() -> dict[str, Table]:
-    """The two tables, with the options that have been chosen."""
-    return {
-        "global": table("global", "One global model", ("fedfa:digits", "fedfm:digits")),
-        "personal": table("personal", "Models of their own", ("fedsa:digits-mixed",)),
-    }
+    """The tables, with the options that have been chosen."""
+    return {name: table(name, *about) for name, about in TABLES.items()}
 
 
 def begin_process() -> None:
@@ -151,10 +154,10 @@ def tune_one(protocol: str, method: str) -> tuple[dict[str, Any], float]:
     return trials[0].values, trials[0].accuracy
 
 
-def tune_all() -> None:
-    """Tunes every method that has no options yet, and keeps what wins."""
+def tune_all(protocols: Iterable[str]) -> None:
+    """Tunes every method that has no options yet under the protocols, and keeps what wins."""
     chosen = tuned()
-    left = [(at, method) for at, grids in GRIDS.items() for method in grids if method not in chosen.get(at, {})]
+    left = [(at, method) for at in protocols for method in GRIDS[at] if method not in chosen.get(at, {})]
     for (protocol, method), (best, accuracy) in side_by_side(tune_one, left):
         chosen.setdefault(protocol, {})[method] = best
         (HERE / "options.json").write_text(json.dumps(chosen, indent=1, sort_keys=True) + "\n")
@@ -171,29 +174,29 @@ def run_seed(name: str, seed: int) -> dict[Path, str]:
     return jobs.execute(planned(name, seed), jobs.Watch())
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    """What the CSV says of every run: accuracies in percent, floats of one client in a round, the mean over clients."""
-    for name in tables():
-        cells = {seed: planned(name, seed).cells for seed in SEEDS}
-        for same in zip(*cells.values(), strict=True):
-            if same[0].cell.metric != "selected":
-                continue
-            for run in (run for cell in same for run in cell.runs):
-                if run.record is None or run.state not in reproduce.ENDED:
-                    raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
-                record = run.record
-                cost = record["cost"] or dict.fromkeys(("floats_down", "floats_up", "memory_floats"), 0)
-                values = {name: metrics.find_metric(name).value(record) for name in ("selected", "last-tenth")}
-                yield {
-                    "protocol": record["protocol"], "method": record["method"], "seed": record["seed"],
-                    "status": record["status"], **values,
-                    "floats_sent": cost["floats_down"] + cost["floats_up"], "memory_floats": cost["memory_floats"],
-                    "params_sha256": record["summary"].get("params_sha256", ""),
-                }  # fmt: skip
+def rows(name: str) -> Iterator[dict[str, Any]]:
+    """What the CSV says of every run of a table: accuracies in percent, floats of one client in a round (the mean)."""
+    cells = {seed: planned(name, seed).cells for seed in SEEDS}
+    for same in zip(*cells.values(), strict=True):
+        if same[0].cell.metric != "selected":
+            continue
+        for run in (run for cell in same for run in cell.runs):
+            if run.record is None or run.state not in reproduce.ENDED:
+                raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
+            record = run.record
+            cost = record["cost"] or dict.fromkeys(("floats_down", "floats_up", "memory_floats"), 0)
+            values = {metric: metrics.find_metric(metric).value(record) for metric in ("selected", "last-tenth")}
+            yield {
+                "protocol": record["protocol"], "method": record["method"], "seed": record["seed"],
+                "status": record["status"], **values,
+                "floats_sent": cost["floats_down"] + cost["floats_up"], "memory_floats": cost["memory_floats"],
+                "seconds": f"{record['seconds_total']:.0f}",
+                "params_sha256": record["summary"].get("params_sha256", ""),
+            }  # fmt: skip
 
 
 class Line(NamedTuple):
-    """A method on a board: its runs by seed, with their headlines and means of the last tenth in percent."""
+    """A method on a board: its runs by seed, headlines and means of the last tenth in percent, costs, and seconds."""
 
     method: str
     headline: dict[int, float]
@@ -201,6 +204,7 @@ class Line(NamedTuple):
     diverged: int
     floats_sent: int
     memory_floats: int
+    seconds: list[float]
 
     @property
     def mean(self) -> Interval | None:
@@ -230,7 +234,8 @@ def read() -> dict[str, list[Line]]:
             tenths = [float(run["last-tenth"]) for run in whole]
             headline = {int(run["seed"]): float(run["selected"]) for run in whole}
             costs = (max(int(run[name]) for run in runs) for name in ("floats_sent", "memory_floats"))
-            lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs))
+            seconds = [float(run["seconds"]) for run in runs]
+            lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs, seconds))
         boards[protocol] = sorted(lines, key=lambda line: line.mean.mean if line.mean else -1.0, reverse=True)
     return boards
 
@@ -274,19 +279,23 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
         )
         seeds = f"{len(line.headline)}" + (f", {line.diverged} diverged" if line.diverged else "")
         costs = (f"{value:,}" for value in (line.floats_sent, line.memory_floats))
-        rows.append([line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs, seeds])
+        rows.append(
+            [line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs,
+             f"{median(line.seconds):.0f}", seeds]
+        )  # fmt: skip
     if (gap := lines[0].ahead_of(lines[1])) and gap.leaves_out_zero and gap.mean > 0:
         rows[0][2] = f"**{rows[0][2]}**"
     yield from github(
         ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain.method}", "Last tenth of the rounds, %",
-         "Floats sent a round", "Floats held", "Seeds"], rows, 2,
+         "Floats sent a round", "Floats held", "Seconds", "Seeds"], rows, 2,
     )  # fmt: skip
     yield ""
 
 
 def page(boards: dict[str, list[Line]]) -> str:
     """The text of README.md."""
-    trials = sum(prod(map(len, grid(at, method).values())) for at, grids in GRIDS.items() for method in grids)
+    trials = sum(prod(map(len, grid(at, method).values())) for at in boards for method in GRIDS[at])
+    seconds = [one for board in boards.values() for line in board for one in line.seconds]
     lines = [
         "# One board of all methods",
         "",
@@ -303,10 +312,15 @@ def page(boards: dict[str, list[Line]]) -> str:
     for protocol, board in boards.items():
         lines += section(protocol, board)
     lines += [
+        f"## {heading} (`{protocol}`)\n\nNot all of its runs have ended.\n"
+        for protocol, heading in HEADINGS.items() if protocol not in boards
+    ]  # fmt: skip
+    lines += [
         "Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds. The "
         "accuracy is the protocol's headline. Bold: the first, where the interval of its lead over the second "
         "leaves out zero. Floats: what one client sends and receives in a round, and what it holds of models and "
-        "of the method's own.",
+        "of the method's own. Seconds: the median run with its tests, on one core while another works beside it; the "
+        f"{len(seconds)} runs took {sum(seconds) / 3600:.1f} hours of a core, the trials come on top.",
         "",
     ]
     return "\n".join(lines)
@@ -333,18 +347,27 @@ def figure(boards: dict[str, list[Line]]) -> Figure:
 
 
 def main() -> None:
-    """Does what is left to do of all of it."""
+    """Does what is left to do of all of it, one table after the other."""
     if sys.argv[1:] not in ([], ["--page"]):
         raise SystemExit(__doc__)
-    if not sys.argv[1:]:
-        tune_all()
-        for given, errors in side_by_side(run_seed, [(name, seed) for name in tables() for seed in SEEDS]):
+    if sys.argv[1:]:
+        write_page()
+        return
+    found = []
+    for name, (_, protocols) in TABLES.items():
+        tune_all(protocols)
+        for given, errors in side_by_side(run_seed, [(name, seed) for seed in SEEDS]):
             print(*given, *(f"{folder}: {error}" for folder, error in errors.items()), sep="\n  ", flush=True)
-        found = list(rows())
+        found += rows(name)
         with (HERE / "board.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, found[0].keys(), lineterminator="\n")
             writer.writeheader()
             writer.writerows(found)
+        write_page()
+
+
+def write_page() -> None:
+    """Writes the page and its figure."""
     boards = read()
     (HERE / "README.md").write_text(page(boards))
     write(HERE / "board.png", figure, boards)
