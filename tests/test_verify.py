@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.cli import display
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.verify import compare
 from tests.test_consent import NETS
@@ -38,6 +39,27 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not():
     write_record(Path("a run"), {**record, "status": "interrupted"})
     result = invoke("verify", "a run")
     assert (result.exit_code, "has not finished (it is interrupted)" in result.stderr) == (2, True)
+
+
+def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
+    with pytest.raises(NonFiniteLoss):
+        fedcli.run("fedavg", out="a run", **{**TINY, "rounds": 5, "lr": 1e9})
+    record = read_record(Path("a run"))
+    number = len(record["rounds"]) + 1
+    result = invoke("verify", "a run")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, f"same bits until both diverge in round {number}")
+    assert len([*Path("runs").iterdir()]) == 1
+    assert compare(record, {**record, "error": "NonFiniteLoss: later"}) == (
+        f"another end: NonFiniteLoss: later; was: {record['error']}", False
+    )  # fmt: skip
+    whole = {name: value for name, value in record.items() if name != "error"} | {"status": "finished"}
+    text, same = compare(record, {**whole, "versions": {}})
+    assert (text.startswith("another end: finished; was: NonFinite"), text.endswith("(other versions)")) == (True, True)
+    assert not same
+    write_record(Path("a run"), {**record, "config": {**record["config"], "dataset": "mnist"}})
+    result = invoke("verify", "a run")
+    assert (result.exit_code, "data download mnist" in result.stderr) == (2, True)
+    assert len([*Path("runs").iterdir()]) == 1  # nothing is left of it
 
 
 def changed(record, *, accuracy=0.0, **parts):

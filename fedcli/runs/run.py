@@ -115,10 +115,7 @@ def run(
         ]
     finally:
         if out is None:
-            parent = folders[0] if seeds is None else folders[0].parent
-            for folder in (parent, parent.parent):  # where no run has begun, they are empty
-                with suppress(OSError):
-                    folder.rmdir()
+            remove_unused(folders[0] if seeds is None else folders[0].parent)
     return done[0] if seeds is None else done
 
 
@@ -494,6 +491,13 @@ def new_folder(setup: Setup) -> Path:
                 f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
             ) from error
     raise UserError(f"there are too many runs of this second (got 1000 like '{name}'); name a folder with --out.")
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes what `new_folder` has made if no run has begun in it."""
+    for empty in (folder, folder.parent):
+        with suppress(OSError):
+            empty.rmdir()
 
 
 def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
