@@ -29,6 +29,7 @@ from fedcli.runs.prepare import check, machine_settings, new_record, prepare, re
 from fedcli.runs.records import (
     RECORD,
     identity,
+    note_move,
     numerics,
     numerics_of,
     outdated,
@@ -385,6 +386,8 @@ def _resume(
         state, known, note = read_checkpoint(folder, record, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
+        if moved := note_move(record, fed.device):
+            fed.engine.notes.append(moved)
         record.pop("error", None)
         current().refuse_differences(_same_everywhere(setup, record), setup.device)
         if note is not None and current().number == 0:

@@ -11,12 +11,12 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import recorded_options, resolve, without_effect
 from fedcli.runs.consent import with_own_files
-from fedcli.runs.records import read_record
+from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.run import Run, has_ended, load, new_folder, remove_unused, run
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
-SURROUNDINGS = ("hardware", "machine", "versions", "numerics", "method_hash")  # what the bits of a run depend on
+SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
             return f"another {what}: fingerprint {place(again)}, was {place(record)}", False
     hashes = [one["summary"].get("params_sha256") for one in (record, again)]
     other = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
+    for move in record.get("moved", ()):
+        other += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
     ends = [one.get("error", one["status"]) for one in (record, again)]
     if ends[0] != ends[1]:
         return f"another end: {ends[1]}; was: {ends[0]}" + f" (other {', '.join(other)})" * bool(other), False
