@@ -9,10 +9,14 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.cli import display
+from fedcli.core.federation import NonFiniteLoss
+from fedcli.results.reproduce import paces
+from fedcli.results.tables import machines
 from fedcli.runs.records import read_record, write_record
+from fedcli.runs.run import resume
 from fedcli.runs.verify import compare
 from tests.test_consent import NETS
-from tests.test_runs import TINY, essence
+from tests.test_runs import TINY, Stop, StopAfter, essence
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +42,55 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not():
     write_record(Path("a run"), {**record, "status": "interrupted"})
     result = invoke("verify", "a run")
     assert (result.exit_code, "has not finished (it is interrupted)" in result.stderr) == (2, True)
+
+
+def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
+    with pytest.raises(NonFiniteLoss):
+        fedcli.run("fedavg", out="a run", **{**TINY, "rounds": 5, "lr": 1e9})
+    record = read_record(Path("a run"))
+    number = len(record["rounds"]) + 1
+    result = invoke("verify", "a run")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, f"same bits until both diverge in round {number}")
+    assert len([*Path("runs").iterdir()]) == 1
+    assert compare(record, {**record, "error": "NonFiniteLoss: later"}) == (
+        f"another end: NonFiniteLoss: later; was: {record['error']}", False
+    )  # fmt: skip
+    whole = {name: value for name, value in record.items() if name != "error"} | {"status": "finished"}
+    text, same = compare(record, {**whole, "versions": {}})
+    assert (text.startswith("another end: finished; was: NonFinite"), text.endswith("(other versions)")) == (True, True)
+    assert not same
+    write_record(Path("a run"), {**record, "config": {**record["config"], "dataset": "mnist"}})
+    result = invoke("verify", "a run")
+    assert (result.exit_code, "data download mnist" in result.stderr) == (2, True)
+    assert len([*Path("runs").iterdir()]) == 1  # nothing is left of it
+
+
+def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
+    folder, elsewhere = Path("a run"), {"processor": "of another kind", "flags": [], "system": "another"}
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=folder, progress=StopAfter(1), **TINY)
+    record = read_record(folder)
+    here, threads = record["machine"], record["hardware"]["threads"]
+    hardware = {**record["hardware"], "name": "of another kind", "threads": threads + 1}
+    write_record(folder, {**record, "machine": elsewhere, "hardware": hardware})
+    with pytest.raises(Stop):
+        resume(folder, progress=StopAfter(1))
+    moved = [{"round": 1, "hardware": record["hardware"], "machine": here}]
+    assert read_record(folder)["moved"] == moved
+    record = resume(folder).record  # on the same machine
+    assert (record["moved"], record["resumed"]) == (moved, [1, 2])
+    assert [note["round"] for note in record["engine"]["notes"]] == [1]
+    assert "hardware and machine are not what they were" in record["engine"]["notes"][0]["text"]
+    (line,) = machines([record])
+    assert f"threads {threads + 1} · " in line
+    assert f" · from round 2 on device cpu, name {record['moved'][0]['hardware']['name']}, " in line
+    assert compare(record, changed(record, accuracy=0.01))[0] == (
+        "same within 1.00 points of accuracy (other hardware in round 2, machine in round 2)"
+    )
+    assert paces([Path()], {"digits"}) == {}
+    del record["moved"]
+    write_record(folder, {**record, "load": []})
+    assert paces([Path()], {"digits"}) != {}
 
 
 def changed(record, *, accuracy=0.0, **parts):

@@ -383,7 +383,7 @@ def resume(
 
 
 def verify(
-    record: Annotated[Path, typer.Argument(metavar="RECORD", help="Folder or record.json of a finished run.")],
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="Folder or record.json of a run that has ended.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the repetition. \\[default: runs/<time>-<method>-<data>]")
     ] = None,
@@ -392,9 +392,10 @@ def verify(
         list[str] | None, typer.Option(help="File of yours that the run needs, as method or part; unchanged.")
     ] = None,
 ) -> None:
-    """Run a record again in a new folder, and compare partition, curve and parameters.
+    """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
-    Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1.
+    Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1. One that
+    diverged has to diverge in the same round.
     """
     from fedcli.runs.verify import verify as verified
 

@@ -439,7 +439,8 @@ def paces(folders: Iterable[Path], planned: Iterable[str]) -> dict[tuple, list[P
         for _, record in pairs:
             config, hardware = record["config"], record["hardware"]
             method = methods().get(record["method"])
-            if not record["rounds"] or not quiet(record) or method is None or config["dataset"] not in planned:
+            unfit = not record["rounds"] or "moved" in record or not quiet(record)
+            if unfit or method is None or config["dataset"] not in planned:
                 continue
             machine = hardware["device"], hardware["name"]
             tests = [one["seconds"]["evaluate"] for one in record["rounds"] if one["test_accuracy"] is not None]

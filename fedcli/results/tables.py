@@ -447,8 +447,11 @@ def machines(records: list[dict]) -> list[str]:
         known = (f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
         return markdown(", ".join(known))
 
-    places = [
-        " · ".join(words(record[part]) for part in ("hardware", "versions") if record.get(part)) for record in records
-    ]
+    def where(about: dict) -> Iterator[str]:
+        yield from (words(about[part]) for part in ("hardware", "versions") if about.get(part))
+        for move in about.get("moved", ()):
+            yield from (f"from round {move['round'] + 1} on {text}" for text in where(move))
+
+    places = [" · ".join(where(record)) for record in records]
     known = [place or "not recorded" for place in places]
     return [f"- {known.count(place)} run{'s' * (known.count(place) > 1)}: {place}" for place in dict.fromkeys(known)]

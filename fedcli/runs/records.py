@@ -54,6 +54,7 @@ FORM = {
     },
     "resumed": [int], "numerics?": {"": int}, "user_files?": {"": str}, "command?": str, "error?": str,
     "class_names?": [str], "cost?": ({"": MAYBE}, type(None)), "post?": {"test_accuracy": MAYBE},
+    "moved?": [{"round": int}],
     "load?": [{"start": NUMBER, "end?": MAYBE, "others?": MAYBE}], "commit?": (str, type(None)),
     "hardware?": {"threads?": int}, "engine?": {"clients_per_chunk": int, "way?": str, "notes?": [{"round": int}]},
     "model?": {"backbone?": str, "parameters?": int}, "quality?": {"nmi?": NUMBER, "silhouette?": NUMBER},
@@ -242,6 +243,21 @@ def environment(device: torch.device) -> dict[str, Any]:
         },
         "commit": _commit(),
     }
+
+
+WHERE = ("hardware", "machine", "versions")  # of what `environment` tells, what the bits of a run depend on
+
+
+def note_move(record: dict[str, Any], device: torch.device) -> str:
+    """Puts into the record of a run that goes on where it does so, if that is not where it was, and says so."""
+    here, before = environment(device), dict(record)
+    for move in record.get("moved", ()):
+        before |= move
+    other = {name: here[name] for name in WHERE if name in before and before[name] != here[name]}
+    if not other:
+        return ""
+    record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})
+    return f"the run goes on where {' and '.join(other)} are not what they were; its bits are those of neither place"
 
 
 FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on

@@ -29,6 +29,7 @@ from fedcli.runs.prepare import check, machine_settings, new_record, prepare, re
 from fedcli.runs.records import (
     RECORD,
     identity,
+    note_move,
     numerics,
     numerics_of,
     outdated,
@@ -115,10 +116,7 @@ def run(
         ]
     finally:
         if out is None:
-            parent = folders[0] if seeds is None else folders[0].parent
-            for folder in (parent, parent.parent):  # where no run has begun, they are empty
-                with suppress(OSError):
-                    folder.rmdir()
+            remove_unused(folders[0] if seeds is None else folders[0].parent)
     return done[0] if seeds is None else done
 
 
@@ -388,6 +386,8 @@ def _resume(
         state, known, note = read_checkpoint(folder, record, setup, fed)
         record.update(known)
         record["resumed"].append(len(record["rounds"]))
+        if moved := note_move(record, fed.device):
+            fed.engine.notes.append(moved)
         record.pop("error", None)
         current().refuse_differences(_same_everywhere(setup, record), setup.device)
         if note is not None and current().number == 0:
@@ -494,6 +494,13 @@ def new_folder(setup: Setup) -> Path:
                 f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
             ) from error
     raise UserError(f"there are too many runs of this second (got 1000 like '{name}'); name a folder with --out.")
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes what `new_folder` has made if no run has begun in it."""
+    for empty in (folder, folder.parent):
+        with suppress(OSError):
+            empty.rmdir()
 
 
 def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:

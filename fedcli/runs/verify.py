@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.core.engine import WAYS
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import recorded_options, resolve, without_effect
 from fedcli.runs.consent import with_own_files
-from fedcli.runs.records import read_record
+from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
-from fedcli.runs.run import Run, run
+from fedcli.runs.run import Run, has_ended, load, new_folder, remove_unused, run
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
-SURROUNDINGS = ("hardware", "machine", "versions", "numerics", "method_hash")  # what the bits of a run depend on
+SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def verify(
     device: str | None = None,
     progress: Listener | None = None,
 ) -> Verdict:
-    """Runs a finished run again, and compares partition, curve and parameters.
+    """Runs a run again that has finished or diverged, and compares partition, curve, end and parameters.
 
     Args:
         path: Its folder or its record.
@@ -51,28 +52,37 @@ def verify(
         progress: Told how it goes on.
 
     Raises:
-        UserError: If there is no such run, it has not finished, or it cannot run here.
+        UserError: If there is no such run, it has not ended, or it cannot run here.
     """
     record = read_record(Path(path))
-    if record["status"] != "finished":
+    if not has_ended(record):
         raise UserError(
-            f"the run '{path}' has not finished (it is {record['status']}); only a finished one can be compared."
+            f"the run '{path}' has not finished (it is {record['status']}); only one that has finished or diverged can "
+            "be compared."
         )
     record = with_own_files(record, method, "the same command with")
     chosen = find_method(record["method_source"])
     options = recorded_options(record["config"], chosen)
-    vain = without_effect(resolve(chosen, options, need_data=False), options)
+    setup = resolve(chosen, options, need_data=False)
+    vain = without_effect(setup, options)
     options = {name: value for name, value in options.items() if name not in vain}
     engine = {"way": WAYS[0], **record["engine"]}
     way = "" if engine["way"] == WAYS[0] else f"{engine['way']}:"
     options |= {"clients_per_chunk": f"{way}{engine['clients_per_chunk']}"}
     options |= {} if device is None else {"device": device}
-    again = run(record["method_source"], out=out, progress=progress, **options)
+    folder = Path(out or new_folder(setup))
+    try:
+        again = run(record["method_source"], out=folder, progress=progress, **options)
+    except NonFiniteLoss:
+        again = load(folder)
+    finally:
+        if out is None:
+            remove_unused(folder)
     return Verdict(*compare(record, again.record), again)
 
 
 def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
-    """Compares two finished runs of the same options.
+    """Compares two runs of the same options that have finished or diverged.
 
     Args:
         record: The first.
@@ -85,11 +95,17 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
         if place(record) != place(again):
             return f"another {what}: fingerprint {place(again)}, was {place(record)}", False
     hashes = [one["summary"].get("params_sha256") for one in (record, again)]
+    other = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
+    for move in record.get("moved", ()):
+        other += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
+    ends = [one.get("error", one["status"]) for one in (record, again)]
+    if ends[0] != ends[1]:
+        return f"another end: {ends[1]}; was: {ends[0]}" + f" (other {', '.join(other)})" * bool(other), False
     distance, where = _distance(record["rounds"], again["rounds"])
     if hashes[0] == hashes[1] and distance == 0:
-        return "same bits", True
+        lost = f" until both diverge in round {len(record['rounds']) + 1}" if "error" in record else ""
+        return f"same bits{lost}", True
     points = f"{100 * distance:.2f} points of accuracy"
-    other = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
     if not other:
         what = f"the curve by {points} in round {where}" if distance else "the parameters, and not the curve"
         return f"another result on the same machine and version: {what}", False
