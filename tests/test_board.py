@@ -25,6 +25,8 @@ RUNS = {
         "moon": (80.0, 84.0, 85.0),  # as the first
         "feddyn": (None, None, None),
         "fednova": (69.0, 72.0, 78.0),  # by chance
+        "fedfm-lite": (40.0, 41.0, 42.0),
+        "fedfm-lite (all rounds)": (68.0, 73.0, 72.0),
     },
     PERSONAL: {"fedproto": (51.0, 53.0, 55.1), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
 }
@@ -69,8 +71,13 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     page = board.page(board.read())
     first, second = (f"Method{part}" for part in page.split("| Method")[1:])
     rows = cells(f"| {first}")
-    assert [row["Method"] for row in rows] == ["scaffold", "moon", "fednova", "fedavg", "fedprox", "feddyn"]
     by_name = {row["Method"]: row for row in rows}
+    assert [*by_name] == [
+        "scaffold", "moon", "fednova", "fedavg", "fedfm-lite (all rounds)", "fedprox", "fedfm-lite", "feddyn",
+    ]  # fmt: skip
+    assert by_name["fedfm-lite (all rounds)"]["Tuned"] == by_name["fedfm-lite"]["Tuned"] == "lr 0.2"
+    assert "\n\nFedFM-Lite exchanges models in every fifth round; " in first
+    assert "FedFM-Lite exchanges" not in second
     assert by_name["fedprox"] == {
         "Method": "fedprox", "Tuned": "lr 0.4 ↑, proximal weight 0.001 ↓", "Accuracy, %": told([60.0, 63.0]),
         "Ahead of fedavg": told([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": told([59.0, 62.0]),
@@ -84,15 +91,26 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert (by_name["fedavg"]["Tuned"], by_name["fedavg"]["Seeds"]) == ("lr 0.2", "3")
     assert "(297 trials; " in page  # 3 x 57, 3 x 42
     assert "(`fedfm:digits`)\n\nNot all of its runs have ended.\n" in page
-    assert "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it" in page
-    assert "10 seeds: fednova." in page  # and not the one without a run
+    assert (
+        "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox, fedfm-lite. Not to be told from it" in page
+    )
+    assert "10 seeds: fednova, fedfm-lite (all rounds)." in page  # and not the one without a run
     assert "**" not in first  # the first two are equal
-    assert "the 27 runs took 2.7 hours of a core" in page
+    assert "the 33 runs took 3.3 hours of a core" in page
     rows = cells(f"| {second}")
     assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
     assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9.9
     assert "Ahead of local, beyond chance: fccl, fedproto. Behind it: none." in page
     assert page.index(f"(`{GLOBAL}`)") < page.index(f"(`{PERSONAL}`)")
+
+
+def test_matching_on_top_has_the_weight_that_its_method_was_tuned_to_and_a_variant_its_own_option(board):
+    assert board.fixed("fedprox-fm", GLOBAL)["proximal_weight"] == 0.001
+    assert "proximal_weight" not in board.fixed("fedprox-fm", "fedfm:digits")  # not tuned there
+    assert "proximal_weight" not in board.fixed("fedprox", GLOBAL)
+    settings = {cell.row: cell.settings for cell in board.table("global", "One", (GLOBAL,)).cells}
+    assert settings["fedfm-lite (all rounds)"] == {**settings["fedfm-lite"], "model_interval": 1}
+    assert (settings["fedfm-lite"]["lr"], settings["fedprox-fm"]["proximal_weight"]) == (0.2, 0.001)
 
 
 def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
@@ -102,17 +120,19 @@ def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
         "moon",
         "fednova",
         "fedavg",
+        "fedfm-lite (all rounds)",
         "fedprox",
+        "fedfm-lite",
     ]
     assert left.yaxis_inverted()
     dots = [line for line in left.lines if line.get_marker() == "o"]
     bars = [line for line in left.lines if line.get_marker() != "o"]
     found = [interval([value for value in RUNS[GLOBAL][name] if value]) for name in ("scaffold", "fedprox")]
-    for at, (mean, low, high, _) in zip((0, 4), found, strict=True):
+    for at, (mean, low, high, _) in zip((0, 5), found, strict=True):
         assert dots[at].get_xydata().tolist() == [[pytest.approx(mean), at]]
         assert bars[at].get_xydata().ravel() == pytest.approx([low, at, high, at])
-    assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False, False, False, True, False]
-    assert [len(axes.lines) for axes in (left, right)] == [10, 6]
+    assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False] * 3 + [True] + [False] * 3
+    assert [len(axes.lines) for axes in (left, right)] == [14, 6]
     own = [line.get_color() == dots[3].get_color() for line in right.lines if line.get_marker() == "o"]
     assert own == [False, False, True]  # the plain one
 
@@ -132,7 +152,10 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
     def planned(name, seed):
         run = record("fedavg", seed, status="finished" if seed else "failed", protocol=GLOBAL)
         run = SimpleNamespace(record=run, state=state if seed else "diverged", folder="here")
-        found = [SimpleNamespace(runs=[run], cell=SimpleNamespace(metric=kind)) for kind in ("selected", "last-tenth")]
+        found = [
+            SimpleNamespace(runs=[run], cell=SimpleNamespace(metric=kind, row="fedavg"))
+            for kind in ("selected", "last-tenth")
+        ]
         return SimpleNamespace(cells=found)
 
     monkeypatch.setattr(board, "planned", planned)
