@@ -31,7 +31,11 @@ RUNS = {
     PERSONAL: {"fedproto": (51.0, 53.0, 55.1), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
 }
 OPTIONS = {
-    GLOBAL: {**{method: {"lr": 0.2} for method in RUNS[GLOBAL]}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}},
+    GLOBAL: {
+        **{method: {"lr": 0.2} for method in RUNS[GLOBAL]},
+        "fedprox": {"lr": 0.4, "proximal_weight": 0.001},
+        "moon": {"lr": 0.2, "contrastive_weight": 1.0},
+    },
     PERSONAL: {method: {"lr": 0.02} for method in RUNS[PERSONAL]},
 }
 
