@@ -1,6 +1,6 @@
 """One board: every method on the built-in digits, ten seeds each, by options that were tuned on an eleventh.
 
-    python results/board/board.py           # tunes what is not tuned yet, runs what has not run, writes CSV and page
+    python results/board/board.py           # hours: tunes what is not tuned, runs what has not run, writes CSV and page
     python results/board/board.py --page    # the page and its figure from the CSV alone
 
 Each method gets three learning rates, with each of them up to four values of the one option that says most of it, its
@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from math import prod
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,7 +194,7 @@ def run_seed(name: str, seed: int) -> dict[Path, str]:
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
-    """What the CSV says of every run of a table: accuracies in percent, floats of one client in a round (the mean)."""
+    """What the CSV says of every run of a table: accuracies in percent, floats of a client in the mean round."""
     cells = {seed: planned(name, seed).cells for seed in SEEDS}
     for same in zip(*cells.values(), strict=True):
         if same[0].cell.metric != "selected":
@@ -203,19 +203,19 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
             if run.record is None or run.state not in reproduce.ENDED:
                 raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
             record = run.record
-            cost = record["cost"] or dict.fromkeys(("floats_down", "floats_up", "memory_floats"), 0)
+            sent = [entry["floats_down"] + entry["floats_up"] for entry in record["rounds"]]
             values = {metric: metrics.find_metric(metric).value(record) for metric in ("selected", "last-tenth")}
             yield {
                 "protocol": record["protocol"], "method": same[0].cell.row, "seed": record["seed"],
                 "status": record["status"], **values,
-                "floats_sent": cost["floats_down"] + cost["floats_up"], "memory_floats": cost["memory_floats"],
-                "seconds": f"{record['seconds_total']:.0f}",
+                "floats_sent": round(fmean(sent)) if sent else 0,
+                "memory_floats": (record["cost"] or {"memory_floats": 0})["memory_floats"],
                 "params_sha256": record["summary"].get("params_sha256", ""),
             }  # fmt: skip
 
 
 class Line(NamedTuple):
-    """A line of a board: its runs by seed, headlines and means of the last tenth in percent, costs, and seconds."""
+    """A line of a board: its runs by seed, headlines and means of the last tenth in percent, and costs."""
 
     method: str
     headline: dict[int, float]
@@ -223,7 +223,6 @@ class Line(NamedTuple):
     diverged: int
     floats_sent: int
     memory_floats: int
-    seconds: list[float]
 
     @property
     def mean(self) -> Interval | None:
@@ -253,8 +252,7 @@ def read() -> dict[str, list[Line]]:
             tenths = [float(run["last-tenth"]) for run in whole]
             headline = {int(run["seed"]): float(run["selected"]) for run in whole}
             costs = (max(int(run[name]) for run in runs) for name in ("floats_sent", "memory_floats"))
-            seconds = [float(run["seconds"]) for run in runs]
-            lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs, seconds))
+            lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs))
         boards[protocol] = sorted(lines, key=lambda line: line.mean.mean if line.mean else -1.0, reverse=True)
     return boards
 
@@ -299,15 +297,12 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
         )
         seeds = f"{len(line.headline)}" + (f", {line.diverged} diverged" if line.diverged else "")
         costs = (f"{value:,}" for value in (line.floats_sent, line.memory_floats))
-        rows.append(
-            [line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs,
-             f"{median(line.seconds):.0f}", seeds]
-        )  # fmt: skip
+        rows.append([line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs, seeds])
     if (gap := lines[0].ahead_of(lines[1])) and gap.leaves_out_zero and gap.mean > 0:
         rows[0][2] = f"**{rows[0][2]}**"
     yield from github(
         ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain.method}", "Last tenth of the rounds, %",
-         "Floats sent a round", "Floats held", "Seconds", "Seeds"], rows, 2,
+         "Floats sent a round", "Floats held", "Seeds"], rows, 2,
     )  # fmt: skip
     yield ""
     yield from (f"{why}\n" for name, (_, _, why) in VARIANTS.items() if name in against)
@@ -316,15 +311,14 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
 def page(boards: dict[str, list[Line]]) -> str:
     """The text of README.md."""
     trials = sum(prod(map(len, grid(at, method).values())) for at in boards for method in GRIDS[at])
-    seconds = [one for board in boards.values() for line in board for one in line.seconds]
     lines = [
         "# One board of all methods",
         "",
         f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
         "held-out training examples: three learning rates, with each up to four values of the option named "
         f"({trials} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM have the "
-        "weight that FedProx and MOON were tuned to. `python results/board/board.py` does all of it again, `--page` "
-        "only this page from `board.csv`, which has every run with its `params_sha256`. The "
+        "weight that FedProx and MOON were tuned to. `python results/board/board.py` does all of it again, in hours, "
+        "`--page` only this page from `board.csv`, which has every run with its `params_sha256`. The "
         "images are few and small and the set-ups are no paper's: the board says whether a method earns its keep on an "
         "easy task, not what it does on the papers' data.",
         "",
@@ -341,9 +335,8 @@ def page(boards: dict[str, list[Line]]) -> str:
         "Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds, and of twenty "
         "intervals about one leaves out zero where there is no difference. The "
         "accuracy is the protocol's headline. Bold: the first, where the interval of its lead over the second "
-        "leaves out zero. Floats: what one client sends and receives in a round, and what it holds of models and "
-        "of the method's own. Seconds: the median run with its tests, on one core while another works beside it; the "
-        f"{len(seconds)} runs took {sum(seconds) / 3600:.1f} hours of a core, the trials come on top.",
+        "leaves out zero. Floats: what one client sends and receives in a round (the mean over rounds), and what it "
+        "holds of models and of the method's own.",
         "",
     ]
     return "\n".join(lines)
