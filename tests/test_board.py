@@ -103,6 +103,15 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert page.index(f"(`{GLOBAL}`)") < page.index(f"(`{PERSONAL}`)")
 
 
+def test_the_committed_page_is_that_of_the_committed_runs(board, monkeypatch):
+    monkeypatch.setattr(board, "HERE", FILE.parent)
+    boards = board.read()
+    assert (FILE.parent / "README.md").read_text(encoding="utf-8") == board.page(boards)
+    for protocol, lines in boards.items():
+        assert {line.method for line in lines} == set(board.lines_of(protocol))
+        assert {len(line.headline) + line.diverged for line in lines} == {len(board.SEEDS)}
+
+
 def test_matching_on_top_has_the_weight_that_its_method_was_tuned_to_and_a_variant_its_own_option(board):
     assert board.fixed("fedprox-fm", GLOBAL)["proximal_weight"] == 0.001
     assert "proximal_weight" not in board.fixed("fedprox-fm", "fedfm:digits")  # not tuned there
