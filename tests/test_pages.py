@@ -247,4 +247,6 @@ def test_a_finding_is_the_papers_method_beside_the_best_other():
     lucky = runs("moon", 0.99)  # one seed: not among those with the most
     groups = tables.group([*records, *lucky])
     assert pages._finding(groups) == "fedfa 84.00 against fedavg 80.00: +4.00 [+1.52, +6.48] (3)"
+    more = runs("fedcme", 0.6, 0.6, 0.6, 0.6, seeds=(0, 1, 2, 3))  # none of the others has as many
+    assert pages._finding(tables.group([*records, *more])).startswith("fedfa 84.00 against fedavg 80.00: ")
     assert pages._finding(tables.group(runs("fedfa", 0.5))) == "fedfa 50.00"

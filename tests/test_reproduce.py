@@ -319,6 +319,12 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     rounds = there("fedfa:8")  # those of 2021 were tested every fourth round
     assert {place: seeds for place, seeds in rounds.items() if seeds} == {key: [2022, 2023] for key in both}
 
+    parts = there("fedfa:3")
+    rows, column = ("FedFA", "FedFA w/o classifier calibration"), "FMNIST #C=2 (label skew)"
+    assert {place: seeds for place, seeds in parts.items() if seeds} == {
+        (row, column): [2021, 2022, 2023] for row in rows
+    }
+
     (place,) = reproduce.shipped()
     broken = [{**record, "status": "interrupted"} for _, record in reproduce.all_runs([place])[0]["fedfa", 2021]]
     monkeypatch.setattr(reproduce, "all_runs", lambda folders: ({("fedfa", 2021): [(place / "x", broken[0])]}, ()))

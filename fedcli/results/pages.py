@@ -312,8 +312,9 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         "## Studies",
         "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
         "A finding is the best mean of the paper's methods and the best of the others, by the protocol's rule, of the "
-        "rows with the most seeds: the first less the second, its 95 % interval and how many seeds both have. "
-        "[board](board/README.md) has all methods on small digits, ten seeds each, with tuned options. "
+        "rows with the most seeds that both have, or more: the first less the second, its 95 % interval and how many "
+        "seeds both have. "
+        "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
         *_redo(results / "records"),
@@ -381,20 +382,20 @@ def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
 
 
 def _finding(groups: Sequence[SeedGroup]) -> str:
-    """The best row of the papers' methods beside the best of the others; of the rows with the most seeds."""
+    """The best row of the papers' methods beside the best of the others; of the rows with the most seeds of both."""
     metric, ours = find_metric("selected"), {method.name for paper in papers() for method in paper.methods}
     known = [[groups[place] for place in places] for places in tables.rivals(groups)]
     members = [one for one in max(known, key=len) if metric.values(one.records)]
-    most = max((len(one.finished) for one in members), default=0)
-    ranked = sorted(
-        (one for one in members if len(one.finished) == most), key=lambda one: -fmean(metric.values(one.records))
-    )
-    first = next((one for one in ranked if one.records[0]["method"] in ours), None)
-    second = next((one for one in ranked if one.records[0]["method"] not in ours), None)
-    shown = [one for one in (first, second) if one is not None]
+    sides = [[one for one in members if (one.records[0]["method"] in ours) == own] for own in (True, False)]
+    fewest = min((max(len(one.finished) for one in side) for side in sides if side), default=0)
+    shown = [
+        max((one for one in side if len(one.finished) >= fewest), key=lambda one: fmean(metric.values(one.records)))
+        for side in sides
+        if side
+    ]
     text = " against ".join(f"{one.label} {metric.text(fmean(metric.values(one.records)))}" for one in shown)
     if len(shown) == 2:
-        text += f": {claims.difference_text(metric, lead(metric, first.records, second.records))}"
+        text += f": {claims.difference_text(metric, lead(metric, *(one.records for one in shown)))}"
     return text or MISSING
 
 
