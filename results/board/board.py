@@ -321,12 +321,11 @@ def page(boards: dict[str, list[Line]]) -> str:
         f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
         "held-out training examples: three learning rates, with each up to four values of the option named "
         f"({trials} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM have the "
-        "weight that FedProx and MOON were tuned to, which was decided after a first board, with their default weights. "
-        "`python results/board/board.py` does all of it again, in hours, "
-        "`--page` only this page from `board.csv`, which has every run with its `params_sha256` "
-        f"({'; '.join(machines)}). The "
-        "images are few and small and the set-ups are no paper's: the board says whether a method earns its keep on an "
-        "easy task, not what it does on the papers' data.",
+        "weight that FedProx and MOON were tuned to, which was decided after a first board, with their default "
+        "weights. `python results/board/board.py` does all of it again, in hours, `--page` only this page from "
+        f"`board.csv`, which has every run with its `params_sha256` ({'; '.join(machines)}). The images are few and "
+        "small and the set-ups are no paper's: the board says whether a method earns its keep on an easy task, not "
+        "what it does on the papers' data.",
         "",
         "![Mean accuracy of every method with its interval; the plain one in another colour](board.png)",
         "",
