@@ -52,13 +52,23 @@ def board(tmp_path, monkeypatch):
     with (tmp_path / "board.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("protocol", "method", "seed", "status", "selected", "last-tenth", "floats_sent", "memory_floats")
+            (
+                "protocol",
+                "method",
+                "seed",
+                "status",
+                "selected",
+                "last-tenth",
+                "floats_sent",
+                "memory_floats",
+                "machine",
+            )
         )
         for protocol, methods in RUNS.items():
             for method, values in methods.items():
                 for seed, value in reversed([*enumerate(values)]):
                     text = (seed, "failed", 99.0, 99.0) if value is None else (seed, "finished", value, value - 1)
-                    costs = (0 if value is None else 12345 - abs(seed - 1), 678)
+                    costs = (0 if value is None else 12345 - abs(seed - 1), 678, "CPU, torch 2" if seed else "another")
                     writer.writerow((protocol, method, *text, *costs))
     return module
 
@@ -89,6 +99,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert by_name["fedavg"]["Ahead of fedavg"] == ""
     assert (by_name["feddyn"]["Accuracy, %"], by_name["feddyn"]["Seeds"]) == ("–", "0, 3 diverged")
     assert (by_name["fedavg"]["Tuned"], by_name["fedavg"]["Seeds"]) == ("lr 0.2", "3")
+    assert "(CPU, torch 2; another)" in page
     assert "(297 trials; " in page  # 3 x 57, 3 x 42
     assert "(`fedfm:digits`)\n\nNot all of its runs have ended.\n" in page
     assert (
@@ -119,6 +130,20 @@ def test_matching_on_top_has_the_weight_that_its_method_was_tuned_to_and_a_varia
     settings = {cell.row: cell.settings for cell in board.table("global", "One", (GLOBAL,)).cells}
     assert settings["fedfm-lite (all rounds)"] == {**settings["fedfm-lite"], "model_interval": 1}
     assert (settings["fedfm-lite"]["lr"], settings["fedprox-fm"]["proximal_weight"]) == (0.2, 0.001)
+
+
+def test_matching_on_top_is_tuned_after_its_methods(board, tmp_path, monkeypatch):
+    (tmp_path / "options.json").write_text("{}")
+    waves = []
+
+    def side_by_side(work, given):
+        waves.append([method for _, method in given])
+        return [(one, ({"lr": 0.1}, 0.5)) for one in given]
+
+    monkeypatch.setattr(board, "side_by_side", side_by_side)
+    board.tune_all([GLOBAL])
+    first, second = waves
+    assert (sorted(second), sorted([*first, *second])) == (["fedprox-fm", "moon-fm"], sorted(board.GLOBAL))
 
 
 def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
@@ -159,6 +184,7 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
 
     def planned(name, seed):
         run = record("fedavg", seed, status="finished" if seed else "failed", protocol=GLOBAL)
+        run["hardware"]["name"] = "CPU"
         for number, entry in enumerate(run["rounds"]):
             entry.update(floats_down=100, floats_up=0 if number else 2 * len(run["rounds"]))
         run = SimpleNamespace(record=run, state=state if seed else "diverged", folder="here")
@@ -176,7 +202,7 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
         "protocol": GLOBAL, "method": "fedavg", "seed": 1, "status": "finished", "selected": 50.0,
         "last-tenth": pytest.approx(30.0), "floats_sent": 102,  # by mean
         "memory_floats": 1,
-        "params_sha256": "1" * 64,
+        "params_sha256": "1" * 64, "machine": "CPU, torch 2.13",
     }  # fmt: skip
     assert (lost["seed"], lost["status"]) == (0, "failed")
     state = "running"

@@ -257,7 +257,7 @@ def note_move(record: dict[str, Any], device: torch.device) -> str:
     if not other:
         return ""
     record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})
-    return f"the run goes on where {' and '.join(other)} are not what they were; its bits are those of neither place"
+    return f"the run goes on where {' and '.join(other)} are not what they were; its bits may be those of neither place"
 
 
 FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on

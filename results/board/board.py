@@ -211,16 +211,18 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
                 "floats_sent": round(fmean(sent)) if sent else 0,
                 "memory_floats": (record["cost"] or {"memory_floats": 0})["memory_floats"],
                 "params_sha256": record["summary"].get("params_sha256", ""),
+                "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
             }  # fmt: skip
 
 
 class Line(NamedTuple):
-    """A line of a board: its runs by seed, headlines and means of the last tenth in percent, and costs."""
+    """A line of a board: its runs by seed, headlines and means of the last tenth in percent, machines and costs."""
 
     method: str
     headline: dict[int, float]
     last_tenth: list[float]
     diverged: int
+    machines: set[str]
     floats_sent: int
     memory_floats: int
 
@@ -252,7 +254,8 @@ def read() -> dict[str, list[Line]]:
             tenths = [float(run["last-tenth"]) for run in whole]
             headline = {int(run["seed"]): float(run["selected"]) for run in whole}
             costs = (max(int(run[name]) for run in runs) for name in ("floats_sent", "memory_floats"))
-            lines.append(Line(method, headline, tenths, len(runs) - len(whole), *costs))
+            machines = {run["machine"] for run in runs}
+            lines.append(Line(method, headline, tenths, len(runs) - len(whole), machines, *costs))
         boards[protocol] = sorted(lines, key=lambda line: line.mean.mean if line.mean else -1.0, reverse=True)
     return boards
 
@@ -311,16 +314,18 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
 def page(boards: dict[str, list[Line]]) -> str:
     """The text of README.md."""
     trials = sum(prod(map(len, grid(at, method).values())) for at in boards for method in GRIDS[at])
+    machines = sorted(set().union(*(line.machines for board in boards.values() for line in board)))
     lines = [
         "# One board of all methods",
         "",
         f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
         "held-out training examples: three learning rates, with each up to four values of the option named "
         f"({trials} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM have the "
-        "weight that FedProx and MOON were tuned to. `python results/board/board.py` does all of it again, in hours, "
-        "`--page` only this page from `board.csv`, which has every run with its `params_sha256`. The "
-        "images are few and small and the set-ups are no paper's: the board says whether a method earns its keep on an "
-        "easy task, not what it does on the papers' data.",
+        "weight that FedProx and MOON were tuned to, which was decided after a first board, with their default "
+        "weights. `python results/board/board.py` does all of it again, in hours, `--page` only this page from "
+        f"`board.csv`, which has every run with its `params_sha256` ({'; '.join(machines)}). The images are few and "
+        "small and the set-ups are no paper's: the board says whether a method earns its keep on an easy task, not "
+        "what it does on the papers' data.",
         "",
         "![Mean accuracy of every method with its interval; the plain one in another colour](board.png)",
         "",
