@@ -170,7 +170,8 @@ def test_folders_are_readable_stable_and_shared_by_the_seeds_of_a_setting():
 @pytest.mark.parametrize(
     ("only", "places"),
     [
-        (("fedavg",), [("FedAvg", "NIID-1"), ("FedAvg", "NIID-2"), ("FedAvgM", "NIID-1"), ("FedAvgM", "NIID-2")]),
+        (("avg",), [("FedAvg", "NIID-1"), ("FedAvg", "NIID-2"), ("FedAvgM", "NIID-1"), ("FedAvgM", "NIID-2")]),
+        (("fedavg",), [("FedAvg", "NIID-1"), ("FedAvg", "NIID-2")]),  # a whole name
         (("fm", "-2"), [("FedFM", "NIID-2")]),
         (("FedFM", "AvgM", "niid-1"), [("FedAvgM", "NIID-1"), ("FedFM", "NIID-1")]),
         (("NIID-2",), [("FedAvg", "NIID-2"), ("FedAvgM", "NIID-2"), ("FedFM", "NIID-2")]),
