@@ -250,6 +250,15 @@ def test_floats_are_compared_by_one_pair(place):
     assert (less.verdict, less.evidence[0].difference.mean, less.paper) == ("undecided", 0.0, None)
 
 
+def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(place):
+    for rounds, verdict in ((1, "not run"), (2, "reproduced")):  # of 20
+        for seed in range(3):
+            place.add("fedavg", seed, 81 + seed / 10, name=f"-{rounds}", rounds=rounds)
+            place.add("fedprox", seed, 80, name=f"-{rounds}", rounds=rounds)
+        found = place.answers()
+        assert (found["own:ahead"].verdict, found["own:less"].verdict) == (verdict, "undecided")
+
+
 def test_what_a_claim_allows_in_place_of_the_cells_is_said(place):
     for seed in range(3):
         for method, percent in (("fedavg", 81 + seed / 10), ("fedprox", 80)):

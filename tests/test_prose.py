@@ -51,6 +51,8 @@ def study(tmp_path_factory):
         ("most partition.sizes a", "1,200"),
         ("rounds-ahead a b", "2"),  # of seed 0 alone, which both have: rounds 2 and 4
         ("rounds-ahead b a", "1"),
+        ("largest-gap a b", "20.00"),  # of seed 0 alone: 20, 10 and 15 points
+        ("largest-gap b a : 0", "20"),
         ('printed fedfa:2 FedAvg "FMNIST #C=2"', "74.60"),
     ],
 )

@@ -271,6 +271,24 @@ def test_reduced_runs_are_labelled():
     assert "rounds 3 of 2,000" in csv_text([few])
 
 
+def test_options_that_were_given_and_nothing_else_shows_are_named_with_their_rows():
+    def run(method, seed=0, tuned=(), **options):
+        sources = {name: "tuned" if name in tuned else "command line" for name in ("rounds", "seed", *options)}
+        return record(method, seed, origin=sources | {"momentum": "protocol paper:skew"}, momentum=0.9, **options)
+
+    text = markdown([run("one", seed, lr=0.5, precision="bf16") for seed in (0, 1)])
+    assert "- Options given with the runs: lr 0.5, precision bf16.\n" in text
+    rows = [
+        run("one", lr=0.5, margin=3), run("two", lr=0.5, scale=1, own=True), run("two", lr=0.5, scale=2, own=True),
+        run("three", lr=0.5, scale=2, tuned=["scale"]),
+    ]  # fmt: skip
+    text = markdown(rows)
+    assert "- Options given with the runs: lr 0.5; margin 3 (one); own on (two).\n" in text  # scale is in its column
+    mixed = [run("one", lr=0.5), run("one", lr=0.6), run("two", lr=0.5)]
+    assert "Options given" not in markdown(mixed)
+    assert "Options given" not in markdown([record()])
+
+
 def test_seconds_that_other_work_disturbed_are_not_shown():
     noisy = record() | {"load": [{"round": 0, "start": 0.1, "end": 9.0, "others": 3.2}]}
     assert cells(markdown([record()]))[0]["Seconds a round, median"] == "2.00"

@@ -56,7 +56,7 @@ def table(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Only rows and columns with this in their names; several name several rows or columns.",
+            help="Only the row or column of this name, or those with it in their names; several name several.",
             rich_help_panel=PAPERS,
         ),
     ] = None,

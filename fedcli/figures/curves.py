@@ -229,7 +229,7 @@ def _draw_curves(
             _mark_selected(axes, curve, colour)
         if headline and curve.printed is not None:
             axes.axhline(curve.printed, color=colour, linestyle=":", linewidth=1, gid="printed")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
     axes.margins(x=0.02)
     axes.grid(axis="y")
 

@@ -29,6 +29,7 @@ REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 FEWEST = 3  # seeds, for a verdict
+LEAST = 0.1  # of a cell's rounds; what a shorter run has learnt says nothing, what it sends and holds does
 TAIL = "last-tenth"
 Record = dict[str, Any]
 
@@ -275,6 +276,8 @@ def _candidates(
     """The records that a cell can be read from, also in a smaller form, with what differs."""
     found = []
     for record in records.get(of.method.name, ()):
+        if record["config"]["rounds"] < LEAST * of.setup.run.rounds and of.metric.unit != "floats":
+            continue
         departed = departures(record, of, claim.instead)
         if departed is not None and _value(record, of.metric)[0]:
             found.append((record, departed))
@@ -379,7 +382,8 @@ NOTES = (
     "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds.",
     "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
     f"there are fewer than {FEWEST} seeds, or leaving diverged runs out would favour the one that is ahead.",
-    "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both.",
+    "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both. Runs of fewer "
+    "than a tenth of the rounds count only for what is sent and held.",
 )
 
 

@@ -313,7 +313,7 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
         "A finding is the best mean of the paper's methods and the best of the others, by the protocol's rule, of the "
         "rows with the most seeds that both have, or more: the first less the second, its 95 % interval and how many "
-        "seeds both have. "
+        "seeds both have; less than a tenth of the rounds gives none. "
         "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
@@ -358,7 +358,14 @@ def _study_row(study: Study) -> list[str]:
     """Name, size and finding of a study."""
     groups = tables.group(study.records)
     sizes = dict.fromkeys(_size(record, groups) for record in study.records)
-    return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), _finding(groups)]
+    finding = MISSING if all(map(_too_short, study.records)) else _finding(groups)
+    return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), finding]
+
+
+def _too_short(record: dict[str, Any]) -> bool:
+    """Whether a run has too few of its protocol's rounds to say anything of accuracy."""
+    rounds = [one for one in reductions_of(record) if one["what"] == "rounds"]
+    return any(one["run"] < claims.LEAST * one["protocol"] for one in rounds)
 
 
 def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:

@@ -7,6 +7,7 @@ Between double braces stand terms with + or - between them, and how many decimal
     {{ protocol.rounds ours }}                       the same setting as the runs' protocol has it
     {{ least partition.sizes ours/seed-0 }}          the smallest number there, or with `most` the largest
     {{ rounds-ahead ours theirs }}                   in how many rounds the first has the higher test accuracy
+    {{ largest-gap ours theirs }}                    in any round, by how many points their test accuracies lie apart
     {{ printed paper:2 "a row" "a column" }}         the paper's number, by table, row and column
     {{ rounds ours/seed-0 + 1 }}                     a number
 
@@ -86,9 +87,12 @@ def _value(term: list[str], folder: Path) -> tuple[float, int]:
     if name == "printed":
         table, row, column = rest
         return printed(find_table(table))[row, column]["mean"], DECIMALS["percent"]
-    if name == "rounds-ahead":
+    if name in ("rounds-ahead", "largest-gap"):
         first, second = (_accuracies(folder / runs) for runs in rest)
-        return sum(first[place] > second[place] for place in first.keys() & second.keys()), 0
+        gaps = [first[place] - second[place] for place in first.keys() & second.keys()]
+        if name == "largest-gap":
+            return 100 * max(map(abs, gaps)), DECIMALS["percent"]
+        return sum(gap > 0 for gap in gaps), 0
     if name in ENDS:
         values = [_at(record, rest[0]) for record in find_records([folder / rest[1]])]
         return ENDS[name](one for value in values for one in (value if isinstance(value, list) else [value])), 0

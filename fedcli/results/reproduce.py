@@ -157,8 +157,9 @@ def plan(
         folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and the finished runs of other tables
             in `runs/tables` count too, and those that the checkout ships.
         seeds: In place of the table's own.
-        only: Parts of names of rows or columns, whatever the case; a cell stays if its row is among the rows that
-            are named, should any be, and its column among the columns.
+        only: Names of rows or columns or parts of such, whatever the case; what is a whole name means that name
+            alone. A cell stays if its row is among the rows that are named, should any be, and its column among the
+            columns.
         limits: Largest number of rounds, local epochs and training images, by option.
 
     Raises:
@@ -258,20 +259,19 @@ def _lack(dataset: str) -> str:
 
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     """The cells of the rows and columns that `only` names."""
-
-    def named(names: Iterable[str]) -> set[str]:
-        names = set(names)
-        return {name for name in names if any(text.lower() in name.lower() for text in only)} or names
-
     rows, columns = {cell.row for cell in table.cells}, {cell.column for cell in table.cells}
+    meant: set[str] = set()
     for text in only:
-        if not any(text.lower() in name.lower() for name in rows | columns):
+        whole = {name for name in rows | columns if name.lower() == text.lower()}
+        found = whole or {name for name in rows | columns if text.lower() in name.lower()}
+        meant |= found
+        if not found:
             raise UserError(
                 f"no row or column of {table.name} has '{text}' in its name; "
                 f"rows: {'; '.join(dict.fromkeys(cell.row for cell in table.cells))}; "
                 f"columns: {'; '.join(dict.fromkeys(cell.column for cell in table.cells))}."
             )
-    rows, columns = named(rows), named(columns)
+    rows, columns = rows & meant or rows, columns & meant or columns
     chosen = [cell for cell in table.cells if cell.row in rows and cell.column in columns]
     if not chosen:
         raise UserError(f"{table.name} has no cell in these rows and columns (got {', '.join(only)}); name others.")

@@ -14,7 +14,7 @@ from fedcli.errors import UserError
 from fedcli.registry import methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, markdown
-from fedcli.runs.config import describe_reductions
+from fedcli.runs.config import describe_reductions, given_options
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
 
 # What two runs of one identity may differ in; a result depends on none of these but the first.
@@ -387,11 +387,47 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
         yield f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}."
     if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
         yield f"Reduced against the protocol: {'; or '.join(smaller)}."
+    if given := "; ".join(_given(groups)):
+        yield f"Options given with the runs: {given}."
     yield from tuned(records)
     if not all(map(quiet, records)):
         yield "Seconds that were measured while the machine did other work are left out."
     if bold:
         yield BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule")
+
+
+def _given(groups: list[SeedGroup]) -> Iterator[str]:
+    """Options that somebody has given and no other line says, with the rows that have them where not all do."""
+    having: dict[tuple[str, str], list[int]] = {}  # by name and value, the places of rows
+    values: dict[tuple[str, str], Any] = {}
+    for place, member in enumerate(groups):
+        record = member.records[0]
+        told = {"protocol", "dataset", "partition", "rounds", *NOT_IN_IDENTITY, *member.settings}
+        told |= {one["what"] for one in reductions_of(record)}
+        origin = record.get("origin", {})
+        for name, value in given_options(record["config"], origin).items():
+            if name not in told and not origin[name].startswith("tuned"):
+                having.setdefault((name, _text(value)), []).append(place)
+                values[name, _text(value)] = value
+    shared: dict[str, dict[str, Any]] = {}  # options by their rows
+    for key, places in having.items():
+        shared.setdefault(_whose(groups, places), {})[key[0]] = values[key]
+    yield from (markdown(settings_text(options) + of) for of, options in shared.items())
+
+
+def _whose(groups: list[SeedGroup], places: list[int]) -> str:
+    """Names rows, those of a method by the method where it has no others; empty for all rows."""
+    if len(places) == len(groups):
+        return ""
+    rows: dict[str, list[int]] = {}
+    for place, member in enumerate(groups):
+        rows.setdefault(member.method, []).append(place)
+    names = [
+        name
+        for method, own in rows.items()
+        for name in ([method] if {*own} <= {*places} else [groups[at].label for at in own if at in places])
+    ]
+    return f" ({'; '.join(names)})"
 
 
 def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
