@@ -259,7 +259,7 @@ def test_long_names_stand_in_a_legend():
 
 def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     results = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
-    runs = find_records([results])
+    runs = find_records([results / "fedavg", results / "fedfa"])
     printed = lambda runs: [  # noqa: E731
         (line.get_ydata()[0], line.get_color()) for line in curves.learning_curves(runs).axes[0].lines
         if line.get_gid() == "printed"
