@@ -1,6 +1,7 @@
 """Figures by what they draw: the lines' numbers, the bands, the labels, the areas of bubbles, the files' bytes."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -249,6 +250,17 @@ def test_a_line_is_named_at_its_end_in_its_colour():
         assert text.xyann == (1.05, pytest.approx(end[1]))  # to the right of the axes
     assert one.arrow_patch is not None
     assert two.arrow_patch is None  # it would go through the other line
+
+
+def test_the_numbers_of_rounds_stand_apart_in_narrow_panels():
+    figure = curves.learning_curves([curve(f"method-{number}", 0, [0.5] * 200, rounds=200) for number in range(9)])
+    figure.canvas.draw()
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        (low, high), labels = axes.get_xlim(), axes.get_xticklabels()
+        shown = [one.get_window_extent() for one in labels if low <= one.get_position()[0] <= high]
+        assert len(shown) >= 3
+        assert all(left.x1 + 5 < right.x0 for left, right in pairwise(shown))
 
 
 def test_long_names_stand_in_a_legend():
