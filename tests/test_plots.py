@@ -1,6 +1,7 @@
 """Figures by what they draw: the lines' numbers, the bands, the labels, the areas of bubbles, the files' bytes."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -251,6 +252,17 @@ def test_a_line_is_named_at_its_end_in_its_colour():
     assert two.arrow_patch is None  # it would go through the other line
 
 
+def test_the_numbers_of_rounds_stand_apart_in_narrow_panels():
+    figure = curves.learning_curves([curve(f"method-{number}", 0, [0.5] * 200, rounds=200) for number in range(9)])
+    figure.canvas.draw()
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        (low, high), labels = axes.get_xlim(), axes.get_xticklabels()
+        shown = [one.get_window_extent() for one in labels if low <= one.get_position()[0] <= high]
+        assert len(shown) >= 3
+        assert all(left.x1 + 5 < right.x0 for left, right in pairwise(shown))
+
+
 def test_long_names_stand_in_a_legend():
     figure = curves.learning_curves([curve("a" * curves.DIRECT), curve("b" * (curves.DIRECT + 1))])
     assert len(figure.axes[0].texts) == 0
@@ -259,7 +271,7 @@ def test_long_names_stand_in_a_legend():
 
 def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     results = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
-    runs = find_records([results])
+    runs = find_records([results / "fedavg", results / "fedfa"])
     printed = lambda runs: [  # noqa: E731
         (line.get_ydata()[0], line.get_color()) for line in curves.learning_curves(runs).axes[0].lines
         if line.get_gid() == "printed"

@@ -101,7 +101,8 @@ def data(chart, name):
 
 
 def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
-    own = find_records([Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"])
+    study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
+    own = find_records([study / "fedavg", study / "fedfa"])
     (curves, *_), page = drawn(monkeypatch, own)
     heads, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>.*?</tr>", page))
     place = next(at for at, head in enumerate(heads) if "Paper, %" in head)
