@@ -226,15 +226,16 @@ def test_a_study_has_its_size(results):
     assert size == "2 rounds, 1 to 2 seeds; not a setting of the paper"
     assert finding == "–"  # two rounds are less than a tenth
 
-    def row(rounds):
-        smaller = [
-            {"what": "rounds", "protocol": 200, "run": rounds}, {"what": "num_clients", "protocol": 100, "run": 3},
-        ]  # fmt: skip
-        about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "reduced": smaller}
-        return pages._study_row(pages.Study("x", "", [{**record, **about} for record in study.records]))[1:]
+    def row(*rounds):
+        about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}
+        clients = {"what": "num_clients", "protocol": 100, "run": 3}
+        smaller = [[{"what": "rounds", "protocol": 200, "run": run}, clients] for run in rounds]
+        records = [{**record, **about, "reduced": one} for one in smaller for record in study.records]
+        return pages._study_row(pages.Study("x", "", records))[1:]
 
     assert row(2) == ["2 of 200 rounds, 1 to 2 of 3 seeds, clients 3 of 100", "–"]
     assert row(20)[1].startswith("fedavg, lr 0.2")
+    assert row(2, 20)[1].startswith("fedavg, lr 0.2")
 
 
 def test_a_finding_is_the_papers_method_beside_the_best_other():

@@ -397,37 +397,25 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
 
 
 def _given(groups: list[SeedGroup]) -> Iterator[str]:
-    """Options that somebody has given and no other line says, with the rows that have them where not all do."""
-    having: dict[tuple[str, str], list[int]] = {}  # by name and value, the places of rows
-    values: dict[tuple[str, str], Any] = {}
-    for place, member in enumerate(groups):
+    """Options that somebody has given and no other line says, with the methods that have them where not all do.
+
+    Rows of a method that differ in an option show it, so what is left is that of the whole method.
+    """
+    having: dict[tuple[str, str], dict[str, Any]] = {}  # by option and value as text, the value by method
+    for member in groups:
         record = member.records[0]
         told = {"protocol", "dataset", "partition", "rounds", *NOT_IN_IDENTITY, *member.settings}
         told |= {one["what"] for one in reductions_of(record)}
         origin = record.get("origin", {})
         for name, value in given_options(record["config"], origin).items():
             if name not in told and not origin[name].startswith("tuned"):
-                having.setdefault((name, _text(value)), []).append(place)
-                values[name, _text(value)] = value
-    shared: dict[str, dict[str, Any]] = {}  # options by their rows
-    for key, places in having.items():
-        shared.setdefault(_whose(groups, places), {})[key[0]] = values[key]
+                having.setdefault((name, _text(value)), {})[member.method] = value
+    every = {member.method for member in groups}
+    shared: dict[str, dict[str, Any]] = {}  # options by the methods that have them, as text
+    for (name, _), values in having.items():
+        of = "" if {*values} == every else f" ({'; '.join(values)})"
+        shared.setdefault(of, {})[name] = next(iter(values.values()))
     yield from (markdown(settings_text(options) + of) for of, options in shared.items())
-
-
-def _whose(groups: list[SeedGroup], places: list[int]) -> str:
-    """Names rows, those of a method by the method where it has no others; empty for all rows."""
-    if len(places) == len(groups):
-        return ""
-    rows: dict[str, list[int]] = {}
-    for place, member in enumerate(groups):
-        rows.setdefault(member.method, []).append(place)
-    names = [
-        name
-        for method, own in rows.items()
-        for name in ([method] if {*own} <= {*places} else [groups[at].label for at in own if at in places])
-    ]
-    return f" ({'; '.join(names)})"
 
 
 def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
