@@ -250,6 +250,11 @@ def test_floats_are_compared_by_one_pair(place):
     assert (less.verdict, less.evidence[0].difference.mean, less.paper) == ("undecided", 0.0, None)
 
 
+@pytest.mark.parametrize(("rounds", "planned", "short"), [(7, 70, False), (6, 70, True), (1, 10, False), (1, 11, True)])
+def test_a_tenth_is_no_matter_of_rounding(rounds, planned, short):
+    assert claims.too_short(rounds, planned) == short  # 0.1 * 70 is more than 7
+
+
 def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(place):
     for rounds, verdict in ((1, "not run"), (2, "reproduced")):  # of 20
         for seed in range(3):

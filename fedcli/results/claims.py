@@ -29,7 +29,6 @@ REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 FEWEST = 3  # seeds, for a verdict
-LEAST = 0.1  # of a cell's rounds; what a shorter run has learnt says nothing, what it sends and holds does
 TAIL = "last-tenth"
 Record = dict[str, Any]
 
@@ -270,13 +269,18 @@ def _nearness(group: tuple[list[dict[str, Any]], dict]) -> tuple:
     return len(seeds), -len(row | than), row.get("rounds", float("inf")), json.dumps([row, than], sort_keys=True)
 
 
+def too_short(rounds: int, planned: int) -> bool:
+    """Whether a run has less than a tenth of its rounds: what it learnt says nothing, what it sends and holds does."""
+    return 10 * rounds < planned
+
+
 def _candidates(
     of: Wanted, claim: Claim, records: Mapping[str, Sequence[Record]]
 ) -> list[tuple[Record, dict[str, Any]]]:
     """The records that a cell can be read from, also in a smaller form, with what differs."""
     found = []
     for record in records.get(of.method.name, ()):
-        if record["config"]["rounds"] < LEAST * of.setup.run.rounds and of.metric.unit != "floats":
+        if of.metric.unit != "floats" and too_short(record["config"]["rounds"], of.setup.run.rounds):
             continue
         departed = departures(record, of, claim.instead)
         if departed is not None and _value(record, of.metric)[0]:

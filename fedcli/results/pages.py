@@ -365,7 +365,7 @@ def _study_row(study: Study) -> list[str]:
 def _too_short(record: dict[str, Any]) -> bool:
     """Whether a run has too few of its protocol's rounds to say anything of accuracy."""
     rounds = [one for one in reductions_of(record) if one["what"] == "rounds"]
-    return any(one["run"] < claims.LEAST * one["protocol"] for one in rounds)
+    return any(claims.too_short(one["run"], one["protocol"]) for one in rounds)
 
 
 def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
