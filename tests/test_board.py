@@ -28,8 +28,14 @@ RUNS = {
         "fedfm-lite": (40.0, 41.0, 42.0),
         "fedfm-lite (all rounds)": (68.0, 73.0, 72.0),
     },
-    PERSONAL: {"fedproto": (51.0, 53.0, 55.1), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
+    PERSONAL: {
+        "fedproto": (51.0, 53.0, 55.1),
+        "local": (50.0, 52.0, 54.0),
+        "fccl": (61.0, 63.0, 65.0),
+        "local (Adam)": (45.0, 48.0, 49.0),
+    },
 }
+BY_CLASSIFIER = {"fedproto": (81.0, 82.0, 84.0)}  # the headline is the nearest prototype's
 OPTIONS = {
     GLOBAL: {
         **{method: {"lr": 0.2} for method in RUNS[GLOBAL]},
@@ -59,6 +65,7 @@ def board(tmp_path, monkeypatch):
                 "status",
                 "selected",
                 "last-tenth",
+                "classifier",
                 "floats_sent",
                 "memory_floats",
                 "machine",
@@ -68,6 +75,7 @@ def board(tmp_path, monkeypatch):
             for method, values in methods.items():
                 for seed, value in reversed([*enumerate(values)]):
                     text = (seed, "failed", 99.0, 99.0) if value is None else (seed, "finished", value, value - 1)
+                    text += (BY_CLASSIFIER[method][seed] if method in BY_CLASSIFIER else "",)
                     costs = (0 if value is None else 12345 - abs(seed - 1), 678, "CPU, torch 2" if seed else "another")
                     writer.writerow((protocol, method, *text, *costs))
     return module
@@ -107,10 +115,16 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     )
     assert "10 seeds: fednova, fedfm-lite (all rounds)." in page  # and not the one without a run
     assert "**" not in first  # the first two are equal
+    assert "\n\nTuned to the highest learning rate tried, so that a higher one may be better: fedprox.\n" in page
+    assert page.count("Tuned to the highest") == 1
     rows = cells(f"| {second}")
-    assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
+    assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local", "local (Adam)"]
+    assert [row["Tuned"] for row in rows] == ["lr 0.02"] * 3 + [""]  # it has a rate of its own
+    assert "classifier" not in first
+    assert [row["By the classifier, %"] for row in rows] == ["", told([81.0, 82.0, 84.0]), "", ""]
+    assert "\n\nBy the nearest prototype, not by the classifier, are tested: fedproto.\n" in second
     assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9.9
-    assert "Ahead of local, beyond chance: fccl, fedproto. Behind it: none." in page
+    assert "Ahead of local, beyond chance: fccl, fedproto. Behind it: local (Adam)." in page
     assert page.index(f"(`{GLOBAL}`)") < page.index(f"(`{PERSONAL}`)")
 
 
@@ -165,9 +179,9 @@ def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
         assert dots[at].get_xydata().tolist() == [[pytest.approx(mean), at]]
         assert bars[at].get_xydata().ravel() == pytest.approx([low, at, high, at])
     assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False] * 3 + [True] + [False] * 3
-    assert [len(axes.lines) for axes in (left, right)] == [14, 6]
+    assert [len(axes.lines) for axes in (left, right)] == [14, 8]
     own = [line.get_color() == dots[3].get_color() for line in right.lines if line.get_marker() == "o"]
-    assert own == [False, False, True]  # the plain one
+    assert own == [False, False, True, False]  # the plain one
 
 
 def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, tmp_path, monkeypatch):
@@ -186,7 +200,7 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
         run = record("fedavg", seed, status="finished" if seed else "failed", protocol=GLOBAL)
         run["hardware"]["name"] = "CPU"
         for number, entry in enumerate(run["rounds"]):
-            entry.update(floats_down=100, floats_up=0 if number else 2 * len(run["rounds"]))
+            entry.update(floats_down=100, floats_up=0 if number else 2 * len(run["rounds"]), classifier_accuracy=0.2)
         run = SimpleNamespace(record=run, state=state if seed else "diverged", folder="here")
         found = [
             SimpleNamespace(runs=[run], cell=SimpleNamespace(metric=kind, row="fedavg"))
@@ -200,7 +214,7 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
     lost, whole = board.rows("global")
     assert whole == {
         "protocol": GLOBAL, "method": "fedavg", "seed": 1, "status": "finished", "selected": 50.0,
-        "last-tenth": pytest.approx(30.0), "floats_sent": 102,  # by mean
+        "last-tenth": pytest.approx(30.0), "classifier": 20.0, "floats_sent": 102,  # by mean
         "memory_floats": 1,
         "params_sha256": "1" * 64, "machine": "CPU, torch 2.13",
     }  # fmt: skip

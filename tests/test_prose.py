@@ -69,6 +69,8 @@ def test_a_number_is_what_the_records_say(study, expression, number):
         ("config.seed a", "different values, 0, 1"),
         ("config.nothing a", "cannot be read"),
         ("quality:nmi a", "no run that has it"),
+        ("largest-gap a/seed-1 b", "no round that both have tested"),
+        ("rounds-ahead b a/seed-1", "no round that both have tested"),
         ("last a -", "no number before a sign"),
         ('printed fedfa:2 FedAvg "FMNIST #C=3"', "cannot be read"),
         ("", "no number before a sign"),

@@ -117,6 +117,14 @@ def test_a_trial_that_diverges_is_no_choice_and_is_not_run_again(tmp_path):
         tune("fedavg", ["lr=1e30"], **{**given, "out": tmp_path / "other"})
 
 
+def test_trials_keep_their_records_alone(tmp_path):
+    few = {**TINY, "protocol": "fedsa:digits", "num_clients": 3, "cohort_size": 3, "out": tmp_path / "grid"}
+    tune("fedproto", ["lr=1e30,0.05"], **few)  # one of them diverges
+    kept = {file.suffix for file in (tmp_path / "grid").rglob("*") if file.is_file()}
+    assert kept <= {".json", ".png", ".pdf"}
+    assert not [*(tmp_path / "grid").rglob("states")]
+
+
 def test_what_cannot_be_tuned_honestly_is_refused(tmp_path):
     with pytest.raises(UserError, match="--seed 0 is one that the paper's tables report"):
         tune("fedavg", ["lr=0.05"], seed=0, protocol="fedfm:digits", **TINY)

@@ -441,7 +441,7 @@ class _Tune(MethodGroup):
                 "grid", list[str], "An option and values to try, e.g. lr=0.01,0.1; of several all combinations. "
                 "\\[default: what the method calls worth trying]", "Grid",
             ),
-            ("out", str, "Folder of the trials; those that have run are kept. \\[default: runs/tune-...]", "Output"),
+            ("out", str, "Folder of the trials; it keeps their records alone. \\[default: runs/tune-...]", "Output"),
             *SHOWN,
             *ON_OPTIONS,
         ),

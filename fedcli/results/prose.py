@@ -90,6 +90,8 @@ def _value(term: list[str], folder: Path) -> tuple[float, int]:
     if name in ("rounds-ahead", "largest-gap"):
         first, second = (_accuracies(folder / runs) for runs in rest)
         gaps = [first[place] - second[place] for place in first.keys() & second.keys()]
+        if not gaps:
+            raise ValueError("no round that both have tested")
         if name == "largest-gap":
             return 100 * max(map(abs, gaps)), DECIMALS["percent"]
         return sum(gap > 0 for gap in gaps), 0

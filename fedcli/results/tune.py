@@ -23,6 +23,7 @@ from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import Grid, combinations, parse_values, place
+from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
 
 SEED = 1000  # of the trials, where none is given
@@ -105,6 +106,8 @@ def tune(
 ) -> tuple[list[Trial], Path]:
     """Runs every combination of a grid, and writes down which one is best; trials that have run are not run again.
 
+    Trials keep their records, and not their models.
+
     Args:
         method: Name of a method, or path of a method file.
         grid: See `parse_grid`.
@@ -155,6 +158,7 @@ def tune(
             except NonFiniteLoss:
                 pass  # a trial that diverges is no choice, and the record says so
             record = read_record(own_folder)
+        remove_models(own_folder)  # those of hundreds of trials, a model a client, fill a disk
         trials.append(Trial(combination, record))
     trials.sort(key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy, reverse=True)
     best = trials[0]

@@ -18,7 +18,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, Damaged
+from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, Damaged
 from fedcli.runs.config import Setup
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import identity, params_hash, summarise
@@ -102,6 +102,13 @@ def bytes_of_models(method: Method, fed: Federation) -> int:
     """Bytes of the global model, or of all clients' own models together."""
     sizes = [sum(value.nbytes for value in network.module.state_dict().values()) for network in fed.networks]
     return sizes[0] if method.personal is None else sum(sizes[kind] for kind in fed.architecture)
+
+
+def remove_models(folder: Path) -> None:
+    """Removes all that the folder of an ended run holds of its models: what clients keep, too."""
+    for name in (CHECKPOINT, PREVIOUS, SELECTED):
+        (folder / name).unlink(missing_ok=True)
+    checkpoints.clear(folder)
 
 
 def _read(file: Path, record: dict[str, Any]) -> tuple[Models, int]:

@@ -86,7 +86,10 @@ def read_record(path: Path) -> dict[str, Any]:
         text = file.read_text()
         record = json.loads(text)
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
-        raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); run the experiment again.") from error
+        raise UserError(
+            f"the record '{file}' is not JSON ({one_line(error)}); give a run's folder or its {RECORD}. If it is one, "
+            "put a copy back, or run the experiment again."
+        ) from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise UserError(f"the record '{file}' has schema {found}; this version reads schema {SCHEMA}.")

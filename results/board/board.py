@@ -30,6 +30,7 @@ from fedcli.figures.plots import LINE_COLOURS, write
 from fedcli.results import jobs, metrics, reproduce, tune
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import github
+from fedcli.runs.models import remove_models
 from fedcli.runs.signals import end_with_parent, exit_code
 
 HERE = Path(__file__).parent
@@ -93,6 +94,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedfm-lite (all rounds)": (
         "fedfm-lite", {"model_interval": 1},
         "FedFM-Lite exchanges models in every fifth round; with *all rounds* it does so in each.",
+    ),
+    "fccl-plus (without FNTD)": (
+        "fccl-plus", {"regularizer": "none"},
+        "FCCL+ distils what its model knew of the other classes into its local phase; *without FNTD* that has "
+        "cross-entropy alone.",
+    ),
+    "fccl-plus (Adam)": (
+        "fccl-plus", {"optimizer": "adam", "lr": 0.001},
+        "All are trained by SGD, FCCL+ in its paper by Adam; with *Adam* it has the learning rate from there, too.",
+    ),
+    "local (Adam)": (
+        "local", {"optimizer": "adam", "lr": 0.001},
+        "So has *local (Adam)*: how far the two lie from those by SGD is the optimizer's doing, how far apart the "
+        "method's.",
+    ),
+    "feddf (without distillation)": (
+        "feddf", {"distillation_epochs": 0},
+        "FedDF tests all clients of a network with one model, the mean of theirs, into which it distils the ensemble; "
+        "*without distillation* it is the mean alone.",
     ),
 }  # fmt: skip
 RUNS, PROCESSES = Path("runs/board"), 2
@@ -189,8 +209,13 @@ def planned(name: str, seed: int) -> reproduce.TablePlan:
 
 
 def run_seed(name: str, seed: int) -> dict[Path, str]:
-    """Runs what has not ended; returns the errors by folder."""
-    return jobs.execute(planned(name, seed), jobs.Watch())
+    """Runs what has not ended, and keeps the records alone; returns the errors by folder."""
+    plan = planned(name, seed)
+    errors = jobs.execute(plan, jobs.Watch())
+    for run in plan.runs:
+        if run.folder not in errors:
+            remove_models(run.folder)
+    return errors
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
@@ -204,7 +229,8 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
                 raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
             record = run.record
             sent = [entry["floats_down"] + entry["floats_up"] for entry in record["rounds"]]
-            values = {metric: metrics.find_metric(metric).value(record) for metric in ("selected", "last-tenth")}
+            read = ("selected", "last-tenth", "classifier")
+            values = {metric: metrics.find_metric(metric).value(record) for metric in read}
             yield {
                 "protocol": record["protocol"], "method": same[0].cell.row, "seed": record["seed"],
                 "status": record["status"], **values,
@@ -216,11 +242,23 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
 
 
 class Line(NamedTuple):
-    """A line of a board: its runs by seed, headlines and means of the last tenth in percent, machines and costs."""
+    """A line of a board: its runs, with accuracies in percent, machines and costs.
+
+    Attributes:
+        method: Its name.
+        headline: By seed.
+        last_tenth: Means of the last tenth of the rounds.
+        classifier: Of the classifier, where the headline is the nearest prototype's.
+        diverged: Number of runs that did.
+        machines: On which they ran.
+        floats_sent: By a client in the mean round.
+        memory_floats: That a client holds.
+    """
 
     method: str
     headline: dict[int, float]
     last_tenth: list[float]
+    classifier: list[float]
     diverged: int
     machines: set[str]
     floats_sent: int
@@ -253,9 +291,10 @@ def read() -> dict[str, list[Line]]:
             whole = [run for run in runs if run["status"] == "finished"]
             tenths = [float(run["last-tenth"]) for run in whole]
             headline = {int(run["seed"]): float(run["selected"]) for run in whole}
+            classifier = [float(run["classifier"]) for run in whole if run["classifier"]]
             costs = (max(int(run[name]) for run in runs) for name in ("floats_sent", "memory_floats"))
             machines = {run["machine"] for run in runs}
-            lines.append(Line(method, headline, tenths, len(runs) - len(whole), machines, *costs))
+            lines.append(Line(method, headline, tenths, classifier, len(runs) - len(whole), machines, *costs))
         boards[protocol] = sorted(lines, key=lambda line: line.mean.mean if line.mean else -1.0, reverse=True)
     return boards
 
@@ -290,24 +329,33 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
     )
     yield ""
     options, rows = tuned()[protocol], []
+    if highest := [name for name in GRIDS[protocol] if options.get(name, {}).get("lr") == max(RATES[protocol])]:
+        yield f"Tuned to the highest learning rate tried, so that a higher one may be better: {', '.join(highest)}."
+        yield ""
+    by_prototypes = [line.method for line in lines if line.classifier]
     for line in lines:
         lead = "" if line is plain else told(against[line.method], "+.2f")
-        method, _ = lines_of(protocol)[line.method]
+        method, own = lines_of(protocol)[line.method]
         tried = grid(protocol, method)
         chosen = ", ".join(
             f"{name.replace('_', ' ')} {value:g}{at_an_end(value, tried[name])}"
             for name, value in sorted(options[method].items(), key=lambda pair: pair[0] != "lr")
+            if name not in own
         )
         seeds = f"{len(line.headline)}" + (f", {line.diverged} diverged" if line.diverged else "")
         costs = (f"{value:,}" for value in (line.floats_sent, line.memory_floats))
-        rows.append([line.method, chosen, told(line.mean), lead, told(interval(line.last_tenth)), *costs, seeds])
+        by_classifier = [told(interval(line.classifier)) if line.classifier else ""] if by_prototypes else []
+        accuracies = (told(line.mean), lead, told(interval(line.last_tenth)), *by_classifier)
+        rows.append([line.method, chosen, *accuracies, *costs, seeds])
     if (gap := lines[0].ahead_of(lines[1])) and gap.leaves_out_zero and gap.mean > 0:
         rows[0][2] = f"**{rows[0][2]}**"
     yield from github(
         ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain.method}", "Last tenth of the rounds, %",
-         "Floats sent a round", "Floats held", "Seeds"], rows, 2,
+         *(["By the classifier, %"] if by_prototypes else []), "Floats sent a round", "Floats held", "Seeds"], rows, 2,
     )  # fmt: skip
     yield ""
+    if by_prototypes:
+        yield f"By the nearest prototype, not by the classifier, are tested: {', '.join(by_prototypes)}.\n"
     yield from (f"{why}\n" for name, (_, _, why) in VARIANTS.items() if name in against)
 
 
