@@ -441,7 +441,10 @@ class _Tune(MethodGroup):
                 "grid", list[str], "An option and values to try, e.g. lr=0.01,0.1; of several all combinations. "
                 "\\[default: what the method calls worth trying]", "Grid",
             ),
-            ("out", str, "Folder of the trials; it keeps their records alone. \\[default: runs/tune-...]", "Output"),
+            (
+                "out", str, "Folder of the trials. It keeps their records, so that none runs twice, and not their "
+                "models. \\[default: runs/tune-...]", "Output",
+            ),
             *SHOWN,
             *ON_OPTIONS,
         ),
