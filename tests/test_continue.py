@@ -105,6 +105,7 @@ def test_a_kill_while_figures_are_drawn_leaves_the_figures_to_the_same_command(t
 
 
 def test_resume_takes_up_every_unfinished_run_below_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
     fedcli.run("fedavg", out=tmp_path / "a" / "done", **TINY)
     for name in ("a/one", "b"):
