@@ -224,6 +224,23 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
         list(board.rows("global"))
 
 
+def test_runs_that_have_ended_keep_their_records_alone(board, tmp_path, monkeypatch):
+    ended, failed = tmp_path / "ended", tmp_path / "failed"
+    for folder in (ended, failed):
+        folder.mkdir()
+        for name in (
+            "record.json",
+            *(f"{kind}.safetensors" for kind in ("checkpoint", "checkpoint-before", "selected")),
+        ):
+            (folder / name).touch()
+    runs = [SimpleNamespace(folder=folder) for folder in (ended, failed)]
+    monkeypatch.setattr(board, "planned", lambda *given: SimpleNamespace(runs=runs))
+    monkeypatch.setattr(board.jobs, "execute", lambda plan, watch: {failed: "no space left"})
+    assert board.run_seed("personal", 0) == {failed: "no space left"}
+    assert [path.name for path in ended.iterdir()] == ["record.json"]
+    assert len([*failed.iterdir()]) == 4  # it goes on from there
+
+
 WORK = """
 from pathlib import Path
 

@@ -106,8 +106,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "local (Adam)": (
         "local", {"optimizer": "adam", "lr": 0.001},
-        "So has *local (Adam)*: how far the two lie from those by SGD is the optimizer's doing, how far apart the "
-        "method's.",
+        "So has *local (Adam)*: how far the two lie from those by SGD is the doing of optimizer and rate, how far "
+        "apart that of the method.",
     ),
     "feddf (without distillation)": (
         "feddf", {"distillation_epochs": 0},
@@ -229,8 +229,8 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
                 raise SystemExit(f"the run '{run.folder}' has not ended (it is {run.state}); run this file again.")
             record = run.record
             sent = [entry["floats_down"] + entry["floats_up"] for entry in record["rounds"]]
-            read = ("selected", "last-tenth", "classifier")
-            values = {metric: metrics.find_metric(metric).value(record) for metric in read}
+            names = ("selected", "last-tenth", "classifier")
+            values = {metric: metrics.find_metric(metric).value(record) for metric in names}
             yield {
                 "protocol": record["protocol"], "method": same[0].cell.row, "seed": record["seed"],
                 "status": record["status"], **values,
