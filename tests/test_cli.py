@@ -788,6 +788,24 @@ def test_a_run_that_will_take_hours_says_so_once_after_its_first_batches(seconds
     shown.bar.stop()
 
 
+def test_what_a_round_begins_with_counts_once_a_round_in_how_long_a_run_will_take(clock):
+    out = io.StringIO()
+    shown = display.Display(Console(file=out))
+    shown.start(record_of(rounds=10), Path("there"), samples_per_round=1000, first_round=0)
+    before = out.getvalue()
+    clock[0] += 600  # public images
+    shown.samples(10)
+    for _ in range(10):
+        clock[0] += 1
+        shown.samples(10)
+    with shown.console.capture() as captured:
+        shown.console.print(shown.bar.columns[-1].render(shown.bar.tasks[0]))
+    # 10 rounds of 600 seconds and of 100 batches, each a second: 7,000 seconds, 610 of them over
+    assert captured.get().strip().endswith("1:46:30 left")
+    assert out.getvalue() == before  # less than two hours
+    shown.bar.stop()
+
+
 def test_how_the_clients_train_is_said_and_what_the_engine_has_to_say():
     record = record_of(rounds=6)
     record["engine"] |= {"device": "cuda", "way": "branches", "chosen": "fastest of 7"}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -314,6 +315,35 @@ def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(
     with machine_settings(fed):
         assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
+@pytest.mark.parametrize("before", [False, True])
+def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_afterwards_as_before(
+    before, tmp_path, monkeypatch
+):
+    seen, one_round = [], rounds.one_round
+
+    def small():
+        return float(torch.tensor(1e-30) * 1e-12)
+
+    def spy(*arguments):
+        with ThreadPoolExecutor(1) as pool:
+            seen.append((small(), pool.submit(small).result()))
+        return one_round(*arguments)
+
+    monkeypatch.setattr(rounds, "one_round", spy)
+    torch.set_flush_denormal(before)
+    try:
+        with pytest.raises(Stop):
+            fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(1), **{**TINY, "rounds": 2})
+        assert (small() == 0) is before
+        record = runs.resume(tmp_path / "run").record
+        assert (small() == 0) is before
+    finally:
+        torch.set_flush_denormal(False)
+    assert seen == [(0, 0)] * 2
+    assert record["machine"]["denormals"] == "0 in a run"
 
 
 def test_the_threads_of_a_run_are_those_of_its_record(tmp_path, monkeypatch, two_threads):

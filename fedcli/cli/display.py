@@ -42,7 +42,7 @@ MEASURES = {
     "domains": "accuracy on other domains",
 }
 LONG = 2 * 3600  # seconds from which a run is said to take long
-FIRST = 5  # batches, and seconds at least, by which that is judged
+FIRST = 5  # batches, and seconds after the first of them, by which that is judged
 HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "branches": "as branches"}
 
 
@@ -117,9 +117,24 @@ class _Pace(progress.ProgressColumn):
     """Samples trained a second and time left, by all that the run has done since its start or resumption."""
 
     def render(self, task: progress.Task) -> Text:
-        elapsed, done = max(task.elapsed, 1e-9), task.completed - task.fields["first"]
-        left = _clock(elapsed / done * (task.total - task.completed)) if done else "-:--:--"
+        elapsed, seconds = max(task.elapsed, 1e-9), _seconds_left(task)
+        left = "-:--:--" if seconds is None else _clock(seconds)
         return Text(f"{task.fields['samples'] / elapsed:,.0f} samples/s, {left} left", no_wrap=True)
+
+
+def _seconds_left(task: progress.Task) -> float | None:
+    """Seconds that the rounds to come take if they go on like those so far; None before the first batch.
+
+    Several methods begin a round with public images, which are not counted as samples. So in the first round what came
+    before the first batch stands for as much in every round, and only the batches after it tell how fast training is.
+    """
+    done, rounds = task.completed - task.fields["first"], task.total - task.fields["first"]
+    if not done:
+        return None
+    elapsed, (before, at) = max(task.elapsed, 1e-9), task.fields["begun"]
+    if at < done < 1:  # in the first round, after a second batch
+        return (before + (elapsed - before) / (done - at)) * rounds - elapsed
+    return elapsed / done * (rounds - done)
 
 
 class _Bar(progress.Progress):
@@ -157,7 +172,7 @@ class Display(Listener):
         line = progress.BarColumn(None, table_column=Column(ratio=1))
         columns = "round {task.fields[number]}/{task.total}", line, _Pace(Column(no_wrap=True))
         self.bar = _Bar(*columns, console=self.console, disable=hidden, expand=True, get_time=time.perf_counter)
-        self.bar.add_task("", total=rounds, first=first_round, samples=0, entries=record["rounds"])
+        self.bar.add_task("", total=rounds, first=first_round, samples=0, begun=(0.0, 0.0), entries=record["rounds"])
         self.samples(0)
         self.bar.start()
 
@@ -168,9 +183,11 @@ class Display(Listener):
         completed, number = (min(at, task.total) for at in (done + self._in_round / self._expected, done + 1))
         self.bar.update(task.id, completed=completed, number=number, samples=task.fields["samples"] + count)
         self._batches += count > 0
-        if not self._judged and self._batches >= FIRST and task.elapsed >= FIRST:
+        if count and self._batches == 1:
+            self.bar.update(task.id, begun=(task.elapsed, completed - task.fields["first"]))
+        elif not self._judged and self._batches >= FIRST and task.elapsed - task.fields["begun"][0] >= FIRST:
             self._judged = True
-            self._say_if_long(task.elapsed / (completed - task.fields["first"]) * (task.total - task.fields["first"]))
+            self._say_if_long(task.elapsed + _seconds_left(task))
 
     def _say_if_long(self, seconds: float) -> None:
         """Tell what makes a run smaller that will take so many seconds, if these are many."""

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -234,10 +235,16 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
     processor, flags = _processor()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
+    flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
     libraries = ("torch", "torchvision", "numpy", "scikit-learn", "fedcli")
     return {
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "machine": {"processor": processor, "flags": flags, "system": platform.platform()},
+        "machine": {
+            "processor": processor,
+            "flags": flags,
+            "system": platform.platform(),
+            "denormals": "0 in a run" if flushes else "kept",
+        },
         "versions": {
             "python": platform.python_version(),
             **{library: version(library) for library in libraries},

@@ -25,7 +25,7 @@ from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorde
 from fedcli.runs.consent import THEN, own_files, with_own_files
 from fedcli.runs.models import Classifier, all_params, find_model
 from fedcli.runs.owner import is_free, owned
-from fedcli.runs.prepare import check, machine_settings, new_record, prepare, refuse_empty_parts
+from fedcli.runs.prepare import check, flushed_denormals, machine_settings, new_record, prepare, refuse_empty_parts
 from fedcli.runs.records import (
     RECORD,
     identity,
@@ -270,6 +270,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
     return seeds
 
 
+@flushed_denormals()
 def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
@@ -365,6 +366,7 @@ def resume(
         return _resume(folder, record, named, changed_method, progress)
 
 
+@flushed_denormals()
 def _resume(
     folder: Path, record: dict[str, Any], named: Sequence[str | Path], changed_method: bool, progress: Listener | None
 ) -> Run:
