@@ -788,21 +788,28 @@ def test_a_run_that_will_take_hours_says_so_once_after_its_first_batches(seconds
     shown.bar.stop()
 
 
-def test_what_a_round_begins_with_counts_once_a_round_in_how_long_a_run_will_take(clock):
+@pytest.mark.parametrize(
+    ("public", "batches", "left", "told"),
+    [
+        (600, [1] * 10, "1:46:30", False),  # 10 rounds of 700 seconds, 610 of them over
+        (630, [1] * 10, "1:51:00", True),  # 10 rounds of 730 seconds, which are more than two hours
+        (680, [0] * 6 + [5] * 4, "2:15:00", True),  # five batches in no time tell nothing
+    ],
+)
+def test_what_a_round_begins_with_counts_once_a_round_in_how_long_a_run_will_take(public, batches, left, told, clock):
     out = io.StringIO()
     shown = display.Display(Console(file=out))
     shown.start(record_of(rounds=10), Path("there"), samples_per_round=1000, first_round=0)
     before = out.getvalue()
-    clock[0] += 600  # public images
+    clock[0] += public
     shown.samples(10)
-    for _ in range(10):
-        clock[0] += 1
+    for seconds in batches:
+        clock[0] += seconds
         shown.samples(10)
     with shown.console.capture() as captured:
         shown.console.print(shown.bar.columns[-1].render(shown.bar.tasks[0]))
-    # 10 rounds of 600 seconds and of 100 batches, each a second: 7,000 seconds, 610 of them over
-    assert captured.get().strip().endswith("1:46:30 left")
-    assert out.getvalue() == before  # less than two hours
+    assert captured.get().strip().endswith(f"{left} left")
+    assert ("about 2 hours here" in out.getvalue().removeprefix(before)) is told
     shown.bar.stop()
 
 

@@ -335,6 +335,8 @@ def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and
     monkeypatch.setattr(rounds, "one_round", spy)
     torch.set_flush_denormal(before)
     try:
+        records.environment(torch.device("cpu"))
+        assert (small() == 0) is before
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(1), **{**TINY, "rounds": 2})
         assert (small() == 0) is before

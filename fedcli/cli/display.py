@@ -183,7 +183,7 @@ class Display(Listener):
         completed, number = (min(at, task.total) for at in (done + self._in_round / self._expected, done + 1))
         self.bar.update(task.id, completed=completed, number=number, samples=task.fields["samples"] + count)
         self._batches += count > 0
-        if count and self._batches == 1:
+        if self._batches == 1:
             self.bar.update(task.id, begun=(task.elapsed, completed - task.fields["first"]))
         elif not self._judged and self._batches >= FIRST and task.elapsed - task.fields["begun"][0] >= FIRST:
             self._judged = True
