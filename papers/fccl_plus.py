@@ -942,10 +942,11 @@ NOT_PLANNED = {
     "`--plain-share 1`, draws them.",
 }
 
-# The paper's digits have to be asked for; those with four domains that are free stand in, with networks of their size.
+# The paper's digits have to be asked for; those with four domains that are free stand in, with networks of their size
+# and what their protocol has for theta* of FCCL.
 _FREE_DIGITS = {
     "protocol": "fccl:digit-domains", "dataset": "digits-real-4", "backbone": None, "batch_size": None,
-    "public_batch_size": None, "rounds": None, "local_epochs": None, "pretrain_epochs": None,
+    "public_batch_size": None, "rounds": None, "local_epochs": None, "pretrain_epochs": None, "pretraining": None,
 }  # fmt: skip
 _INTER_DIGITS = ("Digits inter AVG",)
 CLAIMS = (

@@ -69,6 +69,14 @@ def test_drift_is_that_of_the_last_round_in_which_it_was_measured():
     assert value("drift:a", RUN) is None
 
 
+def test_a_term_is_that_of_the_last_round():
+    run = record(entry(0, 0.5, terms={"cross_entropy": 2.0}), entry(1, None, terms={"cross_entropy": 0.5}))
+    assert value("term:cross_entropy", run) == 0.5
+    assert value("term:proximal", run) is None
+    assert value("term:cross_entropy", record()) is None
+    assert metrics.find_metric("term:cross_entropy").unit == ""
+
+
 @pytest.mark.parametrize(("target", "answer"), [("57", 2), ("57.01", 4), ("70", 4), ("70.1", None), ("0", 1)])
 def test_rounds_to_a_target_count_from_one_and_include_equality(target, answer):
     metric = metrics.find_metric(f"rounds-to:{target}")

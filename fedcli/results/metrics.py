@@ -379,6 +379,11 @@ def _drift(record: Record, name: str) -> float | None:
     return next((entry["drift"].get(name) for entry in reversed(record["rounds"]) if entry.get("drift")), None)
 
 
+@metric("term", "a term of the objective in the last round, as term:cross_entropy", parameter=str, unit="", better="")
+def _term(record: Record, name: str) -> float | None:
+    return record["rounds"][-1]["terms"].get(name) if record["rounds"] else None
+
+
 def _cost(record: Record, key: str) -> int | None:
     return (record["cost"] or {}).get(key)
 
