@@ -355,7 +355,6 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
     for quiet in map(logging.getLogger, ("torch.distributed.elastic", "torch.multiprocessing")):
         quiet.addHandler(logging.NullHandler())
         quiet.propagate = False
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process leave the cores to the others
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]  # not under `nohup`
     imported = [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]
