@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -238,6 +239,20 @@ def test_the_rounds_are_late_ones_of_a_run_and_each_is_run_once_after_the_warm_u
     assert case.setup.run.rounds == 1004
     fed = sides(TINY)[0].fed
     assert [list(ids) for ids in cohorts] == [list(fed.cohort(number).client_ids) for number in numbers]
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
+def test_numbers_too_small_for_their_exponent_are_0_for_both_sides_as_in_a_run(monkeypatch):
+    seen, engine, plain = [], rounds.EngineRounds.round, rounds.PlainRounds.round
+
+    def spy(name, round):
+        return lambda self, what: (seen.append((name, sys.float_info.min / 2)), round(self, what))
+
+    monkeypatch.setattr(rounds.EngineRounds, "round", spy("engine", engine))
+    monkeypatch.setattr(rounds.PlainRounds, "round", spy("plain", plain))
+    measure.measure(rounds.prepare(TINY, **CPU))
+    assert seen == [("engine", 0), ("plain", 0)] * 2
+    assert sys.float_info.min / 2 > 0
 
 
 # The numbers

@@ -1,13 +1,17 @@
 """Runs on a Ray cluster: three nodes on this machine, of which one is lost."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+import fedcli
 from fedcli.errors import UserError
 from fedcli.results import jobs, reproduce
+from fedcli.runs import run as runs
 from fedcli.runs.records import read_record
 from tests.test_reproduce import SMALL, Watch
+from tests.test_runs import TINY, Stop, StopAfter
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
@@ -57,6 +61,37 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(cluster):
     assert len(watch.ended) == 12
     assert jobs.execute(serial, Watch()) == {}
     assert hashes(spread) == hashes(serial)
+
+
+def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_path, monkeypatch):
+    prepare = runs.prepare
+
+    def late(*given):
+        monkeypatch.setattr(runs, "prepare", prepare)
+        with pytest.raises(Stop):
+            fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(2), **TINY)
+        return prepare(*given)
+
+    monkeypatch.setattr(runs, "prepare", late)
+    monkeypatch.setattr(jobs, "POLL", 0)
+    assert jobs.task("fedavg", str(tmp_path / "run"), TINY, {}) == ""
+    record = read_record(tmp_path / "run")
+    assert (record["status"], record["resumed"]) == ("finished", [2])
+
+
+def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, monkeypatch):
+    writing = tmp_path / "run" / f".record.json.{os.getppid()}.partial"
+    writing.parent.mkdir()
+    for file in (writing, writing.with_name(".lock")):
+        file.touch()
+
+    def dies(seconds):
+        assert seconds == jobs.POLL
+        writing.unlink()
+
+    monkeypatch.setattr(jobs.time, "sleep", dies)
+    assert jobs.task("fedavg", str(tmp_path / "run"), TINY, {}) == ""
+    assert read_record(tmp_path / "run")["status"] == "finished"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import fedcli
 from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
+from fedcli.runs import rounds
 from fedcli.runs import run as runs
+from fedcli.runs.owner import InUse
 from fedcli.runs.records import read_record
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
@@ -43,6 +45,32 @@ def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
     told = Told()
     again(told)
     assert (told.skipped, told.started) == (["seed-0", "seed-1", "seed-2"], [])
+
+
+class AtStart(rounds.Listener):
+    """Does something once, when a run is about to train."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def start(self, *given):
+        act, self.act = self.act, lambda: None
+        act()
+
+
+def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "seed-1", progress=StopAfter(2), **{**TINY, "seed": 1})
+    ends = AtStart(lambda: runs.resume(tmp_path / "seed-1"))
+    _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **TINY)
+    assert (second.record["status"], second.record["resumed"], second.state) == ("finished", [2], None)
+
+
+def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
+    begins = AtStart(lambda: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**TINY, "seed": 1}))
+    with pytest.raises(InUse, match="seed-1' exists; an existing one is never overwritten"):
+        fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **TINY)
+    assert read_record(tmp_path / "seed-1")["status"] == "finished"
 
 
 def test_a_run_that_diverged_is_skipped(tmp_path):

@@ -1,6 +1,9 @@
 """The engine against the plain loop of tests/reference.py, and its optimizers against torch.optim."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -282,6 +285,30 @@ def test_the_number_of_threads_is_invisible(chunk, two_threads):
         assert torch.get_num_threads() == threads
     assert laws.distance(*states) == 0
     assert laws.distance(*outputs) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+    ids=["none", "count", "policy"],
+)
+def test_waiting_threads_are_to_sleep_soon_before_torch_is_loaded(given, expected):
+    program = """
+import os, sys
+class AtTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+            sys.exit()
+sys.meta_path.insert(0, AtTorch())
+import fedcli.core.engine
+"""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **given}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [expected]
 
 
 def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_threads):

@@ -498,3 +498,23 @@ def test_the_committed_runs_are_those_of_table_2():
     planned = plan(find_table("fedfa:2"), study, only=["FMNIST #C=2"]).runs
     found = {(run.setup.method.name, run.setup.run.seed) for run in planned if run.state == "finished"}
     assert found == {(method, seed) for method in ("fedavg", "fedfa") for seed in (2021, 2022, 2023)}
+
+
+def test_the_rounds_of_table_8_are_counted_from_0_by_the_committed_runs():
+    """As the page of the study says: the accuracies printed for evenly divided images are ours of the next round."""
+    study, table = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-iid", find_table("fedfa:8")
+    found = []
+    for cell in plan(table, study).cells:
+        records = [run.record for run in cell.runs if run.record]
+        entry = printed(table).get((cell.cell.row, cell.cell.column))
+        if len(records) == 3 and cell.cell.row.endswith("w/o skew"):
+            number = entry["rounds_to_target"]
+            same, following = (
+                np.mean([100 * record["rounds"][place]["test_accuracy"] for record in records])
+                for place in (number - 1, number)
+            )
+            found.append(number)
+            assert abs(entry["mean"] - following) < 2 < abs(entry["mean"] - same)
+            later = np.mean(find_metric(cell.cell.metric).values(records)) - number
+            assert 0.5 < later < 1.5
+    assert sorted(found) == [1, 2, 3, 3, 4, 6]

@@ -315,10 +315,14 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
         return {place: [run.setup.run.seed for run in own if run.record] for place, own in runs.items()}
 
     both = [("FedAvg", "FMNIST #C=2"), ("FedFA", "FMNIST #C=2")]
+    even = [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
     found = there("fedfa:2")
-    assert {place: seeds for place, seeds in found.items() if seeds} == {key: [2021, 2022, 2023] for key in both}
+    expected = {key: [2021, 2022, 2023] for key in (*both, *even)}
+    assert {place: seeds for place, seeds in found.items() if seeds} == expected
     rounds = there("fedfa:8")
-    assert {place: seeds for place, seeds in rounds.items() if seeds} == {key: [2021, 2022, 2023] for key in both}
+    targets = [(row, f"FMNIST {skew}") for row, _ in even for skew in ("#C=2", "alpha=0.1", "alpha=0.5")]
+    expected = {key: [2021, 2022, 2023] for key in (*both, *targets)}
+    assert {place: seeds for place, seeds in rounds.items() if seeds} == expected
 
     parts = there("fedfa:3")
     rows, column = ("FedFA", "FedFA w/o classifier calibration"), "FMNIST #C=2 (label skew)"

@@ -56,7 +56,7 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
         f"another end: NonFiniteLoss: later; was: {record['error']}", False
     )  # fmt: skip
     whole = {name: value for name, value in record.items() if name != "error"} | {"status": "finished"}
-    text, same = compare(record, {**whole, "versions": {}})
+    text, same = compare(record, {**whole, "versions": "unknown"})
     assert (text.startswith("another end: finished; was: NonFinite"), text.endswith("(other versions)")) == (True, True)
     assert not same
     write_record(Path("a run"), {**record, "config": {**record["config"], "dataset": "mnist"}})
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert f"threads {threads + 1} · " in line
     assert f" · from round 2 on device cpu, name {record['moved'][0]['hardware']['name']}, " in line
     assert compare(record, changed(record, accuracy=0.01))[0] == (
-        "same within 1.00 points of accuracy (other hardware in round 2, machine in round 2)"
+        "same within 1.00 points of accuracy (other hardware in round 2; machine in round 2)"
     )
     assert paces([Path()], {"digits"}) == {}
     del record["moved"]
@@ -102,13 +102,18 @@ def changed(record, *, accuracy=0.0, **parts):
 
 def test_what_differs_is_told():
     record = fedcli.run("fedavg", out="run", **{**TINY, "rounds": 2}).record
-    other = {"versions": {"torch": "0"}, "summary": {**record["summary"], "params_sha256": "0"}}
+    machine = {name: value for name, value in record["machine"].items() if name != "denormals"}
+    other = {
+        "versions": {**record["versions"], "torch": "0"},
+        "machine": machine,
+        "summary": {**record["summary"], "params_sha256": "0"},
+    }
     assert compare(record, record) == ("same bits", True)
     assert compare(record, changed(record, accuracy=0.01, **other)) == (
-        "same within 1.00 points of accuracy (other versions)", True
+        "same within 1.00 points of accuracy (other machine: denormals; versions: torch)", True
     )  # fmt: skip
     assert compare(record, changed(record, accuracy=0.03, **other)) == (
-        "another curve: by 3.00 points of accuracy in round 1 (other versions)", False
+        "another curve: by 3.00 points of accuracy in round 1 (other machine: denormals; versions: torch)", False
     )  # fmt: skip
     text, same = compare(record, changed(record, accuracy=0.01))
     assert (text.endswith("the curve by 1.00 points of accuracy in round 1"), same) == (True, False)

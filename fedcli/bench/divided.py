@@ -35,7 +35,7 @@ from fedcli.bench.rounds import (
 from fedcli.core.autotune import autotune
 from fedcli.errors import UserError
 from fedcli.results.render import github
-from fedcli.runs.prepare import machine_settings
+from fedcli.runs.prepare import flushed_denormals, machine_settings
 from fedcli.runs.records import environment
 from fedcli.runs.workers import joined, launch
 
@@ -123,6 +123,7 @@ def measure(
     ]  # fmt: skip
 
 
+@flushed_denormals()
 def rounds_of_worker(name: str, threads: int, options: dict[str, Any], file: str) -> int:
     """Runs rounds of a workload as one of several workers; the first writes what each took, as `Divided` has it."""
     whole, images = find_workload(name, DIVIDED), SAMPLE.get(name)

@@ -24,7 +24,7 @@ from fedcli.bench.floors import ceilings, floors
 from fedcli.bench.rounds import FIRST_ROUND, SHAPE, Case, EngineRounds, PlainRounds, Workload, load_images, seconds_of
 from fedcli.core.autotune import autotune, peak_memory
 from fedcli.errors import UserError
-from fedcli.runs.prepare import machine_settings
+from fedcli.runs.prepare import flushed_denormals, machine_settings
 from fedcli.runs.records import environment
 
 COLUMNS = (
@@ -58,6 +58,7 @@ MACHINE = (
 )
 
 
+@flushed_denormals()
 def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
     """Measures one workload.
 
@@ -77,7 +78,7 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
     dataset, images = load_images(workload, setup.run.seed)
     _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
-    with machine_settings(engine.fed):  # what a run would set, for both sides
+    with machine_settings(engine.fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(engine.fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)

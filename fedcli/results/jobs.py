@@ -216,13 +216,13 @@ def on_cluster(todo: Sequence[PlannedRun], watch: Watch, cluster: Cluster) -> di
         ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
     takes = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}
-    task = ray.remote(_task).options(**takes, max_retries=RETRIES, scheduling_strategy="SPREAD")
+    on_a_node = ray.remote(task).options(**takes, max_retries=RETRIES, scheduling_strategy="SPREAD")
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     waiting, errors, begun = {}, {}, {}
     try:
         for run in todo:
             given = {name: absolute(value) if name in MAY_BE_FILES else value for name, value in run.given.items()}
-            waiting[task.remote(absolute(run.method), str(run.folder.resolve()), given, passed_on)] = run
+            waiting[on_a_node.remote(absolute(run.method), str(run.folder.resolve()), given, passed_on)] = run
         changes = {run.folder: _last_change(run.folder) for run in todo}
         while waiting:
             ended, _ = ray.wait(list(waiting), timeout=POLL)
@@ -250,7 +250,7 @@ def on_cluster(todo: Sequence[PlannedRun], watch: Watch, cluster: Cluster) -> di
     return errors
 
 
-def _task(method: str, folder: str, given: dict[str, Any], environment: dict[str, str]) -> str:
+def task(method: str, folder: str, given: dict[str, Any], environment: dict[str, str]) -> str:
     """A run as a node of a cluster makes it, from the beginning or from where it was lost; returns what was wrong."""
     os.environ.update(environment)
     end = time.monotonic() + GRACE
@@ -258,7 +258,7 @@ def _task(method: str, folder: str, given: dict[str, Any], environment: dict[str
         try:
             runs.run(method, out=folder, continue_=True, **given)
             return ""
-        except InUse as error:  # by its process on the node that was lost, which is about to end
+        except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
             if time.monotonic() > end:
                 return str(error)
             time.sleep(POLL)

@@ -13,7 +13,7 @@ LOCK = ".lock"
 
 
 class InUse(UserError):
-    """Another process owns the folder."""
+    """Another process writes in the folder, or has begun to; what is there may be a run in a moment."""
 
 
 @contextmanager

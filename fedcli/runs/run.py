@@ -24,7 +24,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, clear, clear_finished, read_chec
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.consent import THEN, own_files, with_own_files
 from fedcli.runs.models import Classifier, all_params, find_model
-from fedcli.runs.owner import is_free, owned
+from fedcli.runs.owner import LOCK, InUse, is_free, owned
 from fedcli.runs.prepare import check, flushed_denormals, machine_settings, new_record, prepare, refuse_empty_parts
 from fedcli.runs.records import (
     RECORD,
@@ -109,9 +109,7 @@ def run(
         for setup in setups[1:]:
             check(setup)  # refused now rather than after the first run; the first is checked as it begins
         done = [
-            _begin(setup, folder, source, progress)
-            if record is None
-            else _continue(record, folder, setup, source, progress)
+            _begin(setup, folder, source, progress) if record is None else _continue(folder, setup, source, progress)
             for setup, folder, record in zip(setups, folders, records, strict=True)
         ]
     finally:
@@ -223,15 +221,16 @@ def has_ended(record: dict[str, Any]) -> bool:
     return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
 
 
-def _continue(record: dict[str, Any], folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
+def _continue(folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
     """Skips a run that has ended, and resumes another."""
-    if has_ended(record):
-        with _owned_by_first(folder):  # which clears what a kill after the last record has left
-            if record["status"] == "finished" and current().number == 0:
-                clear_finished(folder)
-            (progress or Listener()).skip(record, folder)
-        return Run(record, None, folder, tuple(own_files(record)))
-    return resume(folder, method=own_paths([source, *setup.values().values()]), progress=progress)
+    with _owned_by_first(folder):  # which clears what a kill after the last record has left
+        record = current().first(lambda: read_record(folder))  # its process may have ended it meanwhile
+        if not has_ended(record):
+            return _resume(folder, record, own_paths([source, *setup.values().values()]), False, progress)
+        if record["status"] == "finished" and current().number == 0:
+            clear_finished(folder)
+        (progress or Listener()).skip(record, folder)
+    return Run(record, None, folder, tuple(own_files(record)))
 
 
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
@@ -475,10 +474,16 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
 
 
 def free_folder(out: str | Path) -> Path:
-    """The folder of a run that begins, which must be free."""
+    """The folder of a run that begins, which must be free.
+
+    Raises:
+        InUse: Somebody has a lock there, and may be about to write a record.
+        UserError: There is something else.
+    """
     folder = Path(out)
     if not is_free(folder):
-        raise UserError(f"the output folder '{folder}' exists; an existing one is never overwritten, choose another.")
+        kind = InUse if (folder / LOCK).exists() else UserError
+        raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten, choose another.")
     return folder
 
 

@@ -95,12 +95,13 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
         if place(record) != place(again):
             return f"another {what}: fingerprint {place(again)}, was {place(record)}", False
     hashes = [one["summary"].get("params_sha256") for one in (record, again)]
-    other = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
+    other = [_named(name, record.get(name), again.get(name)) for name in SURROUNDINGS]
     for move in record.get("moved", ()):
         other += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
+    other = [text for text in other if text]
     ends = [one.get("error", one["status"]) for one in (record, again)]
     if ends[0] != ends[1]:
-        return f"another end: {ends[1]}; was: {ends[0]}" + f" (other {', '.join(other)})" * bool(other), False
+        return f"another end: {ends[1]}; was: {ends[0]}" + f" (other {'; '.join(other)})" * bool(other), False
     distance, where = _distance(record["rounds"], again["rounds"])
     if hashes[0] == hashes[1] and distance == 0:
         lost = f" until both diverge in round {len(record['rounds']) + 1}" if "error" in record else ""
@@ -110,8 +111,17 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
         what = f"the curve by {points} in round {where}" if distance else "the parameters, and not the curve"
         return f"another result on the same machine and version: {what}", False
     if distance > WITHIN:
-        return f"another curve: by {points} in round {where} (other {', '.join(other)})", False
-    return f"same within {points} (other {', '.join(other)})", True
+        return f"another curve: by {points} in round {where} (other {'; '.join(other)})", False
+    return f"same within {points} (other {'; '.join(other)})", True
+
+
+def _named(name: str, before: Any, now: Any) -> str:
+    """What differs in a part of two records, by its name and those of its own parts; empty where nothing does."""
+    if before == now:
+        return ""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return name
+    return f"{name}: {', '.join(part for part in {**before, **now} if before.get(part) != now.get(part))}"
 
 
 def _partition(record: dict[str, Any]) -> str:

@@ -118,7 +118,8 @@ class Group:
             return
         self._told = True  # what is raised further is made of this one
         if isinstance(error, Exception):
-            about = {"worker": self.number, "kind": type(error).__name__, "text": str(error)}
+            kind = next((name for name, known in PASSED_ON.items() if isinstance(error, known)), type(error).__name__)
+            about = {"worker": self.number, "kind": kind, "text": str(error)}
             with suppress(RuntimeError):  # the launcher is dead, and its store with it
                 self._store.compare_set(ERROR, "", json.dumps(about))
 
@@ -354,7 +355,6 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
     for quiet in map(logging.getLogger, ("torch.distributed.elastic", "torch.multiprocessing")):
         quiet.addHandler(logging.NullHandler())
         quiet.propagate = False
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process leave the cores to the others
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]  # not under `nohup`
     imported = [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]
@@ -372,10 +372,11 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
                 process.terminate()
             return 128 + error.sigval
         except ChildFailedError as error:
-            number, failure = error.get_first_failure()
+            codes = {number: failure.exitcode for number, failure in error.failures.items()}
+            number = min(codes, key=lambda number: codes[number] == LOST)  # rather the one that the others have lost
             raise UserError(
-                f"workers died {restarts + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
-                "is negative); look for what kills them, then resume the run."
+                f"workers died {restarts + 1} times (got exit code {codes[number]} of worker {number}; a signal's is "
+                f"negative, and {LOST} means that it has lost another); look for what kills them, then resume the run."
             ) from error
         finally:
             for number, handler in handlers.items():  # the launcher has put its own in their place
