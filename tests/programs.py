@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PATIENCE = 60  # seconds until a test fails that waits for a program
@@ -50,10 +51,12 @@ class Waiting:
 
     def two(self, seconds: float = PATIENCE) -> list[int]:
         """The numbers of two processes that wait, once there are two."""
-        waiting: list[int] = []
+        waiting, end = [], time.monotonic() + seconds
         while len(waiting) < 2:
-            assert self._poll.poll(1000 * seconds), "no two processes have come to their second round"
-            waiting += map(int, os.read(self._file, 100).split())
+            assert time.monotonic() < end, "no two processes have come to their second round"
+            events = self._poll.poll(1000 * seconds)
+            if events and events[0][1] & select.POLLIN:  # else only that nobody is writing, which may end at any time
+                waiting += map(int, os.read(self._file, 100).split())
         return waiting
 
     def none(self) -> None:

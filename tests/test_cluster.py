@@ -91,6 +91,7 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
     assert jobs.task("fedavg", str(tmp_path / "run"), TINY, {}) == ""
+    assert not writing.exists()
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 

@@ -6,11 +6,13 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import fedcli
 from fedcli.core.federation import NonFiniteLoss
@@ -237,6 +239,29 @@ def test_workers_that_die_again_and_again_are_given_up(tmp_path):
     found = re.search(r"UserError: workers died 2 times \(got exit code (\d+) of worker [01];", errors)
     assert found, errors
     assert found[1] in ("3", str(workers.LOST))  # a worker that loses the other may be seen first
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ({0: (workers.LOST, 1), 1: (3, 2)}, "exit code 3 of worker 1"),
+        ({0: (-9, 2), 1: (3, 1)}, "exit code 3 of worker 1"),
+        ({0: (workers.LOST, 2), 1: (workers.LOST, 1)}, f"exit code {workers.LOST} of worker 1"),
+    ],
+)
+def test_of_workers_that_died_the_first_is_named_that_has_not_lost_another(ends, expected, monkeypatch):
+    failures = {number: SimpleNamespace(exitcode=code, timestamp=at) for number, (code, at) in ends.items()}
+    monkeypatch.setattr(ChildFailedError, "format_msg", lambda self: "")
+
+    def launcher(config, entrypoint):
+        def fail(*given):
+            raise ChildFailedError("work", failures)
+
+        return fail
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", launcher)
+    with pytest.raises(UserError, match=expected):
+        workers.launch(os.getpid, count=2, restarts=1)
 
 
 def test_a_killed_worker_an_interruption_and_another_number_of_workers_leave_the_same_bits(tmp_path):

@@ -372,11 +372,13 @@ def launch(work: Callable[..., int], *given: Any, count: int, restarts: int = RE
                 process.terminate()
             return 128 + error.sigval
         except ChildFailedError as error:
-            codes = {number: failure.exitcode for number, failure in error.failures.items()}
-            number = min(codes, key=lambda number: codes[number] == LOST)  # rather the one that the others have lost
+            number, failure = min(  # the first, but rather the one that the others have lost
+                error.failures.items(), key=lambda one: (one[1].exitcode == LOST, one[1].timestamp)
+            )
             raise UserError(
-                f"workers died {restarts + 1} times (got exit code {codes[number]} of worker {number}; a signal's is "
-                f"negative, and {LOST} means that it has lost another); look for what kills them, then resume the run."
+                f"workers died {restarts + 1} times (got exit code {failure.exitcode} of worker {number}; a signal's "
+                f"is negative, {LOST} is that of one that has lost another); look for what kills them, then resume the "
+                "run."
             ) from error
         finally:
             for number, handler in handlers.items():  # the launcher has put its own in their place
