@@ -316,12 +316,14 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
     both = [("FedAvg", "FMNIST #C=2"), ("FedFA", "FMNIST #C=2")]
     even = [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
+    skewed = [("FedDyn", "FMNIST alpha=0.1"), ("FedFA", "FMNIST alpha=0.1")]
     found = there("fedfa:2")
-    expected = {key: [2021, 2022, 2023] for key in (*both, *even)}
+    two = {("FedAvg", "FMNIST alpha=0.1"): [2021, 2022]}
+    expected = {key: [2021, 2022, 2023] for key in (*both, *even, *skewed)} | two
     assert {place: seeds for place, seeds in found.items() if seeds} == expected
     rounds = there("fedfa:8")
     targets = [(row, f"FMNIST {skew}") for row, _ in even for skew in ("#C=2", "alpha=0.1", "alpha=0.5")]
-    expected = {key: [2021, 2022, 2023] for key in (*both, *targets)}
+    expected = {key: [2021, 2022, 2023] for key in (*both, *skewed, *targets)} | two
     assert {place: seeds for place, seeds in rounds.items() if seeds} == expected
 
     parts = there("fedfa:3")
