@@ -358,6 +358,15 @@ def test_a_method_whose_option_every_method_has_is_refused(method_file):
         fedcli.run("mine.py", out="a", **OPTIONS)
 
 
+def test_a_method_with_an_option_for_a_choice_that_there_is_not_is_refused(method_file):
+    options = """    kind: str = option("a", "Which", choices=("a", "b"))
+    extra: float = option(0.1, "Mine", only_with={"kind": ("c",)})"""
+    text = method_file.read_text().replace('    """FedAvg adds no option."""', options)
+    method_file.write_text(text.replace("import Method\n", "import Method, option\n"))
+    for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
+        assert "the option 'extra' of 'mine' is for --kind c, which is no choice" in refused(*command)
+
+
 def interrupt(monkeypatch, after):
     """Makes Ctrl-C arrive in round `after`, counted from 0."""
     one_round = rounds.one_round

@@ -11,7 +11,18 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
-from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, flag_of, method_options, option
+from fedcli.declarations import (
+    DataSetting,
+    Method,
+    Post,
+    Protocol,
+    check_value,
+    describe_need,
+    flag_of,
+    is_idle,
+    method_options,
+    option,
+)
 from fedcli.errors import UserError, unknown
 from fedcli.registry import default_protocol, find_post, find_protocol, posts, spelt
 from fedcli.userfiles import absolute, is_from_file
@@ -196,7 +207,7 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
         chosen: What `--post` says, which may be a step of the user's own.
 
     Raises:
-        UserError: If the method declares an option that every method has.
+        UserError: If the method declares an option that every method has, or one beside choices that there are not.
     """
     own = {field.name: field for field in dataclasses.fields(method.config)}
     run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
@@ -204,6 +215,14 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
         raise UserError(
             f"the option '{taken[0]}' of '{method.name}' is one that every method has; rename it in {method.file}."
         )
+    for name, option_field in own.items():
+        for other, among in option_field.metadata["only_with"].items():
+            choices = own[other].metadata["choices"] if other in own else ()
+            if not set(among) <= set(choices):
+                raise UserError(
+                    f"the option '{name}' of '{method.name}' is for {flag_of(other)} {' or '.join(among)}, which is no "
+                    f"choice of the method (got {', '.join(choices) or 'none'}); correct 'only_with' in {method.file}."
+                )
     steps = posts(method, chosen).values() if method.personal is None else ()
     after = {
         f"With --post {post.name}": {field.name: field for field in dataclasses.fields(post.config)} for post in steps
@@ -476,7 +495,11 @@ def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
     if not setup.method.uses_public_data:
         for name in ("public_examples", "public_batch_size"):
             reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    for own in dataclasses.fields(setup.options):
+        if is_idle(own.metadata, vars(setup.options)):
+            found = " ".join(flags_of({name: vars(setup.options)[name] for name in own.metadata["only_with"]}))
+            reasons[own.name] = f"is for {describe_need(own.metadata)} (got {found})"
+    defaults = {field.name: field.default for kind in (setup.run, setup.options) for field in dataclasses.fields(kind)}
     return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, defaults[name])}
 
 
@@ -487,7 +510,7 @@ def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
         UserError: For the first option of `without_effect`.
     """
     for name, reason in without_effect(setup, given).items():
-        raise UserError(f"--{name.replace('_', '-')} {reason}; leave it out.")
+        raise UserError(f"{flag_of(name)} {reason}; leave it out.")
 
 
 def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
