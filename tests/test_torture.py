@@ -103,7 +103,7 @@ def test_a_class_without_a_test_image_is_measured_with_the_others(tmp_path):
         ({"partition": "dominant:1:share=1e9999999999"}, "wrong share"),
         ({"partition": "classes:1_0"}, "wrong number of classes"),
         ({"partition": "classes:20"}, "does not fit the data .got 10 classes"),
-        ({"optimizer": "adam", "momentum": 0.5}, "--momentum is for SGD"),
+        ({"optimizer": "adam", "momentum": 0.5}, "--momentum is for --optimizer sgd .got --optimizer adam"),
         ({"public_examples": 5}, "--public-examples is for methods that use public images"),
         ({"device": "cpu:5"}, "--device must be auto"),
         ({"device": "cuda:999"}, "--device cuda:999 is not there"),

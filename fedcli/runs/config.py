@@ -67,7 +67,7 @@ class RunConfig:
         "Learning rate over the rounds, beside its decay: linear goes down to a tenth of it",
         choices=("constant", "linear"),
     )
-    momentum: float = option(0.0, "Momentum of SGD", low=0, high=1, open_high=True, off=0)
+    momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     validation: float = option(
         0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
@@ -490,16 +490,16 @@ def _post_values(
 def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
     """The options among those given that change nothing in a run, each with the reason."""
     reasons = {}
-    if setup.run.optimizer != "sgd" and given.get("momentum"):
-        reasons["momentum"] = f"is for SGD (got --optimizer {setup.run.optimizer})"
     if not setup.method.uses_public_data:
         for name in ("public_examples", "public_batch_size"):
             reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    for own in dataclasses.fields(setup.options):
-        if is_idle(own.metadata, vars(setup.options)):
-            found = " ".join(flags_of({name: vars(setup.options)[name] for name in own.metadata["only_with"]}))
-            reasons[own.name] = f"is for {describe_need(own.metadata)} (got {found})"
-    defaults = {field.name: field.default for kind in (setup.run, setup.options) for field in dataclasses.fields(kind)}
+    values = {**vars(setup.run), **vars(setup.options)}
+    fields = [field for kind in (setup.run, setup.options) for field in dataclasses.fields(kind)]
+    for field in fields:
+        if is_idle(field.metadata, values):
+            found = ", ".join(f"{flag_of(name)} {values[name]}" for name in field.metadata["only_with"])
+            reasons[field.name] = f"is for {describe_need(field.metadata)} (got {found})"
+    defaults = {field.name: field.default for field in fields}
     return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, defaults[name])}
 
 
