@@ -134,11 +134,12 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
         assert declarations.help_text(field.metadata) in flat(text)
 
 
-def test_help_says_symbol_source_range_off_value_and_default():
+def test_help_says_symbol_source_range_off_value_need_and_default():
     text = flat(done("run", "fedfm", "--help"))
     weight = "Weight of feature matching (λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says"
     assert weight in text
-    assert "Temperature of contrastive guiding (α, Section IV-C); > 0. [default: 0.1]" in text
+    need = "for --guiding contrastive"
+    assert f"Temperature of contrastive guiding (α, Section IV-C); > 0; {need}. [default: 0.1]" in text
     assert "contrastive or l2. [default: contrastive]" in text
     assert "Learning rate; > 0. [default: from the protocol]" in text
     assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
