@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, ClassVar, get_args
 
 from fedcli.errors import UserError, unknown
@@ -29,6 +29,7 @@ def option(
     choices: tuple[str, ...] = (),
     tune: tuple[float, ...] = (),
     before: Any = dataclasses.MISSING,
+    only_with: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Any:
     """A dataclass field that becomes a command-line option by itself.
 
@@ -46,11 +47,12 @@ def option(
         choices: The strings allowed; empty for any.
         tune: Values worth trying where the option is tuned.
         before: What runs did whose records lack the option, where that is not its default.
+        only_with: Another option of the method, and those of its choices beside which this one changes anything.
     """
     metadata = {
         "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
         "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
-        "tune": tune, "before": default if before is dataclasses.MISSING else before,
+        "tune": tune, "before": default if before is dataclasses.MISSING else before, "only_with": only_with,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -73,14 +75,26 @@ def describe_range(metadata: Mapping[str, Any]) -> str:
     return " and ".join(parts)
 
 
+def describe_need(metadata: Mapping[str, Any]) -> str:
+    """What an option needs beside it to change anything, as text; empty where nothing."""
+    return " and ".join(f"{flag_of(name)} {' or '.join(of)}" for name, of in metadata["only_with"].items())
+
+
+def is_idle(metadata: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether an option changes nothing beside the values of the others of its method."""
+    return any(values[name] not in of for name, of in metadata["only_with"].items())
+
+
 def help_text(metadata: Mapping[str, Any]) -> str:
-    """The help of an option: what it is, symbol, source, unit, range and the value that switches it off."""
+    """The help of an option: what it is, symbol, source, unit, range, the value that switches it off, what it needs."""
     place = ", ".join(part for part in (metadata["symbol"], metadata["source"], metadata["unit"]) if part)
     text = metadata["help"] + (f" ({place})" if place else "")
     if allowed := describe_range(metadata):
         text += f"; {allowed}"
     if metadata["off"] is not None:
         text += f"; {metadata['off']} switches it off"
+    if need := describe_need(metadata):
+        text += f"; for {need}"
     return text + "."
 
 

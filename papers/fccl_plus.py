@@ -129,25 +129,31 @@ class Config(CollaborativeConfig):
         "fntd", "What the local phase keeps its knowledge by", source="Eq. 14, Tables 16 and 19",
         choices=("fntd", "ewc", "none"), off="none",
     )  # fmt: skip
-    temperature: float = option(3.0, "Temperature of FNTD", symbol="τ", source="Eq. 8", low=0, open_low=True)
+    temperature: float = option(
+        3.0, "Temperature of FNTD", symbol="τ", source="Eq. 8", low=0, open_low=True,
+        only_with={"regularizer": ("fntd", "none")},
+    )  # fmt: skip
     teacher: str = option(
         "previous", "What is distilled from: the model after the previous local phase, or after this collaborative one",
         symbol="T", source="Eq. 13, Fig. 9", choices=("previous", "collaborative"),
+        only_with={"regularizer": ("fntd", "none")},
     )  # fmt: skip
     distillation_factor: str = option(
         "square", "Factor of FNTD: the square of its temperature, or one", source="Eqs. 13 and 14: one; code: square",
-        choices=("square", "one"),
+        choices=("square", "one"), only_with={"regularizer": ("fntd",)},
     )  # fmt: skip
-    renormalize: bool = option(False, "Make the other classes' probabilities in FNTD sum to 1", source="Eq. 12")
+    renormalize: bool = option(
+        False, "Make the other classes' probabilities in FNTD sum to 1", source="Eq. 12",
+        only_with={"regularizer": ("fntd",)},
+    )  # fmt: skip
     plain_share: float = option(
-        0.0,
-        "Share of the local epochs, the first ones, with plain distillation",
-        source="Table 17",
-        low=0,
-        high=1,
-        off=0,
-    )
-    ewc_weight: float = option(0.1, "Weight of the EWC penalty", symbol="λ", source="Table 16", low=0, off=0)
+        0.0, "Share of the local epochs, the first ones, with plain distillation", source="Table 17", low=0, high=1,
+        off=0, only_with={"regularizer": ("fntd", "none")},
+    )  # fmt: skip
+    ewc_weight: float = option(
+        0.1, "Weight of the EWC penalty", symbol="λ", source="Table 16", low=0, off=0,
+        only_with={"regularizer": ("ewc",)},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

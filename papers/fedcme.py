@@ -102,8 +102,9 @@ class Config:
         choices=("head", "body", "model", "none"), off="none",
     )  # fmt: skip
     matching: str = option(
-        "pairs", "How counterparts are found", source="Algorithm 1, Fig. 4", choices=("pairs", "many-to-one", "random")
-    )
+        "pairs", "How counterparts are found", source="Algorithm 1, Fig. 4", choices=("pairs", "many-to-one", "random"),
+        only_with={"exchange": ("head", "body", "model")},
+    )  # fmt: skip
 
 
 class Context(NamedTuple):

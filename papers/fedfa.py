@@ -129,11 +129,13 @@ class Config:
         off="never",
     )
     calibration_optimizer: str = option(
-        "adam", "Optimizer of calibration", source="Algorithm 1", choices=("adam", "sgd")
-    )
+        "adam", "Optimizer of calibration", source="Algorithm 1", choices=("adam", "sgd"),
+        only_with={"calibration": ("batch", "epoch")},
+    )  # fmt: skip
     calibration_lr: float = option(
-        0.001, "Learning rate of calibration", symbol="η", source="Algorithm 1", low=0, open_low=True
-    )
+        0.001, "Learning rate of calibration", symbol="η", source="Algorithm 1", low=0, open_low=True,
+        only_with={"calibration": ("batch", "epoch")},
+    )  # fmt: skip
 
 
 class Context(NamedTuple):

@@ -79,8 +79,9 @@ class Config:
         tune=(0.1, 0.5, 1.0, 5.0, 10.0, 50.0),
     )
     temperature: float = option(
-        0.1, "Temperature of contrastive guiding", symbol="α", source="Section IV-C", low=0, open_low=True
-    )
+        0.1, "Temperature of contrastive guiding", symbol="α", source="Section IV-C", low=0, open_low=True,
+        only_with={"guiding": ("contrastive",)},
+    )  # fmt: skip
     start_round: int = option(
         20, "Rounds of plain FedAvg before matching starts", symbol="T_s", source="Section VII-A", unit="rounds", low=0
     )

@@ -134,11 +134,12 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
         assert declarations.help_text(field.metadata) in flat(text)
 
 
-def test_help_says_symbol_source_range_off_value_and_default():
+def test_help_says_symbol_source_range_off_value_need_and_default():
     text = flat(done("run", "fedfm", "--help"))
     weight = "Weight of feature matching (λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says"
     assert weight in text
-    assert "Temperature of contrastive guiding (α, Section IV-C); > 0. [default: 0.1]" in text
+    need = "for --guiding contrastive"
+    assert f"Temperature of contrastive guiding (α, Section IV-C); > 0; {need}. [default: 0.1]" in text
     assert "contrastive or l2. [default: contrastive]" in text
     assert "Learning rate; > 0. [default: from the protocol]" in text
     assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
@@ -356,6 +357,15 @@ def test_a_method_whose_option_every_method_has_is_refused(method_file):
         assert "the option 'lr' of 'mine' is one that every method has" in refused(*command)
     with pytest.raises(UserError, match="'lr' of 'mine'"):
         fedcli.run("mine.py", out="a", **OPTIONS)
+
+
+def test_a_method_with_an_option_for_a_choice_that_there_is_not_is_refused(method_file):
+    options = """    kind: str = option("a", "Which", choices=("a", "b"))
+    extra: float = option(0.1, "Mine", only_with={"kind": ("c",)})"""
+    text = method_file.read_text().replace('    """FedAvg adds no option."""', options)
+    method_file.write_text(text.replace("import Method\n", "import Method, option\n"))
+    for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
+        assert "the option 'extra' of 'mine' is for --kind c, which is no choice" in refused(*command)
 
 
 def interrupt(monkeypatch, after):

@@ -31,6 +31,7 @@ from fedcli.papers.fccl_plus import (
     similarity,
 )
 from fedcli.registry import find_method, find_protocol
+from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
 from fedcli.runs.config import resolve
 from tests import laws
@@ -668,3 +669,17 @@ def test_the_comments_over_the_tables_count_their_runs(monkeypatch):
     told = re.findall(r"    # .*, (\d+) runs: .*\.\n    _table\(\n? *\"?(\w+)\"?,", inspect.getsource(fccl_plus))
     counts = {f"fccl:{name}": int(count) for count, name in told}
     assert counts == {table.name: len(plan(table).runs) for table in fccl_plus.TABLES}
+
+
+@pytest.mark.parametrize("other", ["fccl-plus-ewc", "fccl-plus-without-fntd"])
+def test_the_committed_runs_with_non_target_distillation_are_ahead_with_every_seed(other):
+    """As the page of the study says of EWC in its place, and of neither."""
+    study = Path(__file__).parent.parent / "results" / "records" / "fccl-digits-real-4-resnets"
+
+    def selected(name):
+        paths = sorted((study / name).glob("seed-*/record.json"))
+        return find_metric("selected").values([json.loads(path.read_text()) for path in paths])
+
+    ours, theirs = selected("fccl-plus"), selected(other)
+    assert len(ours) == len(theirs) == 3
+    assert all(one > two for one, two in zip(ours, theirs, strict=True))

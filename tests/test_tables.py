@@ -155,6 +155,18 @@ def test_labels_hold_what_differs_and_no_more():
     assert labels == ["dirichlet:0.5, drop last off", "dirichlet:0.5, drop last on", "iid, drop last off"]
 
 
+def test_an_option_that_has_no_say_beside_another_is_in_no_label_and_divides_no_group():
+    def run(seed, calibration, rate):
+        return record("fedfa", seed, calibration=calibration, calibration_lr=rate)
+
+    runs = [run(0, "never", 0.1), run(1, "never", 0.2), run(0, "batch", 0.1), run(0, "batch", 0.2)]
+    assert [(group.label, len(group.records)) for group in tables.group(runs)] == [
+        ("calibration never", 2),
+        ("calibration batch, calibration lr 0.1", 1),
+        ("calibration batch, calibration lr 0.2", 1),
+    ]
+
+
 def test_unfinished_runs_are_shown_and_enter_no_mean():
     runs = [
         record(seed=0, selected=0.5),

@@ -103,7 +103,7 @@ def test_a_class_without_a_test_image_is_measured_with_the_others(tmp_path):
         ({"partition": "dominant:1:share=1e9999999999"}, "wrong share"),
         ({"partition": "classes:1_0"}, "wrong number of classes"),
         ({"partition": "classes:20"}, "does not fit the data .got 10 classes"),
-        ({"optimizer": "adam", "momentum": 0.5}, "--momentum is for SGD"),
+        ({"optimizer": "adam", "momentum": 0.5}, "--momentum is for --optimizer sgd .got --optimizer adam"),
         ({"public_examples": 5}, "--public-examples is for methods that use public images"),
         ({"device": "cpu:5"}, "--device must be auto"),
         ({"device": "cuda:999"}, "--device cuda:999 is not there"),
@@ -115,12 +115,34 @@ def test_what_no_run_can_have_is_refused_in_a_line(given, words, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        (
+            "fedfa",
+            {"calibration": "never", "calibration_lr": 0.1},
+            "--calibration-lr is for --calibration batch or",
+        ),
+        ("fedcme", {"exchange": "none", "matching": "random"}, "--matching is for --exchange head or body or model"),
+        (
+            "fedfm",
+            {"guiding": "l2", "temperature": 0.5},
+            "--temperature is for --guiding contrastive .got",
+        ),
+    ],
+)
+def test_an_option_of_a_method_beside_which_another_has_no_say_is_refused(method, given, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        fedcli.run(method, out=tmp_path / "run", **TINY, **given)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_protocol_and_a_record_may_tell_options_without_effect():
     whole = resolve(registry.find_method("fedavg"), {**TINY, "optimizer": "adam", "momentum": 0.5})
     assert set(without_effect(whole, whole.values())) == {"momentum"}  # the others are at their defaults
     assert set(without_effect(whole, {**whole.values(), "public_batch_size": 7})) == {"momentum", "public_batch_size"}
     for table in registry.tables().values():
-        for cell in {cell.method: cell for cell in table.cells}.values():
+        for cell in table.cells:
             setup = resolve(registry.find_method(cell.method), cell.settings, need_data=False)
             assert not without_effect(setup, cell.settings)
 

@@ -15,7 +15,7 @@ from fedcli.registry import methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, given_options
-from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, whole_config
+from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, telling_config
 
 # What two runs of one identity may differ in; a result depends on none of these but the first.
 NOT_IN_IDENTITY = (
@@ -220,7 +220,8 @@ def _settings(record: dict) -> dict[str, Any]:
     settings = {key: record[key] for key in ("protocol", "dataset") if key in record}
     if flag := record.get("partition", {}).get("flag"):
         settings["partition"] = flag
-    settings |= {key: value for key, value in whole_config(record).items() if key not in (*settings, *NOT_IN_IDENTITY)}
+    config = telling_config(record)
+    settings |= {key: value for key, value in config.items() if key not in (*settings, *NOT_IN_IDENTITY)}
     if not settings.get("public_dataset"):  # then the other options of public images say nothing
         settings = {key: value for key, value in settings.items() if not key.startswith("public_")}
     if record.get("origin", {}).get("partition_seed") == "seed":
@@ -234,7 +235,7 @@ def _settings(record: dict) -> dict[str, Any]:
 def _differences(firsts: list[dict]) -> list[dict[str, Any]]:
     """For each record the settings in which it differs: from all others, or from those of its own method.
 
-    An option that only some methods have tells nothing about the others.
+    An option that only some methods have, or only beside some choice of another, tells nothing about the others.
     """
     rows = [_settings(record) for record in firsts]
     shown: list[dict[str, Any]] = [{} for _ in rows]
@@ -244,10 +245,10 @@ def _differences(firsts: list[dict]) -> list[dict[str, Any]]:
             others = [
                 other
                 for peer, other in zip(firsts, rows, strict=True)
-                if everywhere or peer["method"] == record["method"]
+                if key in other and (everywhere or peer["method"] == record["method"])
             ]
-            if len({_text(other.get(key)) for other in others}) > 1:
-                own[key] = row.get(key)
+            if key in row and len({_text(other[key]) for other in others}) > 1:
+                own[key] = row[key]
     return shown
 
 

@@ -11,7 +11,18 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
-from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, flag_of, method_options, option
+from fedcli.declarations import (
+    DataSetting,
+    Method,
+    Post,
+    Protocol,
+    check_value,
+    describe_need,
+    flag_of,
+    is_idle,
+    method_options,
+    option,
+)
 from fedcli.errors import UserError, unknown
 from fedcli.registry import default_protocol, find_post, find_protocol, posts, spelt
 from fedcli.userfiles import absolute, is_from_file
@@ -56,7 +67,7 @@ class RunConfig:
         "Learning rate over the rounds, beside its decay: linear goes down to a tenth of it",
         choices=("constant", "linear"),
     )
-    momentum: float = option(0.0, "Momentum of SGD", low=0, high=1, open_high=True, off=0)
+    momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     validation: float = option(
         0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
@@ -196,7 +207,7 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
         chosen: What `--post` says, which may be a step of the user's own.
 
     Raises:
-        UserError: If the method declares an option that every method has.
+        UserError: If the method declares an option that every method has, or one beside choices that there are not.
     """
     own = {field.name: field for field in dataclasses.fields(method.config)}
     run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
@@ -204,6 +215,14 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
         raise UserError(
             f"the option '{taken[0]}' of '{method.name}' is one that every method has; rename it in {method.file}."
         )
+    for name, option_field in own.items():
+        for other, among in option_field.metadata["only_with"].items():
+            choices = own[other].metadata["choices"] if other in own else ()
+            if not set(among) <= set(choices):
+                raise UserError(
+                    f"the option '{name}' of '{method.name}' is for {flag_of(other)} {' or '.join(among)}, which is no "
+                    f"choice of the method (got {', '.join(choices) or 'none'}); correct 'only_with' in {method.file}."
+                )
     steps = posts(method, chosen).values() if method.personal is None else ()
     after = {
         f"With --post {post.name}": {field.name: field for field in dataclasses.fields(post.config)} for post in steps
@@ -471,12 +490,16 @@ def _post_values(
 def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
     """The options among those given that change nothing in a run, each with the reason."""
     reasons = {}
-    if setup.run.optimizer != "sgd" and given.get("momentum"):
-        reasons["momentum"] = f"is for SGD (got --optimizer {setup.run.optimizer})"
     if not setup.method.uses_public_data:
         for name in ("public_examples", "public_batch_size"):
             reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    values = {**vars(setup.run), **vars(setup.options)}
+    fields = [field for kind in (setup.run, setup.options) for field in dataclasses.fields(kind)]
+    for field in fields:
+        if is_idle(field.metadata, values):
+            found = ", ".join(f"{flag_of(name)} {values[name]}" for name in field.metadata["only_with"])
+            reasons[field.name] = f"is for {describe_need(field.metadata)} (got {found})"
+    defaults = {field.name: field.default for field in fields}
     return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, defaults[name])}
 
 
@@ -487,7 +510,7 @@ def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
         UserError: For the first option of `without_effect`.
     """
     for name, reason in without_effect(setup, given).items():
-        raise UserError(f"--{name.replace('_', '-')} {reason}; leave it out.")
+        raise UserError(f"{flag_of(name)} {reason}; leave it out.")
 
 
 def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:

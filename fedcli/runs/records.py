@@ -24,7 +24,7 @@ import fedcli
 from fedcli.core import NUMERICS
 from fedcli.core.clients import Params
 from fedcli.data.files import one_line, write_atomically
-from fedcli.declarations import Method
+from fedcli.declarations import Method, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, protocols
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
@@ -208,11 +208,16 @@ def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def whole_config(record: dict[str, Any]) -> dict[str, Any]:
-    """The options of a run, with those that are newer than its record; a user's own method is not looked for."""
+def telling_config(record: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run that its result can depend on, with those that are newer than its record.
+
+    A user's own method is not looked for; of its options all count.
+    """
     method = methods().get(record["method"]) if is_packaged(record) else None
     fields = [field for kind in (RunConfig, method and method.config) if kind for field in dataclasses.fields(kind)]
-    return {**record["config"], **{field.name: recorded_value(record["config"], field) for field in fields}}
+    config = {**record["config"], **{field.name: recorded_value(record["config"], field) for field in fields}}
+    idle = {field.name for field in fields if is_idle(field.metadata, config)}
+    return {name: value for name, value in config.items() if name not in idle}
 
 
 def reductions_of(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -65,8 +65,13 @@ class Config:
     generator_weight: float = option(
         1.0, "Weight of the cross-entropy on generated features", source="Algorithm 1", low=0, off=0
     )
-    generator_steps: int = option(100, "Steps of the generator's training in a round", source="Algorithm 1", low=1)
-    generator_lr: float = option(0.1, "Learning rate of the generator's training", symbol="α", low=0, open_low=True)
+    generator_steps: int = option(
+        100, "Steps of the generator's training in a round", source="Algorithm 1", low=1, only_with={"form": ("paper",)}
+    )
+    generator_lr: float = option(
+        0.1, "Learning rate of the generator's training", symbol="α", low=0, open_low=True,
+        only_with={"form": ("paper",)},
+    )  # fmt: skip
     form: str = option(
         "paper",
         "The paper's method, or that of HtFLlib, whose generator is never trained",
