@@ -504,7 +504,7 @@ def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
-    """Refuses what a user gives in vain; a protocol or a record, which tell all options, may.
+    """Refuses what a user types in vain; a protocol, a record and a file of options, made for many runs, may have it.
 
     Raises:
         UserError: For the first option of `without_effect`.
