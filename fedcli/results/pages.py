@@ -434,13 +434,12 @@ def _is_cell(record: dict[str, Any], cell: Cell) -> bool:
 
 def front(found: Sequence[Answer]) -> str:
     """What the first page of the project quotes of the claims: those with runs."""
-    rows = [
-        [one.claim.text, MISSING if one.paper is None else one.metric.signed(one.paper), ours, f"{verdict}, {about}"]
-        for one in found
-        if one.evidence
-        for ours, _, verdict, about in claims.lines(one)[:1]
-    ]
-    table = "\n".join(github(["Claim", "paper", "ours, 95 % interval (seeds)", "verdict"], rows))
+    rows = []
+    for one in found:
+        if one.evidence:
+            line, paper = claims.lines(one)[0], MISSING if one.paper is None else one.metric.signed(one.paper)
+            rows.append([one.claim.text, claims.said(line), paper, line.ours, line.size])
+    table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
     return f"{table}\n\n{claims.counted(found)}"
 
 
