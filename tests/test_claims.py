@@ -140,7 +140,8 @@ def test_three_pairs_in_full_give_a_verdict(place):
     place.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
     (found,) = place.ahead().evidence
     assert found.difference == pytest.approx(Interval(2.0, 2 - 2.484138, 2 + 2.484138, 3), rel=1e-5)
-    assert (found.verdict, found.about, found.seeds) == ("undecided", "zero inside, n = 3, in full", (0, 1, 2))
+    assert (found.verdict, found.why, found.size) == ("undecided", "zero inside, n = 3", "in full")
+    assert found.seeds == (0, 1, 2)
     assert place.ahead().paper == pytest.approx(84.08 - 74.60)
     place.add("fedavg", 3, 82)
     place.add("fedprox", 3, 80)
@@ -166,10 +167,10 @@ def test_runs_in_full_go_before_reduced_ones(place):
         for method, percent in (("fedavg", 60), ("fedprox", 70 + seed)):
             place.add(method, seed, percent, name="-small", rounds=5, train_examples=60)
     (found,) = place.ahead().evidence
-    assert (found.verdict, found.about) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
+    assert (found.verdict, found.size) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
     place.pairs((85, 80), (85.1, 80), (84.9, 80))
     full, reduced = place.ahead().evidence
-    assert (full.verdict, full.about, reduced.verdict) == ("reproduced", "in full", "contradicted")
+    assert (full.verdict, full.size, reduced.verdict) == ("reproduced", "in full", "contradicted")
     assert place.ahead().verdict == "reproduced"
 
 
@@ -229,7 +230,7 @@ def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(place):
 
 def test_rarer_tests_are_a_reduction_where_the_round_matters(place):
     place.pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
-    assert place.ahead().evidence[0].about == "in full"  # the last round is tested anyway
+    assert place.ahead().evidence[0].size == "in full"  # the last round is tested anyway
     assert place.answers()["own:sooner"].evidence[0].reduced == "tests every 2 rounds"
 
 
@@ -285,7 +286,19 @@ def test_the_command_prints_the_claims_of_a_file(place):
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
     done = CliRunner().invoke(cli.app, [*command, "markdown"])
     ours = "+5.10 [+4.85, +5.35] (3)"
-    assert f"| `own:ahead` one is ahead | +9.48 | {ours} | {ours} | reproduced, in full |" in done.stdout
+    assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full |" in done.stdout
+
+
+def test_claims_stand_by_verdict(place):
+    place.pairs((85, 80), (85.1, 80), (85.2, 80))
+    ahead, _, both, _ = registry.claims(str(place.file))
+    behind = dataclasses.replace(ahead, name="own:behind", direction="lower")
+    found = claims.answers([both, behind, ahead], [place.runs], lambda name: True)
+    assert [(one.claim.name, one.verdict) for one in found] == [
+        ("own:ahead", "reproduced"),
+        ("own:behind", "contradicted"),
+        ("own:both", "not run"),
+    ]
 
 
 def test_what_is_not_there_is_refused(tmp_path):

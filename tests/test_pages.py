@@ -11,7 +11,7 @@ import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.cli import app as cli
 from fedcli.registry import not_planned
-from fedcli.results import comparison, pages, tables
+from fedcli.results import claims, comparison, pages, tables
 from fedcli.results.pages import Standing
 from fedcli.runs.records import read_record, write_record
 
@@ -100,7 +100,7 @@ def test_a_card_falls_into_its_sections():
 
 def test_a_page_has_every_reading_of_its_card():
     for paper in pages.papers():
-        page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "")
+        page = pages.paper_page(paper, [], [Standing(table, None) for table in paper.tables], [], "")
         numbers = [int(number) for number in re.findall(r"^ {3,4}(\d+)\. ", paper.module.__doc__, re.M)]
         assert numbers == list(range(1, len(numbers) + 1))
         assert [int(number) for number in re.findall(r"^ ?(\d+)\. ", page, re.M)] == numbers
@@ -108,6 +108,20 @@ def test_a_page_has_every_reading_of_its_card():
         for table in paper.tables:
             assert f"| {len(table.cells)} | `fedcli table {table.name}` |" in page
         assert "What did not work" not in page
+
+
+def test_a_page_has_the_claims_of_its_paper_with_their_verdicts():
+    found = claims.answers(registry.claims(), [])
+    for paper in pages.papers():
+        standings = [Standing(table, None) for table in paper.tables]
+        page = pages.paper_page(paper, found, standings, [], "")
+        own = [one for one in found if one.claim.table in {table.name for table in paper.tables}]
+        assert len(own) >= 3
+        for one in found:
+            row = f"\n| `{one.claim.name}` {one.claim.text} | {one.verdict} | "
+            assert page.count(row) == (one in own)
+        assert f"\n{claims.counted(own)} " in page
+        assert "## Claims" not in pages.paper_page(paper, [], standings, [], "")
 
 
 def test_a_run_with_another_seed_stands_for_one_of_the_tables(results):
@@ -141,7 +155,7 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
     standing = pages.standing(TABLE, results / "records", studies)
     empty = Standing(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), None)
-    page = pages.paper_page(paper, [standing, empty], studies, "- It | missed.\n")
+    page = pages.paper_page(paper, [], [standing, empty], studies, "- It | missed.\n")
     counts = "with 4 cells. The paper prints a number for 3 of them, and 2 of these have a finished run."
     assert f"2 tables and figures {counts}" in page
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
@@ -150,7 +164,7 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     assert "- [A tiny study](../tiny.md): Does it run?\n" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     unrelated = [study._replace(records=[]) for study in studies]
-    assert "tiny" not in pages.paper_page(paper, [empty], unrelated, "")
+    assert "tiny" not in pages.paper_page(paper, [], [empty], unrelated, "")
 
 
 def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
@@ -159,16 +173,16 @@ def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
     table = Table(**{**vars(TABLE), "cells": (*CELLS, ours)})
     standing = pages.standing(table, results / "records", studies)
     assert ours in standing.finished
-    assert "The paper prints a number for 3 of them, and 2 of these" in pages.paper_page(paper, [standing], [], "")
+    assert "The paper prints a number for 3 of them, and 2 of these" in pages.paper_page(paper, [], [standing], [], "")
     figure = Table("fedfa:Fig3", "Curves", ("FedFA", "in-text"), (ours,))
     standing = pages.standing(figure, results / "records", studies)
-    assert "The paper prints a number for 0 of them, and 0 of these" in pages.paper_page(paper, [standing], [], "")
-    assert "| ours | " in pages.paper_page(paper, [standing], [], "")  # it is shown all the same
+    assert "The paper prints a number for 0 of them, and 0 of these" in pages.paper_page(paper, [], [standing], [], "")
+    assert "| ours | " in pages.paper_page(paper, [], [standing], [], "")  # it is shown all the same
 
 
 def test_what_is_not_planned_stands_on_the_page_with_its_reason():
     for paper in pages.papers():
-        page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "")
+        page = pages.paper_page(paper, [], [Standing(table, None) for table in paper.tables], [], "")
         reasons = not_planned(paper.module)
         assert ("### Not planned" in page) == bool(reasons)
         for what, reason in reasons.items():
@@ -184,7 +198,7 @@ def test_tuned_options_are_listed_where_their_runs_stand(results, tmp_path):
     studies = pages.find_studies(folder)
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
     told = f"- Tuned by validation accuracy (seed 1000): FedAvg --lr {record['config']['lr']} on digits.\n"
-    assert told in pages.paper_page(paper, [pages.standing(TABLE, folder, studies)], [], "")
+    assert told in pages.paper_page(paper, [], [pages.standing(TABLE, folder, studies)], [], "")
     assert told in pages.study_page(folder / "tiny")
     assert "Tuned by" not in pages.study_page(results / "records" / "tiny")
 
@@ -209,7 +223,7 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
     text = first.read_text()
-    assert text.startswith(f"# Project\n\n{pages.BEGIN}\n\n| Claim | paper |")
+    assert text.startswith(f"# Project\n\n{pages.BEGIN}\n\n| Claim | Verdict | Paper |")
     assert text.endswith(f"\n\n{pages.END}\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")

@@ -424,14 +424,15 @@ def drawn_claims(found: Sequence[Answer]) -> Group:
     table.add_column("Verdict", no_wrap=True)
     table.add_column("Claim, the paper's difference and ours")
     for one in found:
-        for number, (ours, tail, verdict, about) in enumerate(claims.lines(one)):
+        for number, line in enumerate(claims.lines(one)):
             parts = [] if number or one.paper is None else [f"paper {one.metric.signed(one.paper)}"]
-            parts += [f"ours {ours}"] if ours != MISSING else []
-            parts += [f"last tenth {tail}"] if tail != MISSING else []
+            parts += [f"ours {line.ours}"] if line.ours != MISSING else []
+            parts += [f"last tenth {line.tail}"] if line.tail != MISSING else []
+            about = ", ".join(part for part in (line.why, line.size) if part not in ("", MISSING))
             text = Text("" if number else one.claim.text)
             text.append("" if number else f" {one.claim.name}\n", "dim")
             text.append(", ".join(parts) + (f"; {about}" if about else ""), "dim")
-            table.add_row(Text(verdict, VERDICT_STYLES.get(verdict, "")), text)
+            table.add_row(Text(line.verdict, VERDICT_STYLES.get(line.verdict, "")), text)
     notes = Table.grid(padding=(0, 1))
     for note in claims.NOTES:
         notes.add_row("-", Text(note))

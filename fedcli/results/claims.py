@@ -90,10 +90,9 @@ class Evidence:
     lost: str = ""
 
     @property
-    def about(self) -> str:
-        """What goes with the verdict: why it is none, and the size of the runs."""
-        size = f"reduced to {self.reduced}" if self.reduced else "in full"
-        return f"{self.why}, {size}" if self.why else size
+    def size(self) -> str:
+        """The size of the runs beside the paper's."""
+        return f"reduced to {self.reduced}" if self.reduced else "in full"
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Answer:
 def answers(
     claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.open_to_all
 ) -> list[Answer]:
-    """What the records say of claims.
+    """What the records say of claims, by verdict in the order of `VERDICTS`.
 
     Args:
         claims: The claims.
@@ -134,7 +133,7 @@ def answers(
         UserError: If a claim's table has not its cells.
     """
     records = by_method(folders)
-    return [answer(claim, records, at_hand) for claim in claims]
+    return sorted((answer(claim, records, at_hand) for claim in claims), key=lambda one: VERDICTS.index(one.verdict))
 
 
 def by_method(folders: Iterable[Path]) -> dict[str, list[Record]]:
@@ -401,19 +400,43 @@ def difference_text(metric: Metric, found: Interval | None) -> str:
     return f"{metric.signed(found.mean)}{ends} ({found.n})"
 
 
-def lines(one: Answer) -> list[tuple[str, str, str, str]]:
-    """Ours, the last tenth of the rounds, the verdict and what goes with it; a line for each size of runs."""
+class Line(NamedTuple):
+    """What the runs of one size say of a claim, in words.
+
+    Attributes:
+        verdict: One of `VERDICTS`.
+        why: Why it is undecided; else empty.
+        ours: The difference with its interval, and the runs that are lost.
+        tail: The same over the last tenth of the rounds.
+        size: Of the runs; `MISSING` where there are none.
+    """
+
+    verdict: str
+    why: str
+    ours: str
+    tail: str
+    size: str
+
+
+def lines(one: Answer) -> list[Line]:
+    """A line for each size of runs, one where there are none."""
     if not one.evidence:
-        return [(MISSING, MISSING, one.verdict, "")]
+        return [Line(one.verdict, "", *[MISSING] * 3)]
     return [
-        (
+        Line(
+            found.verdict,
+            found.why,
             "; ".join(filter(None, (difference_text(one.metric, found.difference), found.lost))),
             difference_text(one.metric, found.tail),
-            found.verdict,
-            found.about,
+            found.size,
         )
         for found in one.evidence
     ]
+
+
+def said(line: Line) -> str:
+    """The verdict, and why it is none."""
+    return ", ".join(filter(None, (line.verdict, line.why)))
 
 
 def sheet(found: Sequence[Answer], title: str = "") -> Sheet:
@@ -422,12 +445,13 @@ def sheet(found: Sequence[Answer], title: str = "") -> Sheet:
     for one in found:
         first = f"`{one.claim.name}` {one.claim.text}", MISSING if one.paper is None else one.metric.signed(one.paper)
         block = []
-        for number, (ours, tail, *verdict) in enumerate(lines(one)):
-            texts = (*(("", "") if number else first), ours, tail, ", ".join(filter(None, verdict)))
+        for number, line in enumerate(lines(one)):
+            claim, paper = ("", "") if number else first
+            texts = (claim, said(line), paper, line.ours, line.tail, line.size)
             block.append([(text, "") for text in texts])
         blocks.append(block)
     return Sheet(
-        ["Claim", "Paper", "Ours", "Over the last tenth of the rounds", "Verdict"], blocks, 5,
+        ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"], blocks, 6,
         [row for one in found for row in _values(one)], title=title, notes=NOTES, marked_up=True,
     )  # fmt: skip
 

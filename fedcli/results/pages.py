@@ -105,6 +105,7 @@ def pages(results: Path) -> dict[Path, str]:
         Texts by path under `results`.
     """
     studies = find_studies(results / "records")
+    found = claims.answers(registry.claims(), [results / "records"])
     texts: dict[Path, str] = {
         Path(f"{study.name}.md"): study_page(results / "records" / study.name) for study in studies
     }
@@ -112,9 +113,8 @@ def pages(results: Path) -> dict[Path, str]:
         standings = [standing(table, results / "records", studies) for table in paper.tables]
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = fill_in(notes.read_text(encoding="utf-8"), results / "records") if notes.is_file() else ""
-        text = paper_page(paper, standings, studies, missed)
+        text = paper_page(paper, found, standings, studies, missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{results / 'records'}/", "records/")
-    found = claims.answers(registry.claims(), [results / "records"])
     texts[Path("README.md")] = readme(results, studies, found)
     if (first := results.parent / "README.md").is_file():
         texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), found)
@@ -206,11 +206,14 @@ def sections(card: str) -> dict[str, str]:
     return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
 
 
-def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[Study], missed: str) -> str:
+def paper_page(
+    paper: Paper, found: Iterable[Answer], standings: Sequence[Standing], studies: Iterable[Study], missed: str
+) -> str:
     """The page of a paper.
 
     Args:
         paper: The paper.
+        found: All claims; those of the paper's tables are shown.
         standings: Its tables.
         studies: All studies; those that concern the paper are listed.
         missed: What did not work, in Markdown; empty where nothing is written.
@@ -225,6 +228,7 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
         "that file and the records.",
         "## Methods",
         "\n".join(github(["Name", "Method"], [[f"`{one.name}`", one.title] for one in paper.methods])),
+        *_its_claims(paper, found),
         "## Tables",
         _counted(standings) + " A run counts that has all settings of the table, whatever its seed.",
         *(f"{_compared(one)}\n\n`fedcli table {one.table.name}` runs what is missing." for one in done),
@@ -236,6 +240,15 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
     if missed:
         blocks.append(f"## What did not work\n\n{missed.strip()}")
     return "\n\n".join(blocks) + "\n"
+
+
+def _its_claims(paper: Paper, found: Iterable[Answer]) -> Iterator[str]:
+    """What the paper claims, with verdicts."""
+    names = {table.name for table in paper.tables}
+    if own := [one for one in found if one.claim.table in names]:
+        yield "## Claims"
+        yield render(replace(claims.sheet(own), notes=())).strip()
+        yield f"{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
 
 
 def _counts(standings: Iterable[Standing]) -> tuple[int, int, int]:
@@ -434,13 +447,12 @@ def _is_cell(record: dict[str, Any], cell: Cell) -> bool:
 
 def front(found: Sequence[Answer]) -> str:
     """What the first page of the project quotes of the claims: those with runs."""
-    rows = [
-        [one.claim.text, MISSING if one.paper is None else one.metric.signed(one.paper), ours, f"{verdict}, {about}"]
-        for one in found
-        if one.evidence
-        for ours, _, verdict, about in claims.lines(one)[:1]
-    ]
-    table = "\n".join(github(["Claim", "paper", "ours, 95 % interval (seeds)", "verdict"], rows))
+    rows = []
+    for one in found:
+        if one.evidence:
+            line, paper = claims.lines(one)[0], MISSING if one.paper is None else one.metric.signed(one.paper)
+            rows.append([one.claim.text, claims.said(line), paper, line.ours, line.size])
+    table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
     return f"{table}\n\n{claims.counted(found)}"
 
 
