@@ -283,6 +283,8 @@ def test_the_command_prints_the_claims_of_a_file(place):
     assert done.exit_code == 0, done.output
     rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
     assert rows["own:ahead"]["verdict"] == "reproduced"
+    runs = [place.runs / f"{method}-{seed}" for seed in range(3) for method in ("fedavg", "fedprox")]
+    assert rows["own:ahead"]["runs"].split("; ") == list(map(str, runs))
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
     done = CliRunner().invoke(cli.app, [*command, "markdown"])
     ours = "+5.10 [+4.85, +5.35] (3)"

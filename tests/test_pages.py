@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fedcli import Cell, Table, registry
 from fedcli.cli import app as cli
 from fedcli.registry import not_planned
 from fedcli.results import claims, comparison, pages, tables
+from fedcli.results.metrics import Interval
 from fedcli.results.pages import Standing
 from fedcli.runs.records import read_record, write_record
 
@@ -100,7 +102,7 @@ def test_a_card_falls_into_its_sections():
 
 def test_a_page_has_every_reading_of_its_card():
     for paper in pages.papers():
-        page = pages.paper_page(paper, [], [Standing(table, None) for table in paper.tables], [], "")
+        page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "", "")
         numbers = [int(number) for number in re.findall(r"^ {3,4}(\d+)\. ", paper.module.__doc__, re.M)]
         assert numbers == list(range(1, len(numbers) + 1))
         assert [int(number) for number in re.findall(r"^ ?(\d+)\. ", page, re.M)] == numbers
@@ -110,18 +112,31 @@ def test_a_page_has_every_reading_of_its_card():
         assert "What did not work" not in page
 
 
-def test_a_page_has_the_claims_of_its_paper_with_their_verdicts():
+def test_a_page_has_the_claims_of_its_paper_with_their_verdicts(tmp_path):
     found = claims.answers(registry.claims(), [])
     for paper in pages.papers():
         standings = [Standing(table, None) for table in paper.tables]
-        page = pages.paper_page(paper, found, standings, [], "")
+        page = pages.paper_page(paper, standings, [], pages.claims_of(paper, found, tmp_path), "")
         own = [one for one in found if one.claim.table in {table.name for table in paper.tables}]
         assert len(own) >= 3
         for one in found:
             row = f"\n| `{one.claim.name}` {one.claim.text} | {one.verdict} | "
             assert page.count(row) == (one in own)
         assert f"\n{claims.counted(own)} " in page
-        assert "## Claims" not in pages.paper_page(paper, [], standings, [], "")
+        assert "## Claims" not in pages.paper_page(paper, standings, [], "", "")
+
+
+def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
+    paper = next(paper for paper in pages.papers() if paper.key == "fedfa")
+    first, *others = claims.answers(registry.claims("fedfa"), [])
+    folders = tuple(tmp_path / run for run in ("one/fedfa/seed-0", "two/fedavg/seed-0", "one/fedfa/seed-1"))
+    runs = claims.Evidence("undecided", "n = 2", "rounds 5 of 200", (0, 1), Interval(1.0, None, None, 2), None, folders)
+    found = [replace(first, evidence=(runs,)), *others]
+    told = "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md) |"
+    assert told.format("../") in pages.claims_of(paper, found, tmp_path)
+    quoted = pages.with_front(f"{pages.BEGIN}{pages.END}", found, tmp_path)
+    assert told.format("results/") in quoted
+    assert others[0].claim.text not in quoted
 
 
 def test_a_run_with_another_seed_stands_for_one_of_the_tables(results):
@@ -155,7 +170,7 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
     standing = pages.standing(TABLE, results / "records", studies)
     empty = Standing(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), None)
-    page = pages.paper_page(paper, [], [standing, empty], studies, "- It | missed.\n")
+    page = pages.paper_page(paper, [standing, empty], studies, "", "- It | missed.\n")
     counts = "with 4 cells. The paper prints a number for 3 of them, and 2 of these have a finished run."
     assert f"2 tables and figures {counts}" in page
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
@@ -164,7 +179,7 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     assert "- [A tiny study](../tiny.md): Does it run?\n" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     unrelated = [study._replace(records=[]) for study in studies]
-    assert "tiny" not in pages.paper_page(paper, [], [empty], unrelated, "")
+    assert "tiny" not in pages.paper_page(paper, [empty], unrelated, "", "")
 
 
 def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
@@ -173,16 +188,16 @@ def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
     table = Table(**{**vars(TABLE), "cells": (*CELLS, ours)})
     standing = pages.standing(table, results / "records", studies)
     assert ours in standing.finished
-    assert "The paper prints a number for 3 of them, and 2 of these" in pages.paper_page(paper, [], [standing], [], "")
+    assert "The paper prints a number for 3 of them, and 2 of these" in pages.paper_page(paper, [standing], [], "", "")
     figure = Table("fedfa:Fig3", "Curves", ("FedFA", "in-text"), (ours,))
     standing = pages.standing(figure, results / "records", studies)
-    assert "The paper prints a number for 0 of them, and 0 of these" in pages.paper_page(paper, [], [standing], [], "")
-    assert "| ours | " in pages.paper_page(paper, [], [standing], [], "")  # it is shown all the same
+    assert "The paper prints a number for 0 of them, and 0 of these" in pages.paper_page(paper, [standing], [], "", "")
+    assert "| ours | " in pages.paper_page(paper, [standing], [], "", "")  # it is shown all the same
 
 
 def test_what_is_not_planned_stands_on_the_page_with_its_reason():
     for paper in pages.papers():
-        page = pages.paper_page(paper, [], [Standing(table, None) for table in paper.tables], [], "")
+        page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "", "")
         reasons = not_planned(paper.module)
         assert ("### Not planned" in page) == bool(reasons)
         for what, reason in reasons.items():
@@ -198,7 +213,7 @@ def test_tuned_options_are_listed_where_their_runs_stand(results, tmp_path):
     studies = pages.find_studies(folder)
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
     told = f"- Tuned by validation accuracy (seed 1000): FedAvg --lr {record['config']['lr']} on digits.\n"
-    assert told in pages.paper_page(paper, [], [pages.standing(TABLE, folder, studies)], [], "")
+    assert told in pages.paper_page(paper, [pages.standing(TABLE, folder, studies)], [], "", "")
     assert told in pages.study_page(folder / "tiny")
     assert "Tuned by" not in pages.study_page(results / "records" / "tiny")
 

@@ -31,6 +31,7 @@ VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 FEWEST = 3  # seeds, for a verdict
 TAIL = "last-tenth"
 Record = dict[str, Any]
+Runs = Mapping[str, Sequence[tuple[Path, Record]]]
 
 
 class Wanted(NamedTuple):
@@ -78,6 +79,7 @@ class Evidence:
         difference: The row less the other one; None where no pair has a difference.
         tail: The same of the mean accuracy over the last tenth of the rounds; None where the cells measure another
             thing.
+        folders: The folders of all these runs.
         lost: The runs that diverged, or never got where they should, in words.
     """
 
@@ -87,6 +89,7 @@ class Evidence:
     seeds: tuple[int, ...]
     difference: Interval | None
     tail: Interval | None
+    folders: tuple[Path, ...]
     lost: str = ""
 
     @property
@@ -136,17 +139,17 @@ def answers(
     return sorted((answer(claim, records, at_hand) for claim in claims), key=lambda one: VERDICTS.index(one.verdict))
 
 
-def by_method(folders: Iterable[Path]) -> dict[str, list[Record]]:
-    """The ended runs under folders, by method; what cannot be read is left out."""
-    found: dict[str, list[Record]] = {}
+def by_method(folders: Iterable[Path]) -> dict[str, list[tuple[Path, Record]]]:
+    """The ended runs under folders with their records, by method; what cannot be read is left out."""
+    found: dict[str, list[tuple[Path, Record]]] = {}
     for pairs in reproduce.all_runs(folder for folder in folders if folder.is_dir())[0].values():
-        for _, record in pairs:
+        for folder, record in pairs:
             if reproduce.state_of(record) in reproduce.ENDED:
-                found.setdefault(record["method"], []).append(record)
+                found.setdefault(record["method"], []).append((folder, record))
     return found
 
 
-def answer(claim: Claim, records: Mapping[str, Sequence[Record]], at_hand: Callable[[str], bool]) -> Answer:
+def answer(claim: Claim, records: Runs, at_hand: Callable[[str], bool]) -> Answer:
     """What records say of one claim; the arguments are those of `answers`."""
     table = find_table(claim.table)
     cells = {(cell.row, cell.column): cell for cell in table.cells}
@@ -233,13 +236,14 @@ def _agree(first: Record, second: Record, row: Wanted, than: Wanted) -> bool:
 class Pair(NamedTuple):
     """What two runs of a seed give in one column: their values, or who has none because it diverged."""
 
+    folders: tuple[Path, Path]
     row: float | None
     than: float | None
     tail: float | None  # the difference of the means over the last tenth of the rounds
 
 
 def _evidence(
-    claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], records: Mapping[str, Sequence[Record]], metric: Metric
+    claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], records: Runs, metric: Metric
 ) -> tuple[Evidence, ...]:
     """The best in full, and the best reduced: that with the most seeds, of these the one nearest to the paper's."""
     groups: dict[str, dict[int, dict[int, Pair]]] = {}  # by what differs, then by seed, then by column
@@ -247,11 +251,10 @@ def _evidence(
         sides = [_candidates(one, claim, records) for one in (row, than)]
         for first, departed in sides[0]:
             for second, other in sides[1]:
-                if first["seed"] == second["seed"] and _agree(first, second, row, than):
+                seed = first[1]["seed"]
+                if seed == second[1]["seed"] and _agree(first[1], second[1], row, than):
                     key = json.dumps([departed, other], sort_keys=True)
-                    groups.setdefault(key, {}).setdefault(first["seed"], {}).setdefault(
-                        number, _pair(first, second, row, than)
-                    )
+                    groups.setdefault(key, {}).setdefault(seed, {}).setdefault(number, _pair(first, second, row, than))
     found = []
     for key, seeds in groups.items():
         whole = {seed: tuple(pairs.values()) for seed, pairs in sorted(seeds.items()) if len(pairs) == len(columns)}
@@ -273,17 +276,15 @@ def too_short(rounds: int, planned: int) -> bool:
     return 10 * rounds < planned
 
 
-def _candidates(
-    of: Wanted, claim: Claim, records: Mapping[str, Sequence[Record]]
-) -> list[tuple[Record, dict[str, Any]]]:
-    """The records that a cell can be read from, also in a smaller form, with what differs."""
+def _candidates(of: Wanted, claim: Claim, records: Runs) -> list[tuple[tuple[Path, Record], dict[str, Any]]]:
+    """The runs that a cell can be read from, also in a smaller form, with what differs."""
     found = []
-    for record in records.get(of.method.name, ()):
+    for folder, record in records.get(of.method.name, ()):
         if of.metric.unit != "floats" and too_short(record["config"]["rounds"], of.setup.run.rounds):
             continue
         departed = departures(record, of, claim.instead)
         if departed is not None and _value(record, of.metric)[0]:
-            found.append((record, departed))
+            found.append(((folder, record), departed))
     return found
 
 
@@ -294,14 +295,15 @@ def _value(record: Record, metric: Metric) -> tuple[bool, float | None]:
     return value is not None or ended, value
 
 
-def _pair(first: Record, second: Record, row: Wanted, than: Wanted) -> Pair:
+def _pair(one: tuple[Path, Record], other: tuple[Path, Record], row: Wanted, than: Wanted) -> Pair:
+    (folder, first), (other_folder, second) = one, other
     ours, theirs = (_value(record, of.metric)[1] for record, of in ((first, row), (second, than)))
     tail = None
     tested_alike = first["config"].get("eval_every", 1) == second["config"].get("eval_every", 1)
     if row.metric.name == "selected" and tested_alike:
         ends = find_metric(TAIL).values([first, second])
         tail = ends[0] - ends[1] if len(ends) == 2 else None
-    return Pair(ours, theirs, tail)
+    return Pair((folder, other_folder), ours, theirs, tail)
 
 
 def _judged(
@@ -326,7 +328,9 @@ def _judged(
         for name, count in zip((claim.row, claim.than), lost, strict=True)
         if count
     ]
-    return Evidence(verdict, why, _reduction(column, departed), tuple(seeds), found, tail, "; ".join(words))
+    folders = dict.fromkeys(folder for pairs in seeds.values() for one in pairs for folder in one.folders)
+    reduced = _reduction(column, departed)
+    return Evidence(verdict, why, reduced, tuple(seeds), found, tail, tuple(folders), "; ".join(words))
 
 
 def judge(
@@ -409,6 +413,7 @@ class Line(NamedTuple):
         ours: The difference with its interval, and the runs that are lost.
         tail: The same over the last tenth of the rounds.
         size: Of the runs; `MISSING` where there are none.
+        folders: Of the runs.
     """
 
     verdict: str
@@ -416,6 +421,7 @@ class Line(NamedTuple):
     ours: str
     tail: str
     size: str
+    folders: tuple[Path, ...] = ()
 
 
 def lines(one: Answer) -> list[Line]:
@@ -429,6 +435,7 @@ def lines(one: Answer) -> list[Line]:
             "; ".join(filter(None, (difference_text(one.metric, found.difference), found.lost))),
             difference_text(one.metric, found.tail),
             found.size,
+            found.folders,
         )
         for found in one.evidence
     ]
@@ -439,20 +446,25 @@ def said(line: Line) -> str:
     return ", ".join(filter(None, (line.verdict, line.why)))
 
 
-def sheet(found: Sequence[Answer], title: str = "") -> Sheet:
-    """The claims as a table to be written; of its values each is a size of runs."""
+def sheet(found: Sequence[Answer], runs: Callable[[Line], str] = lambda line: line.size) -> Sheet:
+    """The claims as a table to be written; of its values each is a size of runs.
+
+    Args:
+        found: The claims.
+        runs: What is said of a line's runs.
+    """
     blocks = []
     for one in found:
         first = f"`{one.claim.name}` {one.claim.text}", MISSING if one.paper is None else one.metric.signed(one.paper)
         block = []
         for number, line in enumerate(lines(one)):
             claim, paper = ("", "") if number else first
-            texts = (claim, said(line), paper, line.ours, line.tail, line.size)
+            texts = (claim, said(line), paper, line.ours, line.tail, runs(line))
             block.append([(text, "") for text in texts])
         blocks.append(block)
     return Sheet(
         ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"], blocks, 6,
-        [row for one in found for row in _values(one)], title=title, notes=NOTES, marked_up=True,
+        [row for one in found for row in _values(one)], notes=NOTES, marked_up=True,
     )  # fmt: skip
 
 
@@ -472,6 +484,7 @@ def _values(one: Answer) -> list[dict[str, Any]]:
             **dict(zip(("ours", "low", "high", "n"), found.difference or empty, strict=True)),
             **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), found.tail or empty, strict=True)),
             "lost": found.lost,
+            "runs": "; ".join(map(str, found.folders)),
         }
         for found in one.evidence
     ] or [{**head, "verdict": one.verdict}]  # fmt: skip
@@ -506,7 +519,7 @@ class Coverage:
 
 def coverage(
     tables: Iterable[Table],
-    records: Mapping[str, Sequence[Record]],
+    records: Runs,
     paces: dict[tuple, list[reproduce.Pace]],
     machine: tuple[str, str],
 ) -> Coverage:
@@ -550,11 +563,11 @@ def _key(one: Wanted) -> tuple[str, ...]:
     return one.method.name, one.setup.selection, json.dumps(one.values(0), sort_keys=True)
 
 
-def _done(one: Wanted, records: Mapping[str, Sequence[Record]]) -> set[int]:
+def _done(one: Wanted, records: Runs) -> set[int]:
     """The seeds with a run in full that a cell can be read from."""
     return {
         record["seed"]
-        for record in records.get(one.method.name, ())
+        for _, record in records.get(one.method.name, ())
         if (record["protocol"], record["dataset"]) == (one.setup.protocol.name, one.setup.run.dataset)
         and departures(record, one, {}) == {}
         and _value(record, one.metric)[0]

@@ -6,7 +6,7 @@ of the figures that they show: `figures/<study>-<kind>.png` is the figure of tha
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ from fedcli import registry
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError, printable
 from fedcli.results import claims, comparison, reproduce, tables
-from fedcli.results.claims import Answer
+from fedcli.results.claims import Answer, Line
 from fedcli.results.metrics import find_metric, lead
 from fedcli.results.prose import fill_in
 from fedcli.results.render import MISSING, github, render
@@ -113,11 +113,11 @@ def pages(results: Path) -> dict[Path, str]:
         standings = [standing(table, results / "records", studies) for table in paper.tables]
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = fill_in(notes.read_text(encoding="utf-8"), results / "records") if notes.is_file() else ""
-        text = paper_page(paper, found, standings, studies, missed)
+        text = paper_page(paper, standings, studies, claims_of(paper, found, results / "records"), missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{results / 'records'}/", "records/")
     texts[Path("README.md")] = readme(results, studies, found)
     if (first := results.parent / "README.md").is_file():
-        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), found)
+        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), found, results / "records")
     return texts
 
 
@@ -206,16 +206,14 @@ def sections(card: str) -> dict[str, str]:
     return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
 
 
-def paper_page(
-    paper: Paper, found: Iterable[Answer], standings: Sequence[Standing], studies: Iterable[Study], missed: str
-) -> str:
+def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[Study], claimed: str, missed: str) -> str:
     """The page of a paper.
 
     Args:
         paper: The paper.
-        found: All claims; those of the paper's tables are shown.
         standings: Its tables.
         studies: All studies; those that concern the paper are listed.
+        claimed: Its claims, see `claims_of`.
         missed: What did not work, in Markdown; empty where nothing is written.
     """
     card = sections((paper.module.__doc__ or "").strip())
@@ -228,7 +226,7 @@ def paper_page(
         "that file and the records.",
         "## Methods",
         "\n".join(github(["Name", "Method"], [[f"`{one.name}`", one.title] for one in paper.methods])),
-        *_its_claims(paper, found),
+        *([f"## Claims\n\n{claimed}"] if claimed else []),
         "## Tables",
         _counted(standings) + " A run counts that has all settings of the table, whatever its seed.",
         *(f"{_compared(one)}\n\n`fedcli table {one.table.name}` runs what is missing." for one in done),
@@ -242,13 +240,30 @@ def paper_page(
     return "\n\n".join(blocks) + "\n"
 
 
-def _its_claims(paper: Paper, found: Iterable[Answer]) -> Iterator[str]:
-    """What the paper claims, with verdicts."""
+def claims_of(paper: Paper, found: Iterable[Answer], records: Path) -> str:
+    """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
+
+    Args:
+        paper: The paper.
+        found: The claims of all papers.
+        records: Folder of the studies.
+    """
     names = {table.name for table in paper.tables}
-    if own := [one for one in found if one.claim.table in names]:
-        yield "## Claims"
-        yield render(replace(claims.sheet(own), notes=())).strip()
-        yield f"{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
+    own = [one for one in found if one.claim.table in names]
+    if not own:
+        return ""
+    table = render(replace(claims.sheet(own, _with_studies(records, "../")), notes=())).strip()
+    return f"{table}\n\n{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
+
+
+def _with_studies(records: Path, way: str) -> Callable[[Line], str]:
+    """How a claim's runs are told: their size, and the studies among `records` that they stand in, linked by `way`."""
+
+    def told(line: Line) -> str:
+        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in line.folders)
+        return ": ".join(filter(None, (line.size, ", ".join(f"[{study}]({way}{study}.md)" for study in studies))))
+
+    return told
 
 
 def _counts(standings: Iterable[Standing]) -> tuple[int, int, int]:
@@ -319,7 +334,7 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ.",
         "## What the papers claim, and what is so",
         claims.counted(found) + " `fedcli claims` prints them with your own runs.",
-        render(claims.sheet(found)).strip(),
+        render(claims.sheet(found, _with_studies(results / "records", ""))).strip(),
         "## How much of what the papers print has been run",
         *_covered(results / "records"),
         "## Studies",
@@ -338,7 +353,7 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
 def _covered(folder: Path) -> Iterator[str]:
     """The table of what has been run of each paper, and what its columns mean."""
     records = claims.by_method([folder])
-    kinds = [tuple(one["hardware"][key] for key in ("device", "name")) for runs in records.values() for one in runs]
+    kinds = [tuple(one["hardware"][key] for key in ("device", "name")) for runs in records.values() for _, one in runs]
     machine = max(set(kinds), key=lambda kind: (kinds.count(kind), kind), default=("cpu", ""))
     known = {cell.settings.get("dataset", "") for table in registry.tables().values() for cell in table.cells}
     paces = reproduce.paces([folder], known)
@@ -445,19 +460,20 @@ def _is_cell(record: dict[str, Any], cell: Cell) -> bool:
     return named == (record["protocol"], record["dataset"]) and claims.departures(record, claims.wanted(cell), {}) == {}
 
 
-def front(found: Sequence[Answer]) -> str:
+def front(found: Sequence[Answer], records: Path) -> str:
     """What the first page of the project quotes of the claims: those with runs."""
+    told = _with_studies(records, "results/")
     rows = []
     for one in found:
         if one.evidence:
             line, paper = claims.lines(one)[0], MISSING if one.paper is None else one.metric.signed(one.paper)
-            rows.append([one.claim.text, claims.said(line), paper, line.ours, line.size])
+            rows.append([one.claim.text, claims.said(line), paper, line.ours, told(line)])
     table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
     return f"{table}\n\n{claims.counted(found)}"
 
 
-def with_front(text: str, found: Sequence[Answer]) -> str:
+def with_front(text: str, found: Sequence[Answer], records: Path) -> str:
     """The project's first page with the claims between its two marks; without them it stays as it is."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{front(found)}\n\n{END}{after}" if begin and end else text
+    return f"{before}{BEGIN}\n\n{front(found, records)}\n\n{END}{after}" if begin and end else text
