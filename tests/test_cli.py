@@ -202,6 +202,17 @@ def test_show_prints_card_options_and_protocols(name):
             assert f"{dataset} {setting.backbone.replace(',', ', ')}" in flat(text)
 
 
+def test_show_prints_a_protocol_alone():
+    protocol = registry.protocols()["fedfa:fmnist-c2"]
+    text = done("show", "FedFA:fmnist-c2")
+    assert text.startswith(f"Protocol {protocol.name}\n")
+    assert text in done("show", "fedfa")
+    assert "unknown protocol 'fedfa:fmnist-c3'; did you mean 'fedfa:fmnist-c2'?" in refused("show", "fedfa:fmnist-c3")
+    assert "'fedcme:ii' is a paper's table; 'fedcli table fedcme:II --dry-run' shows it." in refused(
+        "show", "fedcme:ii"
+    )
+
+
 CARD = """A title of one line.
 
 A paragraph that is longer than the narrow terminal

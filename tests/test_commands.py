@@ -138,6 +138,7 @@ def test_the_version_is_told_and_help_comes_by_one_letter(folder):
         ("tune fedavg --protocol fedfm:dig", ["fedfm:digits"]),
         ("run fedavg --optimizer a", ["adam"]),
         ("show fedtg", ["fedtgp"]),
+        ("show fedsa:dig", ["fedsa:digits", "fedsa:digits-mixed"]),
         ("data show fm", ["fmnist"]),
     ],
 )

@@ -77,6 +77,26 @@ def test_a_term_is_that_of_the_last_round():
     assert metrics.find_metric("term:cross_entropy").unit == ""
 
 
+def test_a_name_that_no_run_has_is_refused_where_they_have_others():
+    first = record(
+        entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"angle": 1.0}, domains={"mnist": 0.5}),
+        entry(1, None, terms={"cross_entropy": 0.5}),
+    )
+    runs = [first, {**record(entry(0, 0.5, terms={"proximal": 2.0})), "quality": {"nmi": 0.5, "features_sha256": "ab"}}]
+    for name in ("term:proximal", "drift:angle", "domain:mnist", "domain", "quality:nmi", "last", "rounds-to:99"):
+        metrics.refuse_absent(name, runs)
+    metrics.refuse_absent("intra:mnist", runs)  # none has any: that is not a wrong name
+    for name, there in [
+        ("term:proximate", "cross_entropy, proximal"),
+        ("drift:angles", "angle"),
+        ("domain:minst", "mnist"),
+        ("quality:features_sha256", "nmi"),
+    ]:
+        kind, _, wrong = name.partition(":")
+        with pytest.raises(UserError, match=f"^unknown {kind} '{wrong}'; (did you mean .*)?the runs have {there}.$"):
+            metrics.refuse_absent(name, runs)
+
+
 @pytest.mark.parametrize(("target", "answer"), [("57", 2), ("57.01", 4), ("70", 4), ("70.1", None), ("0", 1)])
 def test_rounds_to_a_target_count_from_one_and_include_equality(target, answer):
     metric = metrics.find_metric(f"rounds-to:{target}")

@@ -268,12 +268,12 @@ def test_a_study_has_its_size(results):
 
 
 def test_a_finding_is_the_papers_method_beside_the_best_other():
-    def runs(method, *accuracies, seeds=(0, 1, 2)):
+    def runs(method, *accuracies, seeds=(0, 1, 2), **config):
         return [
             {
                 "method": method, "method_source": method, "method_hash": method, "seed": seed, "dataset": "digits",
                 "protocol": "fedfa:digits", "status": "finished", "rounds": [], "numerics": {"core": 1, "method": 1},
-                "partition": {"flag": "iid"}, "config": {"rounds": 2, "seed": seed, "train_examples": 9},
+                "partition": {"flag": "iid"}, "config": {"rounds": 2, "seed": seed, "train_examples": 9, **config},
                 "summary": {"selection": "last", "selected": value, "last": value}, "reduced": [],
             }
             for seed, value in zip(seeds, accuracies, strict=False)
@@ -286,3 +286,5 @@ def test_a_finding_is_the_papers_method_beside_the_best_other():
     more = runs("fedcme", 0.6, 0.6, 0.6, 0.6, seeds=(0, 1, 2, 3))  # none of the others has as many
     assert pages._finding(tables.group([*records, *more])).startswith("fedfa 84.00 against fedavg 80.00: ")
     assert pages._finding(tables.group(runs("fedfa", 0.5))) == "fedfa 50.00"
+    rates = [*runs("fedfa", 0.5, lr=0.1), *runs("fedfa", 0.6, lr=0.2)]
+    assert pages._finding(tables.group(rates)) == "fedfa, lr 0.2 60.00"

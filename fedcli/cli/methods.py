@@ -8,7 +8,9 @@ import typer
 
 from fedcli import registry
 from fedcli.cli.printing import completion, console, print_table
-from fedcli.declarations import flag_of
+from fedcli.declarations import Protocol, flag_of
+from fedcli.errors import UserError, unknown
+from fedcli.userfiles import is_from_file
 
 
 def list_() -> None:
@@ -31,29 +33,45 @@ def list_() -> None:
     if tables := registry.tables().values():
         typer.echo()
         print_table(("Table", "What it shows"), [(table.name, table.title) for table in tables])
-    typer.echo("\n'fedcli show METHOD' tells more of a method, 'fedcli run METHOD' runs it.")
+    typer.echo("\n'fedcli show NAME' tells more of a method or a protocol, 'fedcli run METHOD' runs it.")
     typer.echo("'fedcli data list' shows the data sets.")
 
 
 def show(
-    method: Annotated[
+    name: Annotated[
         str,
         typer.Argument(
-            metavar="METHOD",
-            help="Name of a method, or path of a method file.",
-            autocompletion=completion("method"),
+            metavar="METHOD|PROTOCOL",
+            help="Name of a method or of a protocol, or path of a method file.",
+            autocompletion=completion("shown"),
         ),
     ],
 ) -> None:
-    """Show a method's card, its options and its protocols; also of a method file, or of a step for --post."""
+    """Show what a protocol fixes, or a method's card, options and protocols; also of a file or a step for --post."""
     from fedcli.cli import describe
 
-    chosen = registry.posts().get(method) or registry.find_method(method)
+    protocols = registry.protocols()
+    if (known := registry.spelt(name, protocols)) in protocols:
+        _print_protocol(protocols[known])
+        return
+    if (table := registry.spelt(name, registry.tables())) in registry.tables():
+        raise UserError(f"'{name}' is a paper's table; 'fedcli table {table} --dry-run' shows it.")
+    if ":" in name and not is_from_file(name):
+        raise unknown("protocol", name, protocols, "'fedcli list' shows all.")
+    chosen = registry.posts().get(name) or registry.find_method(name)
     typer.echo("\n".join(describe.reflow(chosen.card, console().width)))
-    more = f"'fedcli run {method} --help' shows those of every method too"
-    typer.echo(f"\nOptions of its own ({f'with --post {method}' if method in registry.posts() else more})")
+    more = f"'fedcli run {name} --help' shows those of every method too"
+    typer.echo(f"\nOptions of its own ({f'with --post {name}' if name in registry.posts() else more})")
     rows = [(f"    {flag_of(field.name)}", describe.option_help(chosen, field)) for field in fields(chosen.config)]
     print_table(("", ""), rows or [("    none", "")])
     for protocol in describe.protocols_of(chosen):
-        typer.echo(f"\nProtocol {protocol.name}")
-        print_table(("", ""), [(f"    {title}", text) for title, text in describe.protocol_rows(protocol)])
+        typer.echo()
+        _print_protocol(protocol)
+
+
+def _print_protocol(protocol: Protocol) -> None:
+    """Print what a protocol fixes."""
+    from fedcli.cli import describe
+
+    typer.echo(f"Protocol {protocol.name}")
+    print_table(("", ""), [(f"    {title}", text) for title, text in describe.protocol_rows(protocol)])

@@ -86,7 +86,7 @@ def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[s
     """Make what a shell is told that completes the value of an option or argument; None where there is nothing to tell.
 
     Args:
-        name: "method", or an option's name.
+        name: "method", an option's name, or "shown" for what 'fedcli show' takes.
         choices: The values that the option allows, if it names them.
     """
 
@@ -96,13 +96,14 @@ def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[s
 
         return {
             "method": registry.methods, "protocol": registry.protocols, "post": registry.posts,
+            "shown": lambda: [*registry.methods(), *registry.protocols(), *registry.posts()],
             "backbone": lambda: BACKBONES, "dataset": datasets.names, "public_dataset": datasets.names,
         }[name]()  # fmt: skip
 
     def complete(incomplete: str) -> list[str]:
         return [one for one in choices or known() if one.startswith(incomplete.lower())]
 
-    several = ("method", "protocol", "post", "backbone", "dataset", "public_dataset")
+    several = ("method", "shown", "protocol", "post", "backbone", "dataset", "public_dataset")
     return complete if choices or name in several else None
 
 

@@ -102,7 +102,7 @@ def table(
     First it says what that costs: runs to do, hours (from runs timed here before), data sets.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
-    from fedcli.results import boards, tables
+    from fedcli.results import boards, metrics, tables
     from fedcli.results.pages import study_page
     from fedcli.results.render import render
 
@@ -137,6 +137,8 @@ def table(
     else:
         records = boards.select(tables.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
+        for name in names:
+            metrics.refuse_absent(name, records)
         if format is Format.csv:
             text = render(tables.sheet(records, names), format)
         else:

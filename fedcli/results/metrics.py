@@ -165,12 +165,14 @@ class Kind:
         help: What it is, one line.
         parameter: From what stands behind the colon to the parameter; None for a metric without one.
         optional: Whether the parameter may be left out; it is "" then.
+        names: Where the parameter is a name, those that a record has.
     """
 
     read: Callable[..., float | None]
     help: str
     parameter: Callable[[str], Any] | None = None
     optional: bool = False
+    names: Callable[[Record], Iterable[str]] | None = None
     unit: str = "percent"
     better: str = "higher"
     field: str = "mean"
@@ -225,6 +227,21 @@ def find_metric(name: str) -> Metric:
         return None if found is None else scale * found
 
     return Metric(name, kind.unit, value, kind.better, kind.field, kind.none, kind.needs)
+
+
+def refuse_absent(name: str, records: Iterable[Record]) -> None:
+    """Refuses a metric that asks for a name, as that of a term, that none of the runs has, where they have others.
+
+    Raises:
+        UserError: With the names that they have.
+    """
+    key, _, wanted = name.partition(":")
+    kind = METRICS.get(key)
+    if kind is None or kind.names is None or not wanted:
+        return
+    there = dict.fromkeys(one for record in records for one in kind.names(record))
+    if there and wanted not in there:
+        raise unknown(key, wanted, there, f"the runs have {', '.join(there)}.")
 
 
 def diverged(record: Record) -> bool:
@@ -358,7 +375,10 @@ def _by_domain(name: str, key: str, help: str) -> None:
 
         return _selected_mean(record, of_round)
 
-    metric(name, help, parameter=str, optional=True, needs="selected")(read)
+    def names(record: Record) -> Iterable[str]:
+        return dict.fromkeys(domain for entry in _tested(record) for domain in entry.get(key) or ())
+
+    metric(name, help, parameter=str, optional=True, names=names, needs="selected")(read)
 
 
 _by_domain("domain", "domains", "accuracy on the test images of a domain, or the mean over domains")
@@ -366,7 +386,10 @@ _by_domain("intra", "intra", "accuracy of the models of a domain's clients on th
 _by_domain("inter", "inter", "accuracy of the models of a domain's clients on the other domains, or the mean")
 
 
-@metric("quality", "a measure of the features, as quality:nmi or quality:silhouette", parameter=str, unit="")
+@metric(
+    "quality", "a measure of the features, as quality:nmi or quality:silhouette", parameter=str, unit="",
+    names=lambda record: (name for name, found in record.get("quality", {}).items() if isinstance(found, int | float)),
+)  # fmt: skip
 def _quality(record: Record, name: str) -> float | None:
     return record.get("quality", {}).get(name)
 
@@ -374,12 +397,16 @@ def _quality(record: Record, name: str) -> float | None:
 @metric(
     "drift", "how far the clients' models had drifted apart when last measured, as drift:feature_distance",
     parameter=str, unit="", better="", needs="drift",
+    names=lambda record: dict.fromkeys(name for entry in record["rounds"] for name in entry.get("drift") or ()),
 )  # fmt: skip
 def _drift(record: Record, name: str) -> float | None:
     return next((entry["drift"].get(name) for entry in reversed(record["rounds"]) if entry.get("drift")), None)
 
 
-@metric("term", "a term of the objective in the last round, as term:cross_entropy", parameter=str, unit="", better="")
+@metric(
+    "term", "a term of the objective in the last round, as term:cross_entropy", parameter=str, unit="", better="",
+    names=lambda record: record["rounds"][-1]["terms"] if record["rounds"] else (),
+)  # fmt: skip
 def _term(record: Record, name: str) -> float | None:
     return record["rounds"][-1]["terms"].get(name) if record["rounds"] else None
 

@@ -428,7 +428,9 @@ def _finding(groups: Sequence[SeedGroup]) -> str:
         for side in sides
         if side
     ]
-    text = " against ".join(f"{one.label} {metric.text(fmean(metric.values(one.records)))}" for one in shown)
+    names = [one.label if one.label.startswith(one.method) else f"{one.method}, {one.label}" for one in shown]
+    means = [metric.text(fmean(metric.values(one.records))) for one in shown]
+    text = " against ".join(map(" ".join, zip(names, means, strict=True)))
     if len(shown) == 2:
         text += f": {claims.difference_text(metric, lead(metric, *(one.records for one in shown)))}"
     return text or MISSING
