@@ -289,6 +289,9 @@ def test_the_command_prints_the_claims_of_a_file(place):
     done = CliRunner().invoke(cli.app, [*command, "markdown"])
     ours = "+5.10 [+4.85, +5.35] (3)"
     assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full |" in done.stdout
+    done = CliRunner().invoke(cli.app, [*command, "latex"])
+    assert rf"\texttt{{own:ahead}} one is ahead & reproduced & +9.48 & {ours} & {ours} & in full \\" in done.stdout
+    assert done.stdout.count(r"\midrule") == 1  # below the titles: no claim has two lines
 
 
 def test_claims_stand_by_verdict(place):

@@ -9,7 +9,7 @@ import pytest
 
 from fedcli.errors import UserError
 from fedcli.results import pages, tables
-from fedcli.results.render import MISSING, render
+from fedcli.results.render import MISSING, Sheet, render
 
 PLANNED = 4
 
@@ -387,6 +387,13 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert lines[5] == r"one & 0, 1 & 51.00 $\pm$ 1.41 (2) & 31.00 $\pm$ 1.41 (2) & 4 \\"
     assert lines[6] == (r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & 4 \\")
     assert lines[7:9] == [r"\bottomrule", r"\end{tabular}"]
+
+
+def test_latex_wraps_long_texts_and_shows_minus_signs_in_intervals():
+    line = [("x" * 40, ""), ("y " * 21, ""), ("-1.5 [-2.0, 1.0] (3), cnn-2x32", "")]
+    text = render(Sheet(["A", "B", "C"], [[line]], 2, []), "latex")
+    assert r"\begin{tabular}{lp{0.3\linewidth}r}" in text
+    assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
 
 
 def test_tables_leave_the_records_as_they_are():

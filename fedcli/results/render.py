@@ -18,6 +18,7 @@ MARKS = {
 SPECIAL = {character: "\\" + character for character in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", MISSING: "--"}
+WRAPPED = 40  # characters; a column with longer texts is set in lines
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 
@@ -65,17 +66,25 @@ def _markdown(sheet: Sheet) -> str:
 
 
 def _latex(sheet: Sheet) -> str:
-    r"""A `tabular`; it needs `\usepackage{booktabs}`."""
+    r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
     kept = [place for place, column in enumerate(sheet.columns) if column not in sheet.details]
-    texts = sum(place < sheet.numbers for place in kept)
+    shown = _code if sheet.marked_up else _tex
+
+    def kind(place: int) -> str:
+        if place >= sheet.numbers:
+            return "r"
+        longest = max((len(line[place][0]) for block in sheet.blocks for line in block), default=0)
+        return "l" if longest <= WRAPPED else r"p{0.3\linewidth}"
+
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}"]
-    lines += [rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(kept) - texts)}}}", r"\toprule"]
+    lines += [rf"\begin{{tabular}}{{{''.join(map(kind, kept))}}}", r"\toprule"]
     lines.append(" & ".join(_tex(sheet.columns[place]) for place in kept) + r" \\")
-    for block in sheet.blocks:
-        lines.append(r"\midrule")
+    ruled = any(len(block) > 1 for block in sheet.blocks)
+    for number, block in enumerate(sheet.blocks):
+        lines += [r"\midrule"] if ruled or number == 0 else []
         for line in block:
-            cells = (MARKS["latex"][line[place][1]].format(_tex(line[place][0])) for place in kept)
+            cells = (MARKS["latex"][line[place][1]].format(shown(line[place][0])) for place in kept)
             lines.append(" & ".join(cells) + r" \\")
     notes = (f"% {printable(note)}" for note in sheet.notes)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
@@ -116,4 +125,9 @@ def markdown(text: str) -> str:
 def _tex(text: str) -> str:
     """The text with LaTeX's special characters escaped, and a minus sign before a negative number."""
     text = printable(text)
-    return re.sub(r"^-(?=\d)", "$-$", text.translate(str.maketrans(SPECIAL)))
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", text.translate(str.maketrans(SPECIAL)))
+
+
+def _code(text: str) -> str:
+    """Markdown's code in LaTeX's, the rest as a text."""
+    return re.sub(r"`([^`]*)`", r"\\texttt{\1}", _tex(text))
