@@ -3,17 +3,21 @@
 import csv
 import dataclasses
 import io
+import shlex
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Claim, Table, registry
 from fedcli.cli import app as cli
+from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results import claims, reproduce
 from fedcli.results.metrics import Interval, interval
+from fedcli.results.render import render
 from fedcli.runs.records import write_record
 
 RUN = {
@@ -304,6 +308,31 @@ def test_claims_stand_by_verdict(place):
         ("own:behind", "contradicted"),
         ("own:both", "not run"),
     ]
+
+
+def test_the_command_of_a_claim_runs_its_two_rows_and_nothing_else():
+    for claim in registry.claims():
+        words = shlex.split(claims.command(claim))
+        assert words[:3] == ["fedcli", "table", claim.table]
+        only = words[4::2]
+        assert words[3:] == [word for name in only for word in ("--only", name)]
+        planned = reproduce.plan(registry.find_table(words[2]), only=only)
+        assert {(one.cell.row, one.cell.column) for one in planned.cells} == {
+            (row, column) for row in (claim.row, claim.than) for column in claim.columns
+        }
+
+
+def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had(place):
+    (one, *_) = claims.answers([registry.claims("fedsa")[0]], [])
+    assert claims.lines(one)[0].command == claims.command(one.claim)
+    assert f"| `{claims.command(one.claim)}` |\n" in render(claims.sheet([one]))
+    out = io.StringIO()
+    Console(file=out, width=80).print(display.drawn_claims([one]))
+    assert claims.command(one.claim) in " ".join(out.getvalue().split())
+    closed = dataclasses.replace(one, data=False)
+    assert claims.lines(closed)[0].command == ""
+    place.pairs((85, 80))
+    assert claims.lines(place.ahead())[0].command == ""
 
 
 def test_what_is_not_there_is_refused(tmp_path):

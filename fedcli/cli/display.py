@@ -428,7 +428,7 @@ def drawn_claims(found: Sequence[Answer]) -> Group:
             parts = [] if number or one.paper is None else [f"paper {one.metric.signed(one.paper)}"]
             parts += [f"ours {line.ours}"] if line.ours != MISSING else []
             parts += [f"last tenth {line.tail}"] if line.tail != MISSING else []
-            about = ", ".join(part for part in (line.why, line.size) if part not in ("", MISSING))
+            about = ", ".join(part for part in (line.why, line.size) if part not in ("", MISSING)) or line.command
             text = Text("" if number else one.claim.text)
             text.append("" if number else f" {one.claim.name}\n", "dim")
             text.append(", ".join(parts) + (f"; {about}" if about else ""), "dim")

@@ -7,6 +7,7 @@ pair if they have the same seed, partition, images and core, and all options of 
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -391,6 +392,8 @@ NOTES = (
     f"there are fewer than {FEWEST} seeds, or leaving diverged runs out would favour the one that is ahead.",
     "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both. Runs of fewer "
     "than a tenth of the rounds count only for what is sent and held.",
+    "Not run: the command runs the two rows in full, with --dry-run it says what that takes, and --rounds, "
+    "--local-epochs and --train-examples make it smaller.",
 )
 
 
@@ -414,6 +417,7 @@ class Line(NamedTuple):
         tail: The same over the last tenth of the rounds.
         size: Of the runs; `MISSING` where there are none.
         folders: Of the runs.
+        command: What makes them in full, where there are none and their data can be had; else empty.
     """
 
     verdict: str
@@ -422,12 +426,13 @@ class Line(NamedTuple):
     tail: str
     size: str
     folders: tuple[Path, ...] = ()
+    command: str = ""
 
 
 def lines(one: Answer) -> list[Line]:
     """A line for each size of runs, one where there are none."""
     if not one.evidence:
-        return [Line(one.verdict, "", *[MISSING] * 3)]
+        return [Line(one.verdict, "", *[MISSING] * 3, command=command(one.claim) if one.data else "")]
     return [
         Line(
             found.verdict,
@@ -439,6 +444,12 @@ def lines(one: Answer) -> list[Line]:
         )
         for found in one.evidence
     ]
+
+
+def command(claim: Claim) -> str:
+    """The command that runs the two rows of a claim and nothing else, in full."""
+    names = (claim.row, claim.than, *claim.columns)
+    return shlex.join(["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))])
 
 
 def said(line: Line) -> str:
@@ -459,7 +470,14 @@ def sheet(found: Sequence[Answer], runs: Callable[[Line], str] = lambda line: li
         block = []
         for number, line in enumerate(lines(one)):
             claim, paper = ("", "") if number else first
-            texts = (claim, said(line), paper, line.ours, line.tail, runs(line))
+            texts = (
+                claim,
+                said(line),
+                paper,
+                line.ours,
+                line.tail,
+                f"`{line.command}`" if line.command else runs(line),
+            )
             block.append([(text, "") for text in texts])
         blocks.append(block)
     return Sheet(
