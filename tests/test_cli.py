@@ -684,6 +684,8 @@ def test_plot_and_table_of_runs(no_figures):
     done("plot", "demo/two", "--out", "demo/curves.svg")  # generated files may be overwritten
     assert done("plot", "demo/two") == "curves.png and curves.pdf\n"
     assert Path("curves.png").is_file()
+    told = refused("table", "demo", "--metric", "last,term:cross_entropi")
+    assert "unknown term 'cross_entropi'; did you mean 'cross_entropy'?" in told
     assert "introduction" in refused("table", "--page", "demo")
     Path("demo/intro.md").write_text("# Which is better?\n")
     page = done("table", "--page", "demo")
