@@ -492,8 +492,9 @@ def test_fedcme_falls_behind_fedavg_at_first_and_then_stays_ahead():
     records = Path(__file__).parent.parent / "results" / "records"
     gains = {}
     for name in ("fedcme-fmnist-a0.5-k50-m10", "fedcme-fmnist-a0.1-k50-m10"):
-        for own in sorted((records / name).glob("fedcme*/**/record.json")):
-            pair = [json.loads(path.read_text()) for path in (own, Path(str(own).replace("/fedcme/", "/fedavg/")))]
+        for run in sorted((records / name / "fedcme").iterdir()):
+            places = [records / name / method / run.name for method in ("fedcme", "fedavg")]
+            pair = [json.loads((place / "record.json").read_text()) for place in places]
             assert pair[0]["partition"]["fingerprint"] == pair[1]["partition"]["fingerprint"]
             first, second = ([100 * entry["test_accuracy"] for entry in record["rounds"]] for record in pair)
             gains[name, pair[0]["seed"]] = np.array(first) - np.array(second)
