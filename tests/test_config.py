@@ -55,7 +55,9 @@ def test_a_command_gets_the_options_that_a_default_or_a_protocol_would_set_other
     old = {**record, "config": {**record["config"], "lr": 0.3, "clip_norm": 10.0}}
     assert commands([old]) == [f"{record['command']} --lr=0.3"]
     assert commands([{**record, "config": {**record["config"], "clip_norm": 10.0}}]) == [record["command"]]
-    assert commands([{**record, "method": "of-mine"}]) == [record["command"]]
+    no_step = {"config": {**record["config"], "post": 3}, "origin": {**record["origin"], "post": "given"}}
+    for other in ({"method": "of-mine"}, {"protocol": "gone"}, no_step):
+        assert commands([{**record, **other}]) == [record["command"]]
     assert commands([{**record, "command": "python run.py"}]) == []
 
 
