@@ -497,7 +497,8 @@ def _others(data: str = "") -> dict[str, dict]:
         "fedprox": {"proximal_weight": 0.1},  # mu / 2 = 0.05
         "feddyn": {"alpha": 0.1, "form": "simplified"},  # mu / 2 = 0.05; what the authors' code calls FedDyn
         "moon": {"contrastive_weight": 5.0 if data == "cifar10" else 1.0, "temperature": 0.5},
-        "fedproc": {"ramp_rounds": 0, "temperature": 0.5, "prototype_momentum": 0.5},  # t / T; lambda of Eq. 8
+        # t / T; the authors' code. Beside --prototypes means, the text: Eq. 21, and lambda of Eq. 8
+        "fedproc": {"ramp_rounds": 0, "prototypes": "identity", "temperature": 0.5, "prototype_momentum": 0.5},
     }
 
 
@@ -586,8 +587,8 @@ _FORMS = (  # where the paper's text and the authors' code differ
     "All rows: the text's weight decay, 0.001. The code has 0.0001 for FedAvg alone (--weight-decay 0.0001).",
     "FedProx: text and code agree. FedDyn: the code's form, which has no state in the server (--form simplified).",
     "MOON: the text's Eq. 20 for each image; the code averages the cosines over a batch before the logarithm.",
-    "FedProc: the text's Eq. 21 and prototypes with momentum. The code never moves its prototypes, rows of the "
-    "identity, and takes inner products of plain features with them; that form cannot be run here.",
+    "FedProc: the code's form, which never moves its prototypes, rows of the identity, and takes inner products of "
+    "plain features with them. The text's is Eq. 21 and prototypes with momentum (--prototypes means).",
 )
 
 

@@ -1,14 +1,18 @@
 """The options of a run as its record keeps them: they still resolve, also where options have been added since."""
 
 import json
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from fedcli import option
+from fedcli.cli.app import app
 from fedcli.registry import find_method
-from fedcli.runs.config import recorded_options, resolve
+from fedcli.results.tables import NOT_IN_IDENTITY, commands
+from fedcli.runs.config import recorded_fields, recorded_options, recorded_value, resolve
 
 RECORDS = Path(__file__).parent.parent / "results" / "records"
 FILES = sorted(RECORDS.rglob("record.json"))
@@ -25,6 +29,36 @@ def test_a_committed_record_still_resolves(file):
     setup = resolve(method, recorded_options(record["config"], method), need_data=False)
     config = {name: value for name, value in record["config"].items() if value is not None}
     assert {name: setup.values()[name] for name in config} == config
+
+
+TYPED = [file for file in FILES if json.loads(file.read_text())["command"].startswith("fedcli run ")]
+
+
+@pytest.mark.parametrize("file", TYPED, ids=lambda file: str(file.parent.relative_to(RECORDS)))
+def test_the_command_that_a_page_tells_makes_the_same_run_today(file):
+    record = json.loads(file.read_text())
+    (command,) = commands([record])
+    name, *words = shlex.split(command)[2:]
+    run = typer.main.get_command(app).commands["run"]
+    given = run.get_command(typer.Context(run), name).make_context(name, words).params
+    given = {key: value for key, value in given.items() if value is not None and key not in ("out", "seeds")}
+    assert name == record["method"]
+    values = resolve(find_method(name), {**given, "seed": record["seed"]}, need_data=False).values()
+    fields = recorded_fields(find_method(name), record["config"].get("post"))
+    had = {key: recorded_value(record["config"], fields[key]) for key in values if key not in NOT_IN_IDENTITY}
+    assert {key: values[key] for key in had} == had
+
+
+def test_a_command_gets_the_options_that_a_default_or_a_protocol_would_set_otherwise_by_now():
+    record = json.loads((RECORDS / "fmnist-nine-methods" / "feddyn" / "seed-0" / "record.json").read_text())
+    assert commands([record, record]) == [f"{record['command']} --clip-norm=0.0"]  # the default has moved
+    old = {**record, "config": {**record["config"], "lr": 0.3, "clip_norm": 10.0}}
+    assert commands([old]) == [f"{record['command']} --lr=0.3"]
+    assert commands([{**record, "config": {**record["config"], "clip_norm": 10.0}}]) == [record["command"]]
+    no_step = {"config": {**record["config"], "post": 3}, "origin": {**record["origin"], "post": "given"}}
+    for other in ({"method": "of-mine"}, {"protocol": "gone"}, no_step):
+        assert commands([{**record, **other}]) == [record["command"]]
+    assert commands([{**record, "command": "python run.py"}]) == []
 
 
 @dataclass(frozen=True)

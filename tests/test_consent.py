@@ -12,6 +12,7 @@ from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
 from fedcli.results import jobs, reproduce
+from fedcli.results.tables import commands
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record, write_record
 from tests.test_runs import TINY, Stop, StopAfter
@@ -133,6 +134,20 @@ def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
     record |= {"method_source": path, "user_files": {path: "0" * 16}, "status": "interrupted"}
     write_record(folder, record)
     assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=several)) == [folder]
+    assert not Path("evil-ran").exists()
+
+
+@pytest.mark.parametrize("name", ["method", "method_source", "protocol", "dataset", "backbone", "post"])
+def test_a_report_imports_no_file_that_a_record_names(name, work):
+    begun("fedavg")
+    Path("evil.py").write_text("open('evil-ran', 'a').close()\n")
+    record = read_record(Path("run"))
+    values = record if name in record else record["config"]
+    values[name] = f"{work}/evil.py:some"
+    record["origin"] |= {"backbone": "given", "post": "given"}
+    write_record(Path("run"), {**record, "command": "fedcli run fedavg", "status": "finished"})
+    assert CliRunner().invoke(cli.app, ["report", "run"]).exit_code == 0
+    assert commands([read_record(Path("run"))]) == ["fedcli run fedavg"]
     assert not Path("evil-ran").exists()
 
 

@@ -542,7 +542,7 @@ def test_with_shares_of_a_tenth_the_draw_moves_the_rounds_to_the_target_more_tha
         assert np.mean(found) + reach < printed(table)[row, column]["rounds_to_target"] == 34
 
 
-def test_fedproc_of_the_text_is_behind_fedavg_where_the_paper_has_them_level():
+def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_that_of_the_text_behind():
     """As the page of the study says, which also has FedAvg, FedProx and FedDyn above what is printed."""
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-a0.1"
     paper = {row: entry["mean"] for (row, column), entry in printed(find_table("fedfa:2")).items() if "=0.1" in column
@@ -553,8 +553,12 @@ def test_fedproc_of_the_text_is_behind_fedavg_where_the_paper_has_them_level():
         assert [record["seed"] for record in records] == [2021, 2022, 2023]
         return np.array(find_metric(metric).values(records))
 
-    late = {method: found("mean-of-last:50", method) for method in ("fedavg", "fedprox", "feddyn", "fedproc")}
-    assert (late["fedproc"] < late["fedavg"] - 3).all()
+    late = {
+        method: found("mean-of-last:50", method)
+        for method in ("fedavg", "fedprox", "feddyn", "fedproc", "fedproc-text")
+    }
+    assert (late["fedproc-text"] < late["fedavg"] - 3).all()
+    assert abs(late["fedproc"] - late["fedavg"]).max() < 0.5
     assert abs(paper["FedProc"] - paper["FedAvg"]) < 0.5
     for row in ("FedAvg", "FedProx", "FedDyn"):
         assert abs(late[row.lower()] - late["fedavg"]).max() < 1.5

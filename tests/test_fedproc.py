@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from fedcli.core.batches import Batch
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg, fedproc
-from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
+from fedcli.papers.baselines.fedproc import aggregate_prototypes, identity_contrastive, prototype_contrastive, schedule
 from fedcli.registry import find_method
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.forms import assert_laws
 
 FEDPROC = find_method("fedproc")
 
@@ -55,6 +56,20 @@ def test_the_term_by_hand_has_no_temperature_by_default():
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
 
 
+def test_the_term_of_fedfas_code_against_a_loop():
+    features, labels, prototypes = example()
+    mask = torch.tensor([True, False, True, True, True, True, True])
+    losses = []
+    for feature, label, real in zip(features, labels.tolist(), mask, strict=True):
+        if real:
+            scores = [math.exp(sum(float(a) * float(b) for a, b in zip(feature, p, strict=True))) for p in prototypes]
+            losses.append(-math.log(scores[label] / sum(scores)))
+    assert len(losses) == 6
+    assert identity_contrastive(features, labels, prototypes, mask).item() == pytest.approx(np.mean(losses), rel=1e-12)
+    by_hand = identity_contrastive(torch.tensor([[2.0, 1.0, 9.0]]), torch.tensor([0]), torch.eye(2, 3))
+    assert by_hand.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
+
+
 def test_nothing_to_compare_with_is_0():
     features, labels, prototypes = example()
     assert prototype_contrastive(features, labels, prototypes, torch.zeros(4, dtype=torch.bool)) == 0
@@ -80,21 +95,21 @@ def test_gradient_is_the_difference_quotient():
 
 
 def test_the_schedule():
-    assert [schedule(round, 100, 7) for round in (0, 1, 50, 99, 100, 250)] == [1.0, 0.01, 0.5, 0.99, 1.0, 1.0]
-    assert [schedule(round, 4, 200) for round in range(6)] == [1.0, 0.25, 0.5, 0.75, 1.0, 1.0]
-    assert [schedule(round, 4, 200, 0.3) for round in (0, 1, 9)] == [1.0, 0.3, 0.3]
+    assert [schedule(round, 100, 7) for round in (0, 1, 50, 99, 100, 250)] == [0.0, 0.01, 0.5, 0.99, 1.0, 1.0]
+    assert [schedule(round, 4, 200) for round in range(6)] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [schedule(round, 4, 200, 0.3) for round in (0, 1, 9)] == [0.3, 0.3, 0.3]
     assert schedule(3, 4, 200, 0.0) == 0.0
 
 
 def test_with_a_ramp_of_0_it_is_t_of_the_runs_t_rounds_counted_from_one():
-    assert [schedule(round, 0, 5) for round in range(5)] == [1.0, 0.4, 0.6, 0.8, 1.0]
+    assert [schedule(round, 0, 5) for round in range(5)] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert schedule(0, 0, 1) == 1.0
     assert schedule(2, 0, 5, 0.3) == 0.3
 
 
 def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
-    def weights(rounds):
-        given = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "rounds": rounds}
+    def weights(rounds, **options):
+        given = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "rounds": rounds, **options}
         setup = resolve(FEDPROC, given, need_data=False)
         own, fed = laws.federation(FEDPROC, dataclasses.asdict(setup.options), rounds=rounds)
         seen, train = [], fed.train
@@ -102,8 +117,9 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
         laws.simulate(own, fed, rounds)
         return seen
 
-    assert weights(4) == [1.0, 0.5, 0.75, 1.0]
-    assert weights(2) == [1.0, 1.0]
+    assert weights(4) == [0.25, 0.5, 0.75, 1.0]
+    assert weights(4, prototypes="means") == [1.0, 0.5, 0.75, 1.0]  # the first round has no means yet
+    assert weights(2) == [0.5, 1.0]
 
 
 def test_prototypes_by_hand():
@@ -152,6 +168,40 @@ def test_the_objective_is_shared_out_between_its_two_terms():
     torch.testing.assert_close(aux.outputs, features)
 
 
+def test_with_rows_of_the_identity_the_model_alone_is_trained_and_sent():
+    options = {"prototypes": "identity", "cross_entropy_weight": 0.3}
+    setup, fed = laws.federation(
+        FEDPROC, options, local_epochs=1, batch_size=100, num_clients=1, cohort_size=1, weight_decay=0.0
+    )
+    start = setup.method.init(fed, setup.options)
+    assert torch.equal(start.prototypes, torch.eye(fed.num_classes, fed.feature_dim, dtype=torch.float64))
+    fed.start_round()
+    state = laws.simulate(setup, fed, 1)
+    assert torch.equal(state.prototypes, start.prototypes)
+    assert fed.sent_down == fed.sent_up == {"params": fed.sizes.parameters, "buffers": 0, "other": 0}
+
+    params, _ = fed.initial_model()  # one step of gradient descent on all images
+    params = {name: value.clone().requires_grad_() for name, value in params.items()}
+    x, y = fed.engine.gather(np.sort(fed.training[0]))
+    features, logits, _ = fed.network(params, {}, x)
+    loss = 0.3 * F.cross_entropy(logits, y) + 0.7 * F.cross_entropy(features[:, : fed.num_classes], y)
+    for (name, value), gradient in zip(params.items(), torch.autograd.grad(loss, params.values()), strict=True):
+        torch.testing.assert_close(state.params[name], value.detach() - fed.config.lr * gradient)
+
+
+def test_the_laws_hold_with_rows_of_the_identity_too():
+    assert_laws(FEDPROC, prototypes="identity")
+
+
+def test_more_classes_than_features_are_refused_beside_the_identity():
+    setup, fed = laws.federation(FEDPROC, {"prototypes": "identity"})
+    fed.num_classes = fed.feature_dim + 1
+    with pytest.raises(
+        UserError, match=f"got {fed.feature_dim} features for {fed.feature_dim + 1} classes.*--prototypes"
+    ):
+        setup.method.init(fed, setup.options)
+
+
 def test_the_first_round_is_fedavg_and_so_are_those_after_the_ramp():
     base = laws.federation("fedavg")
     for options in ({}, {"cross_entropy_weight": 0.0}):
@@ -164,7 +214,13 @@ def test_the_first_round_is_fedavg_and_so_are_those_after_the_ramp():
 
 def test_every_option_matters():
     base = laws.simulate(*laws.federation(FEDPROC), 3)
-    for option in ({"ramp_rounds": 4}, {"ramp_rounds": 0}, {"cross_entropy_weight": 0.5}, {"temperature": 0.5}):
+    for option in (
+        {"prototypes": "identity"},
+        {"ramp_rounds": 4},
+        {"ramp_rounds": 0},
+        {"cross_entropy_weight": 0.5},
+        {"temperature": 0.5},
+    ):
         assert laws.distance(laws.simulate(*laws.federation(FEDPROC, option), 3).params, base.params) > 1e-6
     slow = laws.simulate(*laws.federation(FEDPROC, {"prototype_momentum": 0.5}), 2)
     first, second = (laws.simulate(*laws.federation(FEDPROC), rounds) for rounds in (1, 2))

@@ -67,7 +67,7 @@ IDLE = {
 CHANGED = {
     "teacher": "collaborative", "distillation_factor": "one", "matching": "many-to-one", "calibration_optimizer": "sgd",
     "temperature": 0.7, "calibration_lr": 0.1, "ewc_weight": 2.0, "plain_share": 0.5, "renormalize": True,
-    "generator_steps": 3, "generator_lr": 0.9,
+    "generator_steps": 3, "generator_lr": 0.9, "prototype_momentum": 0.5,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from fedcli.figures.series import find_curves, floats_sent
 from fedcli.results.boards import boards, sheets
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Sheet
-from fedcli.results.tables import SeedGroup, group
+from fedcli.results.tables import SeedGroup, commands, group
 
 DASHES = ("solid", "7 3", "2 2", "8 3 2 3", "13 4")  # pixels of line and gap; SVG takes the word as solid
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
@@ -128,8 +128,7 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
 
 def _section(number: int, name: str, records: list[dict], sheet: Sheet, charts: dict[str, str]) -> str:
     """A board, its charts, the elements by their titles, and its commands."""
-    commands = dict.fromkeys(record.get("command", "") for record in records)
-    typed = "\n".join(command for command in commands if command.startswith("fedcli "))
+    typed = "\n".join(commands(records))
     notes = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
     places = "".join(f'<div class="chart"><h3>{escape(about)}</h3>{div}</div>' for about, div in charts.items())
     return "\n".join(

@@ -447,9 +447,12 @@ def lines(one: Answer) -> list[Line]:
 
 
 def command(claim: Claim) -> str:
-    """The command that runs the two rows of a claim and nothing else, in full."""
-    names = (claim.row, claim.than, *claim.columns)
-    return shlex.join(["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))])
+    """The command that runs the two rows of a claim and nothing else, in full, and what measures their features."""
+    names, table = (claim.row, claim.than, *claim.columns), find_table(claim.table)
+    steps = [["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))]]
+    if any(cell.metric.startswith("quality:") for cell in table.cells if cell.column in claim.columns):
+        steps.append(["fedcli", "quality", str(reproduce.home_of(table))])
+    return " && ".join(map(shlex.join, steps))
 
 
 def said(line: Line) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.declarations import Cell, Method, Table
-from fedcli.errors import UserError, printable
+from fedcli.errors import UserError
 from fedcli.results import claims, comparison, reproduce, tables
 from fedcli.results.claims import Answer, Line
 from fedcli.results.metrics import find_metric, lead
@@ -153,9 +153,8 @@ def study_page(study: Path) -> str:
         "## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))),
         "## Machines and versions\n\n" + "\n".join(tables.machines(records)),
     ]
-    typed = [printable(record["command"]) for record in records if record.get("command", "").startswith("fedcli ")]
-    if commands := dict.fromkeys(typed):
-        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in commands), "```"]))
+    if typed := tables.commands(records):
+        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in typed), "```"]))
     return "\n\n".join(sections) + "\n"
 
 

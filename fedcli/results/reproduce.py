@@ -142,6 +142,11 @@ class TablePlan:
         return sorted(can, key=lambda run: run.record is None)
 
 
+def home_of(table: Table) -> Path:
+    """Where the runs of a table are kept, unless another folder is given."""
+    return HOME / table.name.replace(":", "-")
+
+
 def plan(
     table: Table,
     folder: Path | None = None,
@@ -166,7 +171,7 @@ def plan(
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     search = (HOME, *shipped()) if folder is None else ()
-    folder = folder or HOME / table.name.replace(":", "-")
+    folder = folder or home_of(table)
     seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():

@@ -4,18 +4,20 @@ A record is read from `record.json` and never changed. Accuracies are fractions 
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from fedcli.errors import UserError
-from fedcli.registry import methods
+from fedcli.errors import UserError, printable
+from fedcli.registry import find_method, methods
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, markdown
-from fedcli.runs.config import describe_reductions, given_options
+from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, telling_config
+from fedcli.userfiles import own_paths
 
 # What two runs of one identity may differ in; a result depends on none of these but the first.
 NOT_IN_IDENTITY = (
@@ -480,3 +482,25 @@ def machines(records: list[dict]) -> list[str]:
     places = [" · ".join(where(record)) for record in records]
     known = [place or "not recorded" for place in places]
     return [f"- {known.count(place)} run{'s' * (known.count(place) > 1)}: {place}" for place in dict.fromkeys(known)]
+
+
+def commands(records: Iterable[dict]) -> list[str]:
+    """What to type to make these runs again, as far as they were made so; each command once."""
+    return [*dict.fromkeys(_command(record) for record in records if record.get("command", "").startswith("fedcli "))]
+
+
+def _command(record: dict) -> str:
+    """A run's command, with the options that its protocol or a default would set otherwise by now."""
+    command, config, origin = printable(record["command"]), record["config"], record.get("origin", {})
+    given = {name: value for name, value in given_options(config, origin).items() if value is not None}
+    given |= {name: record[name] for name in ("protocol", "dataset", "seed")}
+    if own_paths([record["method"], record["method_source"], *given.values(), *config.values()]):
+        return command  # a file of the user's is not imported because a record names it
+    try:
+        method = find_method(record["method"])
+        now, fields = resolve(method, given, need_data=False).values(), recorded_fields(method, config.get("post"))
+    except (UserError, TypeError):  # what it names is there no more, or never was
+        return command
+    had = {name: recorded_value(config, fields[name]) for name in now if name not in NOT_IN_IDENTITY}
+    moved = {name: value for name, value in had.items() if value != now[name]}
+    return " ".join([command, *map(shlex.quote, flags_of(moved))])

@@ -9,7 +9,8 @@ In round t the clients minimise
 
 with features z and class prototypes p_c at length one. After training, each client sends the sums of its features by
 class, under its own model; the server averages models as in FedAvg, and the sums over all examples of the cohort make
-the next prototypes. FedFA compares with a variant of it, whose prototypes move slowly.
+the next prototypes. FedFA compares with two variants of it: its text's, whose prototypes move slowly, and its code's,
+whose prototypes never move.
 
 Notation
     code                    FedProc         shape
@@ -24,7 +25,7 @@ Notation
 Readings and deviations
     1. No projection head: the toolkit's networks have none. FedProc's z is a 256-wide projection at length one, and its
        classifier sees that; here z is normalised in the contrastive term alone.
-    2. Rounds are counted from 0. Round 0 has no prototypes and is cross-entropy alone, whatever alpha.
+    2. Rounds are counted from 0. Round 0 has no class means yet and is cross-entropy alone, whatever alpha.
     3. Features are normalised before they are averaged, so a prototype is shorter than one; the loss normalises it.
     4. Prototypes are taken over every example of a client's training part, without augmentation, in evaluation mode, so
        that the running statistics stay as training left them.
@@ -38,13 +39,17 @@ From the authors' code, with which the paper's text was not compared
     trained local models (there from augmented batches in training mode, incomplete ones left out); that a class which
     is absent keeps its prototype.
 
-FedFA's variant (its Eq. 21 and the text after it)
-    `--ramp-rounds 0 --prototype-momentum 0.5 --temperature 0.5`. The weight is t / T with T the run's number of rounds
-    and t counted from 1, as FedFA's Algorithm 1 counts and as its code has it, so that the last round is cross-entropy
-    alone. It says that FedProc diverges if its prototypes are replaced in every round, and updates them "with momentum
-    update (8)". Read here as p <- lambda p + (1 - lambda) mean at the server, with its lambda = 0.5; a class's first
-    mean is taken as it is. FedFA's code does something else, for which there is no option: inner products of the plain
-    features with rows of the identity that no round moves, from round 0 on.
+FedFA's variants (its Eq. 21 and the text after it)
+    In both, the weight is t / T with T the run's number of rounds and t counted from 1, as FedFA's Algorithm 1 counts
+    and as its code has it, so that the last round is cross-entropy alone: `--ramp-rounds 0`.
+
+    The text's: `--temperature 0.5 --prototype-momentum 0.5`. FedFA says that FedProc diverges if its prototypes are
+    replaced in every round, and updates them "with momentum update (8)". Read here as p <- lambda p + (1 - lambda) mean
+    at the server, with its lambda = 0.5; a class's first mean is taken as it is.
+
+    The code's: `--prototypes identity`. p_c is a row of the identity that no round moves, and the inner products are
+    those of plain features, without a temperature, from round 0 on. Nothing but the model is sent. Which rows, the code
+    draws by its seed; here they are the first C: the features of an initial model are all alike.
 
 Run it
     fedcli run fedproc --dataset digits
@@ -56,7 +61,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, UserError, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
@@ -67,6 +72,11 @@ FAR = -1e9  # logit of a class without a prototype: finite, so that no gradient 
 class Config:
     """What FedProc adds to FedAvg."""
 
+    prototypes: str = option(
+        "means",
+        "The classes' mean features; or rows of the identity that stay, beside plain features, as in FedFA's code",
+        symbol="p", choices=("means", "identity"),
+    )  # fmt: skip
     ramp_rounds: int = option(
         100, "Rounds until the cross-entropy has all of the weight; 0 for those of the run, counted from 1",
         source="authors' code; FedFA, Eq. 21", unit="rounds", low=0,
@@ -77,11 +87,13 @@ class Config:
         symbol="α", low=0, high=1,
     )  # fmt: skip
     temperature: float = option(
-        1.0, "Temperature of the cosines; 1 is none", symbol="τ", source="FedFA, Eq. 21", low=0, open_low=True
-    )
+        1.0, "Temperature of the cosines; 1 is none", symbol="τ", source="FedFA, Eq. 21", low=0, open_low=True,
+        only_with={"prototypes": ("means",)},
+    )  # fmt: skip
     prototype_momentum: float = option(
-        0.0, "Share of the old prototypes in the new", symbol="λ", source="FedFA, F.3", low=0, high=1, open_high=True
-    )
+        0.0, "Share of the old prototypes in the new", symbol="λ", source="FedFA, F.3", low=0, high=1, open_high=True,
+        only_with={"prototypes": ("means",)},
+    )  # fmt: skip
 
 
 class Context(NamedTuple):
@@ -98,7 +110,7 @@ class ServerState(NamedTuple):
     params: Params  # global model
     buffers: Params
     prototypes: Tensor  # [C, D]
-    has_prototype: Tensor  # [C], bool: whether any client has ever had the class
+    has_prototype: Tensor  # [C], bool: whether any client has ever had the class; of the identity, all
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -109,16 +121,14 @@ def unit(vectors: Tensor) -> Tensor:
 
 
 def schedule(round: int, ramp_rounds: int, rounds: int, fixed: float | None = None) -> float:
-    """alpha, the weight of the cross-entropy: min(round / ramp_rounds, 1), or FedFA's t / T; 1 in round 0.
+    """alpha, the weight of the cross-entropy: min(round / ramp_rounds, 1), or FedFA's t / T.
 
     Args:
         round: From 0.
         ramp_rounds: 0 for t / T with t = round + 1 and T = rounds.
         rounds: Of the run.
-        fixed: The weight of every round but the first; None for the schedule.
+        fixed: The weight of every round; None for the schedule.
     """
-    if round == 0:
-        return 1.0  # Reading 2
     if fixed is not None:
         return fixed
     return min(round / ramp_rounds, 1.0) if ramp_rounds else (round + 1) / rounds
@@ -149,6 +159,21 @@ def prototype_contrastive(
     logits = torch.where(has_class, cosines / temperature, FAR)  # Reading 5
     usable = has_class[labels] if mask is None else has_class[labels] & mask.bool()
     return cross_entropy(logits, labels, usable)
+
+
+def identity_contrastive(features: Tensor, labels: Tensor, prototypes: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The term of FedFA's code: cross-entropy of softmax_c(<z, p_c>), features and prototypes as they are.
+
+    Args:
+        features: `[B, D]`.
+        labels: `[B]`.
+        prototypes: `[C, D]`.
+        mask: `[B]`, False for padding.
+
+    Returns:
+        Scalar, in nats; the mean over samples.
+    """
+    return cross_entropy(features @ prototypes.T, labels, mask)
 
 
 def local_class_sums(clients: Client, cohort, fed) -> tuple[Tensor, Tensor]:
@@ -194,7 +219,12 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
         prototypes, has_prototype, weight = context
-        contrast = prototype_contrastive(features, batch.y, prototypes, has_prototype, config.temperature, batch.mask)
+        if config.prototypes == "identity":
+            contrast = identity_contrastive(features, batch.y, prototypes, batch.mask)
+        else:
+            contrast = prototype_contrastive(
+                features, batch.y, prototypes, has_prototype, config.temperature, batch.mask
+            )
         terms = {"cross_entropy": task, "contrastive": contrast}
         return weight * task + (1 - weight) * contrast, Aux(buffers, terms, features)
 
@@ -202,22 +232,36 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 
 def init(fed, config: Config) -> ServerState:
-    """The initial model; no class has a prototype."""
-    prototypes = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    has_prototype = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+    """The initial model, and prototypes of no class, or a row of the identity for each.
+
+    Raises:
+        UserError: If the identity has fewer rows than there are classes.
+    """
+    identity, size = config.prototypes == "identity", (fed.num_classes, fed.feature_dim)
+    if identity and fed.num_classes > fed.feature_dim:
+        raise UserError(
+            f"--prototypes identity needs a feature for each class (got {fed.feature_dim} features for "
+            f"{fed.num_classes} classes); choose another --backbone, or --prototypes means."
+        )
+    prototypes = (torch.eye if identity else torch.zeros)(*size, dtype=fed.dtype, device=fed.device)
+    has_prototype = torch.full(size[:1], identity, device=fed.device)
     return ServerState(*fed.initial_model(), prototypes, has_prototype)
 
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
     """One round."""
+    identity = config.prototypes == "identity"
     clients = fed.broadcast(state.params, state.buffers, cohort)
     weight = schedule(cohort.round, config.ramp_rounds, fed.config.rounds, config.cross_entropy_weight)
-    old = fed.download(state.prototypes, cohort)
+    weight = weight if identity or cohort.round > 0 else 1.0  # Reading 2
+    old = state.prototypes if identity else fed.download(state.prototypes, cohort)
     context = Context(old, state.has_prototype, old.new_tensor(weight))
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context)
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    if identity:
+        return state._replace(params=params, buffers=buffers), terms
     sums, class_counts = fed.upload(local_class_sums(clients, cohort, fed))
     new = aggregate_prototypes(sums, class_counts, old, state.has_prototype, config.prototype_momentum)
-    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     return ServerState(params, buffers, new, state.has_prototype | (class_counts > 0).any(0)), terms
 
 
