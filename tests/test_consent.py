@@ -146,7 +146,8 @@ def test_a_report_imports_no_file_that_a_record_names(name, work):
     values[name] = f"{work}/evil.py:some"
     record["origin"] |= {"backbone": "given", "post": "given"}
     write_record(Path("run"), {**record, "command": "fedcli run fedavg", "status": "finished"})
-    assert CliRunner().invoke(cli.app, ["report", "run"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["report", "run", "--out", "report.html"]).exit_code == 0
+    assert "<pre>fedcli run fedavg</pre>" in Path("report.html").read_text()
     assert commands([read_record(Path("run"))]) == ["fedcli run fedavg"]
     assert not Path("evil-ran").exists()
 

@@ -559,6 +559,11 @@ def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_that_of_th
     }
     assert (late["fedproc-text"] < late["fedavg"] - 3).all()
     assert abs(late["fedproc"] - late["fedavg"]).max() < 0.5
+    target = [found("rounds-to:55.85066", method).mean() for method in ("fedavg", "fedproc", "fedproc-text")]
+    assert target == sorted(target)
+    rounds = printed(find_table("fedfa:8"))
+    there = [rounds[row, "FMNIST alpha=0.1"]["rounds_to_target"] for row in ("FedProc", "FedAvg")]
+    assert there == [32, 34]
     assert abs(paper["FedProc"] - paper["FedAvg"]) < 0.5
     for row in ("FedAvg", "FedProx", "FedDyn"):
         assert abs(late[row.lower()] - late["fedavg"]).max() < 1.5

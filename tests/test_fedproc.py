@@ -189,6 +189,15 @@ def test_with_rows_of_the_identity_the_model_alone_is_trained_and_sent():
         torch.testing.assert_close(state.params[name], value.detach() - fed.config.lr * gradient)
 
 
+def test_running_statistics_are_averaged_with_rows_of_the_identity_too():
+    run = {"backbone": "resnet10-3x3", "local_epochs": 1, "data": laws.toy_dataset(num_train=16, channels=3)}
+    run["parts"] = laws.toy_parts((6, 5, 3, 2))
+    ours = laws.simulate(*laws.federation(FEDPROC, {"prototypes": "identity", "cross_entropy_weight": 1.0}, **run), 2)
+    base = laws.simulate(*laws.federation("fedavg", **run), 2)
+    assert ours.buffers
+    laws.assert_agree(ours.buffers, base.buffers, "running statistics")
+
+
 def test_the_laws_hold_with_rows_of_the_identity_too():
     assert_laws(FEDPROC, prototypes="identity")
 

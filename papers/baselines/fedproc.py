@@ -41,7 +41,8 @@ From the authors' code, with which the paper's text was not compared
 
 FedFA's variants (its Eq. 21 and the text after it)
     In both, the weight is t / T with T the run's number of rounds and t counted from 1, as FedFA's Algorithm 1 counts
-    and as its code has it, so that the last round is cross-entropy alone: `--ramp-rounds 0`.
+    and as its code has it, so that the last round is cross-entropy alone: `--ramp-rounds 0`. Eq. 21 prints no minus
+    before its logarithm; minimised so, it would drive features away from their prototypes.
 
     The text's: `--temperature 0.5 --prototype-momentum 0.5`. FedFA says that FedProc diverges if its prototypes are
     replaced in every round, and updates them "with momentum update (8)". Read here as p <- lambda p + (1 - lambda) mean
@@ -49,7 +50,8 @@ FedFA's variants (its Eq. 21 and the text after it)
 
     The code's: `--prototypes identity`. p_c is a row of the identity that no round moves, and the inner products are
     those of plain features, without a temperature, from round 0 on. Nothing but the model is sent. Which rows, the code
-    draws by its seed; here they are the first C: the features of an initial model are all alike.
+    draws by its seed; here they are the first C. Any are as good, since a fully connected or a pooling layer makes the
+    features of all the toolkit's networks.
 
 Run it
     fedcli run fedproc --dataset digits
@@ -110,7 +112,7 @@ class ServerState(NamedTuple):
     params: Params  # global model
     buffers: Params
     prototypes: Tensor  # [C, D]
-    has_prototype: Tensor  # [C], bool: whether any client has ever had the class; of the identity, all
+    has_prototype: Tensor  # [C], bool: whether any client has ever had the class; the identity's rows do not ask
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -244,7 +246,7 @@ def init(fed, config: Config) -> ServerState:
             f"{fed.num_classes} classes); choose another --backbone, or --prototypes means."
         )
     prototypes = (torch.eye if identity else torch.zeros)(*size, dtype=fed.dtype, device=fed.device)
-    has_prototype = torch.full(size[:1], identity, device=fed.device)
+    has_prototype = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
     return ServerState(*fed.initial_model(), prototypes, has_prototype)
 
 
