@@ -558,10 +558,11 @@ def test_the_motivating_experiment_has_two_clients_of_5000_images_half_of_one_cl
 
 def test_the_shipped_runs_part_when_matching_starts_and_fedfm_falls_to_chance():
     study = Path(__file__).parent.parent / "results" / "records" / "fedfm-cifar10-resnet18"
-    fedavg, other = (json.loads((study / m / "seed-0" / "record.json").read_text()) for m in ("fedavg", "fedfm"))
-    ours, theirs = ([r["test_accuracy"] for r in record["rounds"]] for record in (other, fedavg))
-    start = other["config"]["start_round"]
-    assert ours[:start] == theirs[:start] and ours[start] < theirs[start]
-    assert ours[start] == min(ours[start:]) == pytest.approx(0.1)  # ten classes
-    assert max(ours[start:]) - ours[start] > 0.3  # it climbs back
-    assert other["partition"]["fingerprint"] == fedavg["partition"]["fingerprint"]
+    plain, matched = (json.loads((study / m / "seed-0" / "record.json").read_text()) for m in ("fedavg", "fedfm"))
+    assert matched["partition"]["fingerprint"] == plain["partition"]["fingerprint"]
+    fedavg, fedfm = ([r["test_accuracy"] for r in record["rounds"]] for record in (plain, matched))
+    start = matched["config"]["start_round"]
+    assert fedfm[:start] == fedavg[:start]
+    assert fedfm[start] == min(fedfm[start:]) == pytest.approx(0.1)  # ten classes
+    assert min(fedavg[start:]) > 0.3
+    assert max(fedfm[start:]) > 0.4  # it climbs back
