@@ -2,9 +2,11 @@
 
 import dataclasses
 import inspect
+import json
 import math
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -552,3 +554,15 @@ def test_the_motivating_experiment_has_two_clients_of_5000_images_half_of_one_cl
     assert counts.max(1).tolist() == [2499] * 10
     assert sorted(counts.argmax(1)) == list(range(10))
     assert (np.sort(counts, 1)[:, :9] == 277).all()
+
+
+def test_the_shipped_runs_part_when_matching_starts_and_fedfm_falls_to_chance():
+    study = Path(__file__).parent.parent / "results" / "records" / "fedfm-cifar10-resnet18"
+    plain, matched = (json.loads((study / m / "seed-0" / "record.json").read_text()) for m in ("fedavg", "fedfm"))
+    assert matched["partition"]["fingerprint"] == plain["partition"]["fingerprint"]
+    fedavg, fedfm = ([r["test_accuracy"] for r in record["rounds"]] for record in (plain, matched))
+    start = matched["config"]["start_round"]
+    assert fedfm[:start] == fedavg[:start]
+    assert fedfm[start] == min(fedfm[start:]) == pytest.approx(0.1)  # ten classes
+    assert min(fedavg[start:]) > 0.3
+    assert max(fedfm[start:]) > 0.4  # it climbs back
