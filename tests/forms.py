@@ -20,7 +20,7 @@ def assert_laws(method: Method, **defaults) -> None:
     method = with_defaults(method, **defaults)
     laws.law_1_off_is_the_simpler_method(method)
     laws.law_2_on_is_not(method)
-    if any(kind.__name__ == "ClientState" for kind in method.state_types):
+    if laws.keeps(method):
         laws.law_3_state_survives(method)
     laws.law_4_chunking_is_invisible(method, chunks=(1, 2, 4, "patches:4", "branches:4"))
     laws.law_5_order_is_invisible(method)

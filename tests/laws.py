@@ -21,12 +21,17 @@ from fedcli.check import (
 from tests.reference import ReferenceFederation
 
 __all__ = [
-    "Broken", "assert_agree", "distance", "federation", "law_1_off_is_the_simpler_method", "law_2_on_is_not",
+    "Broken", "assert_agree", "distance", "federation", "keeps", "law_1_off_is_the_simpler_method", "law_2_on_is_not",
     "law_3_state_survives", "law_4_chunking_is_invisible", "law_5_order_is_invisible", "law_6_edge_data",
     "law_7_resume_is_invisible", "model_of", "simulate", "toy_dataset", "toy_parts",
 ]  # fmt: skip
 
 law_4_chunking_is_invisible = partial(check.law_4_chunking_is_invisible, against=ReferenceFederation)
+
+
+def keeps(method) -> bool:
+    """Whether its clients keep something between rounds, so that law 3 has a say."""
+    return any(kind.__name__ == "ClientState" for kind in method.state_types)
 
 
 def federation(method, overrides=None, *, reference=False, **run):

@@ -12,6 +12,7 @@ from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 from tests import laws, toys
+from tests.forms import assert_laws
 from tests.test_graphs import ListGraphs
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
@@ -63,6 +64,10 @@ def test_law_2_catches_a_term_that_does_nothing():
 )
 def test_law_3_catches_lost_client_state(defect, message):
     catches(laws.law_3_state_survives, planted(toys.STATEFUL, defect), match=message)
+
+
+def test_law_3_is_held_against_other_forms_of_a_method_too():
+    catches(assert_laws, planted(toys.STATEFUL, toys.touches_others), match="client that sat out")
 
 
 def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():

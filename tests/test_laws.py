@@ -11,7 +11,7 @@ from tests.toys import STATEFUL
 
 METHODS = [*methods().values(), STATEFUL]
 REDUCING = [method for method in METHODS if method.reduces_to is not None]
-KEEPING = [method for method in METHODS if any(kind.__name__ == "ClientState" for kind in method.state_types)]
+KEEPING = [method for method in METHODS if laws.keeps(method)]
 
 
 def named(method):
