@@ -813,6 +813,7 @@ def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypa
     assert result.exit_code == 0, result.output
     assert "2, seeds 0: 2 to start" in result.stderr
     assert "time        not known" in result.stderr
+    assert "to stop     Ctrl-C" in result.stderr
     assert "[2/2] FedFM, CIFAR-10 NIID-1, seed 0: " in result.stderr
     assert result.stdout.startswith("### FedFM, Table III: Test accuracy\n")
     assert re.search(r"\|  \| ours \| (\*\*)?\d\d?\.\d\d \(1\)", result.stdout)
@@ -821,6 +822,7 @@ def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypa
     more = invoke("fedfm:III", "--seeds", "0,1", "--dry-run")
     assert "4, seeds 0, 1: 2 finished, 2 to start" in more.stderr
     assert "time        about 1 minute" in more.stderr
+    assert "to stop" not in more.stderr
     assert len(records()) == 2
     kept = invoke("fedfm:III", "--seeds", "0", "--out", "new/table.md")
     assert kept.stdout == "new/table.md\n"

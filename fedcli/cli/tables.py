@@ -169,10 +169,13 @@ def _paper_table(
     errors: dict[Path, str] = {}
     plan = reproduce.plan(table, folder, **options)
     screen = Console(stderr=True, highlight=False)
+    running = bool(plan.to_run) and not dry_run
     if any(run.to_do for run in plan.runs):
-        display.say(screen, display.cost(plan))
+        # Who only wants to see the table may have asked for weeks of work.
+        stop = "Ctrl-C, at any time; the same command goes on, and --dry-run only shows the table as it stands"
+        display.say(screen, display.cost(plan) + [("to stop", stop)] * running)
         screen.print()
-    if plan.to_run and not dry_run:
+    if running:
         errors = display.run_plan(plan, [screen], **where)
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
