@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.data import datasets
+from fedcli.registry import find_method
 from fedcli.runs import checkpoints, models
 from fedcli.runs import run as runs
+from fedcli.runs.config import resolve
 from fedcli.runs.export import export
 from fedcli.runs.records import identity, read_record, summarise, write_record
 from tests.files import refused
@@ -143,6 +145,16 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     assert models.SELECTED not in names(run.path)
     refused(run.model, models.SELECTED, "got no file", "--round last")
     assert run.model(round="last")
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_bytes_that_a_run_leaves_are_known_before_it_begins(kind, made):
+    method, options = RUNS[kind]
+    record, given = made[kind].record, {**TINY, **options, "backbone": made[kind].record["config"]["backbone"]}
+    channels, size = record["model"]["input"][:2]
+    known = models.bytes_kept(resolve(find_method(method), given), channels, size, len(record["class_names"]))
+    left = sum(file.stat().st_size for file in made[kind].path.rglob("*.safetensors"))
+    assert known <= left <= 1.2 * known + 10_000  # heads of files, prototypes
 
 
 def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path):

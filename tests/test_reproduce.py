@@ -837,6 +837,56 @@ def test_the_command_fails_after_all_if_a_run_did(offered):
     assert "| FedFM | paper |" in result.stdout
 
 
+def models_of(folder):
+    return sorted(file.name for file in folder.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_the_command_keeps_no_models_where_records_are_enough(offered, several):
+    later = {**TINY, "start_round": 1, "match_weight": 1e12}
+    offered(table([*SMALL.cells, Cell("FedFM", "CIFAR-10 NIID-2", "fedfm", later)], seeds=(0,)))
+    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedFM"]), Watch(patience=1))
+    before, begun = records()
+    kept = models_of(before)
+    assert models_of(begun) == ["checkpoint.safetensors"]
+    result = invoke("fedfm:III", "--records-only", "--jobs", several)
+    assert "diverged" in result.stdout  # after a round, so that there was a model
+    after = records()
+    assert sorted(one["status"] for one in after.values()) == ["failed", "finished", "finished"]
+    assert {folder: models_of(folder) for folder in after} == {folder: [] for folder in after} | {before: kept}
+    assert invoke("fedfm:III", "--records-only").stderr == ""  # nothing is run again
+
+
+def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(watch, "advance", lambda run, rounds: 1 / (2 - rounds))
+    plan = reproduce.plan(SMALL, seeds=[0], only=["FedAvg"])
+    assert ["ZeroDivisionError" in error for error in jobs.execute(plan, watch, records_only=True).values()] == [True]
+    assert models_of(plan.runs[0].folder) == ["checkpoint.safetensors"]
+
+
+def test_the_command_says_what_the_models_of_the_runs_take(offered, monkeypatch):
+    offered(SMALL)
+    assert "disk " not in invoke("fedfm:III", "--dry-run").stderr  # less than a gibibyte
+    monkeypatch.setattr(reproduce.models, "bytes_kept", lambda setup, *shape: 2**30 if shape == (1, 8, 10) else 0)
+    monkeypatch.setattr(display, "disk_usage", lambda folder: SimpleNamespace(free=3.4 * 2**30))
+    told = " ".join(invoke("fedfm:III", "--dry-run").stderr.split())
+    assert "disk 4 GiB or more for the models that the runs leave, 3 GiB are free; --records-only leaves none" in told
+    assert "disk " not in invoke("fedfm:III", "--dry-run", "--records-only").stderr
+    invoke("fedfm:III", "--only", "FedAvg", "--seeds", 0)
+    assert "disk 3 GiB or more" in " ".join(invoke("fedfm:III", "--dry-run").stderr.split())  # of what is to do
+
+
+def test_models_that_are_measured_afterwards_are_not_dropped(offered):
+    offered(table(grid(ROWS, {"CIFAR-10 NIID-1": TINY}, "quality:nmi")))
+    result = invoke("fedfm:III", "--records-only")
+    assert result.exit_code == 2
+    assert "--records-only removes the models that 'fedcli quality' measures" in result.output
+    assert records() == {}
+
+
 def test_the_command_says_how_to_go_on_after_an_interruption(offered, monkeypatch):
     offered(SMALL)
     monkeypatch.setattr(display.TableDisplay, "advance", Watch(patience=2).advance)
@@ -853,6 +903,7 @@ def test_the_command_says_how_to_go_on_after_an_interruption(offered, monkeypatc
         (("fedfm:III", "runs"), "one paper's table at a time"),
         (("runs", "--rounds", 3), "--rounds is for a paper's table (got no PAPER:ID)"),
         (("--dry-run",), "--dry-run is for a paper's table"),
+        (("--records-only",), "--records-only is for a paper's table"),
         (("fedfm:III", "--seeds", "0,a"), "--seeds must be distinct whole numbers from 0 (got '0,a')"),
         (("fedfm:III", "--only", "x9"), "no row or column of fedfm:III has 'x9' in its name"),
         (("fedfm:III", "--out", "file/t.md"), "cannot be written"),

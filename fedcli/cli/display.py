@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from fedcli.results.comparison import Comparison, heading
 from fedcli.results.grids import GridPlan
 from fedcli.results.jobs import Watch, execute
 from fedcli.results.render import MISSING
-from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, estimate
+from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, bytes_kept, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.rounds import Listener
@@ -245,8 +246,8 @@ class Display(Listener):
 # A paper's table
 
 
-def cost(plan: TablePlan) -> list[tuple[str, str]]:
-    """Say what running a table takes, as pairs of title and text."""
+def cost(plan: TablePlan, records_only: bool = False) -> list[tuple[str, str]]:
+    """Say what running a table takes, as pairs of title and text; disk where models that are kept take some."""
     todo, states = plan.to_run, [run.state for run in plan.runs]
     begun = sum(run.record is not None for run in todo)
     counts = {
@@ -266,6 +267,11 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
         lines.append(("time", _time(list(costs.values())) + ", one run after the other"))
     if len(costs) > 1:
         lines += [("", f"{heading(column)}: {_time([one])}") for column, one in costs.items()]
+    if not records_only and (kept := bytes_kept(plan) / 2**30) >= 1:
+        there = next(place for place in (plan.folder, *plan.folder.absolute().parents) if place.is_dir())
+        free = disk_usage(there).free / 2**30
+        text = f"{kept:,.0f} GiB or more for the models that the runs leave, {free:,.0f} GiB are free"
+        lines.append(("disk", f"{text}; --records-only leaves none"))
     if todo:
         lines.append(("data sets", ", ".join(sorted({name for run in todo for name in run.data}))))
     lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]

@@ -75,6 +75,14 @@ def table(
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at once, each a process of its own.", rich_help_panel=PAPERS)
     ] = 1,
+    records_only: Annotated[
+        bool,
+        typer.Option(
+            "--records-only",
+            help="Keep no models of runs that have ended, which may fill a disk.",
+            rich_help_panel=PAPERS,
+        ),
+    ] = False,
     on: Annotated[
         str | None, typer.Option(help="ray or ray:ADDRESS: each run a task of Ray.", rich_help_panel=PAPERS)
     ] = None,
@@ -109,7 +117,8 @@ def table(
     of_runs = {"--metric": metric, "--method": method, "--dataset": dataset, "--label": label, "--columns": columns,
                "--title": title}  # fmt: skip
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
-           "--train-examples": train_examples, "--jobs": jobs > 1, "--on": on, "--runs": folder}  # fmt: skip
+           "--train-examples": train_examples, "--jobs": jobs > 1, "--records-only": records_only, "--on": on,
+           "--runs": folder}  # fmt: skip
     names = [run for run in runs or () if ":" in run and not Path(run).exists()]
     if given := [flag for flag, value in of_runs.items() if value and (names or page is not None)]:
         what = names[0] if names else f"--page {page}"
@@ -120,7 +129,8 @@ def table(
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
         chosen = None if seeds is None else parse_seeds(seeds)
         options = {"seeds": chosen, "only": only or (), "limits": limits}
-        where = {"jobs": jobs, "cluster": find_cluster(on, cpus_per_run, gpus_per_run, jobs > 1)}
+        cluster = find_cluster(on, cpus_per_run, gpus_per_run, jobs > 1)
+        where = {"jobs": jobs, "cluster": cluster, "records_only": records_only}
         _paper_table(registry.find_table(names[0]), folder, options, where, dry_run, format, out)
         return
     if given := [flag for flag, value in own.items() if value]:
@@ -168,12 +178,17 @@ def _paper_table(
         try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
     errors: dict[Path, str] = {}
     plan = reproduce.plan(table, folder, **options)
+    if where["records_only"] and (later := [one.metric.name for one in plan.cells if one.metric.after_the_run]):
+        raise UserError(
+            f"--records-only removes the models that 'fedcli quality' measures (got {table.name}, which has "
+            f"{later[0]}); leave it out."
+        )
     screen = Console(stderr=True, highlight=False)
     running = bool(plan.to_run) and not dry_run
     if any(run.to_do for run in plan.runs):
         # Who only wants to see the table may have asked for weeks of work.
         stop = "Ctrl-C, at any time; the same command goes on, and --dry-run only shows the table as it stands"
-        display.say(screen, display.cost(plan) + [("to stop", stop)] * running)
+        display.say(screen, display.cost(plan, where["records_only"]) + [("to stop", stop)] * running)
         screen.print()
     if running:
         errors = display.run_plan(plan, [screen], **where)

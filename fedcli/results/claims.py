@@ -450,7 +450,7 @@ def command(claim: Claim) -> str:
     """The command that runs the two rows of a claim and nothing else, in full, and what measures their features."""
     names, table = (claim.row, claim.than, *claim.columns), find_table(claim.table)
     steps = [["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))]]
-    if any(cell.metric.startswith("quality:") for cell in table.cells if cell.column in claim.columns):
+    if any(find_metric(cell.metric).after_the_run for cell in table.cells if cell.column in claim.columns):
         steps.append(["fedcli", "quality", str(reproduce.home_of(table))])
     return " && ".join(map(shlex.join, steps))
 

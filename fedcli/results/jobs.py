@@ -19,10 +19,11 @@ import torch
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.results.grids import GridPlan
-from fedcli.results.reproduce import PlannedRun, TablePlan
+from fedcli.results.reproduce import ENDED, PlannedRun, TablePlan, state_of
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES
+from fedcli.runs.models import remove_models
 from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.signals import as_interruptions, end_with_parent, exit_code
@@ -46,6 +47,18 @@ class Watch:
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
         """The run has finished, or has failed with `error`; there may be no record then."""
+
+
+class _RecordsOnly(Watch):
+    """Passes on what it is told, and removes the models of a run that has ended."""
+
+    def __init__(self, watch: Watch):
+        self.begin, self.advance, self._end = watch.begin, watch.advance, watch.end
+
+    def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
+        if (run.folder / RECORD).is_file() and state_of(read_record(run.folder)) in ENDED:
+            remove_models(run.folder)
+        self._end(run, record, error)
 
 
 class Cluster(NamedTuple):
@@ -73,7 +86,9 @@ def find_cluster(on: str, cpus: float | None = None, gpus: float | None = None) 
     return Cluster(address or None, 1.0 if cpus is None else cpus, gpus or 0.0)
 
 
-def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None) -> dict[Path, str]:
+def execute(
+    plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None, records_only: bool = False
+) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
@@ -81,6 +96,7 @@ def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cl
         watch: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
         cluster: Where they run instead.
+        records_only: Keep no models of a run that has ended.
 
     Returns:
         The errors of the runs that failed, by their folders.
@@ -88,6 +104,7 @@ def execute(plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cl
     Raises:
         UserError: Another process runs what is in the plan's folder.
     """
+    watch = _RecordsOnly(watch) if records_only else watch
     with owned(plan.folder):
         if cluster is not None:
             return on_cluster(plan.to_run, watch, cluster)

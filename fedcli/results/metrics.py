@@ -81,6 +81,11 @@ class Metric:
         """Name and unit, as over a column."""
         return f"{self.name}, %" if self.unit == "percent" else self.name
 
+    @property
+    def after_the_run(self) -> bool:
+        """Whether it is measured, by `fedcli quality`, on the models that a run leaves."""
+        return self.name.partition(":")[0] == "quality"
+
     def text(self, value: float) -> str:
         """A value with the decimals of the unit."""
         return f"{value:,.{DECIMALS.get(self.unit, 0 if value == round(value) else 1)}f}"

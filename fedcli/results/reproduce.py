@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
+from fedcli.runs import models
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import RECORD, checkout, environment, outdated, quiet, read_record
 from fedcli.runs.run import check_seeds
@@ -251,6 +253,17 @@ def estimate(plan: TablePlan) -> dict[str, Cost]:
     for run in (run for run in plan.runs if id(run) in columns):
         costs.setdefault(columns[id(run)], Cost()).add(run.setup, run.rounds_done, timed, machine)
     return costs
+
+
+def bytes_kept(plan: TablePlan) -> int:
+    """Bytes of the models that the runs to do leave, at least; those of a data set of unknown classes are left out."""
+    total = 0
+    for run in (run for run in plan.runs if run.to_do):
+        with suppress(UserError):  # of a damaged file, which the run will refuse
+            about = datasets.describe(run.setup.run.dataset)
+            if about["classes"] is not None:
+                total += models.bytes_kept(run.setup, *about["shape"][:2], about["classes"])
+    return total
 
 
 def _lack(dataset: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from fedcli.runs.config import Setup
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import identity, params_hash, summarise
 from fedcli.runs.store import Store
+from fedcli.userfiles import is_from_file
 
 SELECTED = "selected.safetensors"
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -65,7 +67,7 @@ class Selected:
     def __init__(self, folder: Path, setup: Setup, fed: Federation, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
         self._file, self._method, self._selection = folder / SELECTED, setup.method, setup.selection
-        self._wanted = setup.selection.startswith("best-") and bytes_of_models(setup.method, fed) <= LARGEST
+        self._wanted = _keeps_selected(setup.selection, bytes_of_models(setup.method, fed))
         self._round: int | None = None  # whose models are held
         self._models: Models | None = None
         self._written: int | None = None  # whose models are in the file
@@ -102,6 +104,34 @@ def bytes_of_models(method: Method, fed: Federation) -> int:
     """Bytes of the global model, or of all clients' own models together."""
     sizes = [sum(value.nbytes for value in network.module.state_dict().values()) for network in fed.networks]
     return sizes[0] if method.personal is None else sum(sizes[kind] for kind in fed.architecture)
+
+
+def _keeps_selected(selection: str, size: int) -> bool:
+    """Whether the models of the selected round are kept beside the last ones, which have so many bytes."""
+    return selection.startswith("best-") and size <= LARGEST
+
+
+def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
+    """Bytes of the models that a run leaves, at least; what else its clients keep is not counted.
+
+    Args:
+        setup: The run.
+        channels: Of its images.
+        image_size: Their height and width in pixels.
+        num_classes: Of its data set.
+    """
+    names = setup.run.backbone.split(",")  # client i has the (i mod their number)-th
+    clients = 1 if setup.method.personal is None else setup.run.num_clients
+    size = sum(_bytes_of(names[i % len(names)], channels, image_size, num_classes) for i in range(clients))
+    return size * (1 + _keeps_selected(setup.selection, size))
+
+
+@cache
+def _bytes_of(backbone: str, channels: int, image_size: int, num_classes: int) -> int:
+    """Bytes of a network; of those that are not a user's, which are tried out, no weight is made."""
+    with torch.device("cpu" if is_from_file(backbone) else "meta"):
+        network = backbones.build(backbone, channels, image_size, num_classes, seed=0)
+    return sum(value.nbytes for value in network.state_dict().values())
 
 
 def remove_models(folder: Path) -> None:
