@@ -556,13 +556,45 @@ def test_the_motivating_experiment_has_two_clients_of_5000_images_half_of_one_cl
     assert (np.sort(counts, 1)[:, :9] == 277).all()
 
 
-def test_the_shipped_runs_part_when_matching_starts_and_fedfm_falls_to_chance():
-    study = Path(__file__).parent.parent / "results" / "records" / "fedfm-cifar10-resnet18"
-    plain, matched = (json.loads((study / m / "seed-0" / "record.json").read_text()) for m in ("fedavg", "fedfm"))
+SHIPPED = Path(__file__).parent.parent / "results" / "records" / "fedfm-cifar10-resnet18"
+
+
+def shipped(run):
+    record = json.loads((SHIPPED / run / "record.json").read_text())
+    return record, [entry["test_accuracy"] for entry in record["rounds"]]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_shipped_runs_part_when_matching_starts_and_fedfm_falls_to_chance(seed):
+    (plain, fedavg), (matched, fedfm) = (shipped(f"{method}/seed-{seed}") for method in ("fedavg", "fedfm"))
     assert matched["partition"]["fingerprint"] == plain["partition"]["fingerprint"]
-    fedavg, fedfm = ([r["test_accuracy"] for r in record["rounds"]] for record in (plain, matched))
     start = matched["config"]["start_round"]
     assert fedfm[:start] == fedavg[:start]
     assert fedfm[start] == min(fedfm[start:]) == pytest.approx(0.1)  # ten classes
     assert min(fedavg[start:]) > 0.3
     assert max(fedfm[start:]) > 0.4  # it climbs back
+    assert matched["rounds"][-1]["terms"]["cross_entropy"] > 10 * plain["rounds"][-1]["terms"]["cross_entropy"]
+
+
+def test_the_shipped_seeds_disagree_by_accuracy_and_agree_by_features_as_their_page_says():
+    gains = []
+    for seed in (0, 1):
+        (plain, fedavg), (matched, fedfm) = (shipped(f"{method}/seed-{seed}") for method in ("fedavg", "fedfm"))
+        gains.append(100 * (matched["summary"]["selected"] - plain["summary"]["selected"]))
+        assert matched["quality"]["nmi"] > plain["quality"]["nmi"]
+        assert matched["quality"]["silhouette"] < plain["quality"]["silhouette"]
+        behind = [number for number in range(8, 40) if fedfm[number] <= fedavg[number]]
+        if seed == 1:
+            assert behind[-1] + 2 == 23  # counted from 1, the round after it
+    assert gains[0] < 0
+    assert gains[1] == pytest.approx(72.89 - 66.69, abs=0.2)
+    fingerprints = {shipped(f"fedfm/seed-{seed}")[0]["partition"]["fingerprint"] for seed in (0, 1)}
+    assert len(fingerprints) == 2
+
+
+def test_a_smaller_weight_falls_less_in_the_shipped_run():
+    (lighter, accuracies), (heavy, fedfm) = shipped("fedfm-weight-5/seed-0"), shipped("fedfm/seed-0")
+    differ = {name for name, value in heavy["config"].items() if lighter["config"].get(name) != value}
+    assert differ == {"match_weight", "rounds"}
+    assert accuracies[:8] == fedfm[:8]
+    assert min(accuracies[8:]) > 0.2 > min(fedfm[8:])
