@@ -255,8 +255,9 @@ def test_a_study_has_its_size(results):
     assert size == "2 rounds, 1 to 2 seeds; not a setting of the paper"
     assert finding == "–"  # two rounds are less than a tenth
 
+    about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}
+
     def row(*rounds):
-        about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}
         clients = {"what": "num_clients", "protocol": 100, "run": 3}
         smaller = [[{"what": "rounds", "protocol": 200, "run": run}, clients] for run in rounds]
         records = [{**record, **about, "reduced": one} for one in smaller for record in study.records]
@@ -264,6 +265,16 @@ def test_a_study_has_its_size(results):
 
     assert row(2) == ["2 of 200 rounds, 1 to 2 of 3 seeds, clients 3 of 100", "–"]
     assert row(20)[1].startswith("fedavg, lr 0.2")
+
+    def of_size(run, records):
+        reduced = [{"what": "rounds", "protocol": 200, "run": run}]
+        return [
+            {**record, **about, "reduced": reduced, "config": {**record["config"], "rounds": run}} for record in records
+        ]
+
+    apart = [*of_size(2, study.records), *of_size(20, [one for one in study.records if one["seed"] == 0])]
+    sizes = pages._study_row(pages.Study("x", "", apart))[1]
+    assert sizes == "2 of 200 rounds, 1 to 2 of 3 seeds; 20 of 200 rounds, 1 of 3 seeds"
     assert row(2, 20)[1].startswith("fedavg, lr 0.2")
 
 

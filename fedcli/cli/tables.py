@@ -79,7 +79,7 @@ def table(
         bool,
         typer.Option(
             "--records-only",
-            help="Keep no models of runs that have ended, which may fill a disk.",
+            help="Keep no models of runs that have ended, which may fill a disk; 'export' and 'quality' need them.",
             rich_help_panel=PAPERS,
         ),
     ] = False,

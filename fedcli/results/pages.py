@@ -396,9 +396,10 @@ def _too_short(record: dict[str, Any]) -> bool:
 
 
 def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
-    """Rounds and seeds of a study's runs, each with the paper's, and what else is smaller."""
+    """Rounds and seeds of a study's runs of one size, each with the paper's, and what else is smaller."""
     protocol, rounds = registry.protocols().get(record["protocol"]), record["config"]["rounds"]
-    counts = sorted({len({one["seed"] for one in member.finished}) for member in groups} - {0})
+    alike = [member for member in groups if reductions_of(member.records[0]) == reductions_of(record)]
+    counts = sorted({len({one["seed"] for one in member.finished}) for member in alike} - {0})
     seeds = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
     if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
         return f"{rounds} rounds, {seeds} seed{'s' * (seeds != '1')}; not a setting of the paper"

@@ -1,6 +1,6 @@
 """The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -67,7 +67,10 @@ class Selected:
     def __init__(self, folder: Path, setup: Setup, fed: Federation, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
         self._file, self._method, self._selection = folder / SELECTED, setup.method, setup.selection
-        self._wanted = _keeps_selected(setup.selection, bytes_of_models(setup.method, fed))
+        sizes = [_bytes(network.module) for network in fed.networks]
+        self._wanted = _keeps_selected(
+            setup.selection, _bytes_of_all(setup, dict(zip(fed.backbones, sizes, strict=True)))
+        )
         self._round: int | None = None  # whose models are held
         self._models: Models | None = None
         self._written: int | None = None  # whose models are in the file
@@ -100,17 +103,6 @@ class Selected:
             self._written = None
 
 
-def bytes_of_models(method: Method, fed: Federation) -> int:
-    """Bytes of the global model, or of all clients' own models together."""
-    sizes = [sum(value.nbytes for value in network.module.state_dict().values()) for network in fed.networks]
-    return sizes[0] if method.personal is None else sum(sizes[kind] for kind in fed.architecture)
-
-
-def _keeps_selected(selection: str, size: int) -> bool:
-    """Whether the models of the selected round are kept beside the last ones, which have so many bytes."""
-    return selection.startswith("best-") and size <= LARGEST
-
-
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
     """Bytes of the models that a run leaves, at least; what else its clients keep is not counted.
 
@@ -120,17 +112,31 @@ def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -
         image_size: Their height and width in pixels.
         num_classes: Of its data set.
     """
+    names = set(setup.run.backbone.split(","))
+    size = _bytes_of_all(setup, {name: _bytes_of(name, channels, image_size, num_classes) for name in names})
+    return size * (1 + _keeps_selected(setup.selection, size))
+
+
+def _keeps_selected(selection: str, size: int) -> bool:
+    """Whether the models of the selected round are kept beside the last ones, which have so many bytes."""
+    return selection.startswith("best-") and size <= LARGEST
+
+
+def _bytes_of_all(setup: Setup, sizes: Mapping[str, int]) -> int:
+    """Bytes of the global model, or of all clients' own models together, of the networks' by name."""
     names = setup.run.backbone.split(",")  # client i has the (i mod their number)-th
     clients = 1 if setup.method.personal is None else setup.run.num_clients
-    size = sum(_bytes_of(names[i % len(names)], channels, image_size, num_classes) for i in range(clients))
-    return size * (1 + _keeps_selected(setup.selection, size))
+    return sum(sizes[names[i % len(names)]] for i in range(clients))
 
 
 @cache
 def _bytes_of(backbone: str, channels: int, image_size: int, num_classes: int) -> int:
     """Bytes of a network; of those that are not a user's, which are tried out, no weight is made."""
     with torch.device("cpu" if is_from_file(backbone) else "meta"):
-        network = backbones.build(backbone, channels, image_size, num_classes, seed=0)
+        return _bytes(backbones.build(backbone, channels, image_size, num_classes, seed=0))
+
+
+def _bytes(network: nn.Module) -> int:
     return sum(value.nbytes for value in network.state_dict().values())
 
 
