@@ -59,7 +59,8 @@ def made(tmp_path_factory):
     """The runs, by kind."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "net.py").write_text(NORMS)
-    own = {"norms": {"backbone": f"{folder}/net.py:small"}}
+    file = f"{folder}/net.py:small"
+    own = {"norms": {"backbone": file}, "personal": {"backbone": f"cnn-small,{file}"}}  # a network for each client
     return {
         kind: fedcli.run(method, out=folder / kind, **{**TINY, **options, **own.get(kind, {})})
         for kind, (method, options) in RUNS.items()
