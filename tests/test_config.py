@@ -41,7 +41,7 @@ def test_the_command_that_a_page_tells_makes_the_same_run_today(file):
     name, *words = shlex.split(command)[2:]
     run = typer.main.get_command(app).commands["run"]
     given = run.get_command(typer.Context(run), name).make_context(name, words).params
-    given = {key: value for key, value in given.items() if value is not None and key not in ("out", "seeds")}
+    given = {key: value for key, value in given.items() if value is not None and key != "seeds"}
     assert name == record["method"]
     values = resolve(find_method(name), {**given, "seed": record["seed"]}, need_data=False).values()
     fields = recorded_fields(find_method(name), record["config"].get("post"))
@@ -51,13 +51,17 @@ def test_the_command_that_a_page_tells_makes_the_same_run_today(file):
 
 def test_a_command_gets_the_options_that_a_default_or_a_protocol_would_set_otherwise_by_now():
     record = json.loads((RECORDS / "fmnist-nine-methods" / "feddyn" / "seed-0" / "record.json").read_text())
-    assert commands([record, record]) == [f"{record['command']} --clip-norm=0.0"]  # the default has moved
+    typed, _, folder = record["command"].partition(" --out ")
+    assert folder.endswith("/feddyn/seed-0")  # of an older record, and there is something now
+    assert commands([record, record]) == [f"{typed} --clip-norm=0.0"]  # the default has moved
     old = {**record, "config": {**record["config"], "lr": 0.3, "clip_norm": 10.0}}
-    assert commands([old]) == [f"{record['command']} --lr=0.3"]
-    assert commands([{**record, "config": {**record["config"], "clip_norm": 10.0}}]) == [record["command"]]
+    assert commands([old]) == [f"{typed} --lr=0.3"]
+    same = {**record, "config": {**record["config"], "clip_norm": 10.0}}
+    for out in ("=/my/runs", " '/my runs/x y'", "='a b'"):
+        assert commands([{**same, "command": f"{typed.removesuffix(' --seed 0')} --out{out} --seed 0"}]) == [typed]
     no_step = {"config": {**record["config"], "post": 3}, "origin": {**record["origin"], "post": "given"}}
     for other in ({"method": "of-mine"}, {"protocol": "gone"}, no_step):
-        assert commands([{**record, **other}]) == [record["command"]]
+        assert commands([{**record, **other}]) == [typed]
     assert commands([{**record, "command": "python run.py"}]) == []
 
 

@@ -4,6 +4,7 @@ A record is read from `record.json` and never changed. Accuracies are fractions 
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ NOT_IN_IDENTITY = (
     "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
 )  # fmt: skip
 WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
+OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where older runs went, which their commands tell; taken there
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
 # Columns that stand there only where a run has the number, and its metric.
 SOMETIMES = {
@@ -491,7 +493,7 @@ def commands(records: Iterable[dict]) -> list[str]:
 
 def _command(record: dict) -> str:
     """A run's command, with the options that its protocol or a default would set otherwise by now."""
-    command, config, origin = printable(record["command"]), record["config"], record.get("origin", {})
+    command, config, origin = OUT.sub("", printable(record["command"])), record["config"], record.get("origin", {})
     given = {name: value for name, value in given_options(config, origin).items() if value is not None}
     given |= {name: record[name] for name in ("protocol", "dataset", "seed")}
     if own_paths([record["method"], record["method_source"], *given.values(), *config.values()]):
