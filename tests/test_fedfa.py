@@ -542,7 +542,7 @@ def test_with_shares_of_a_tenth_the_draw_moves_the_rounds_to_the_target_more_tha
         assert np.mean(found) + reach < printed(table)[row, column]["rounds_to_target"] == 34
 
 
-def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_that_of_the_text_behind():
+def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_moon_and_that_of_the_text_behind():
     """As the page of the study says, which also has FedAvg, FedProx and FedDyn above what is printed."""
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-a0.1"
     paper = {row: entry["mean"] for (row, column), entry in printed(find_table("fedfa:2")).items() if "=0.1" in column
@@ -555,7 +555,7 @@ def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_that_of_th
 
     late = {
         method: found("mean-of-last:50", method)
-        for method in ("fedavg", "fedprox", "feddyn", "fedproc", "fedproc-text")
+        for method in ("fedavg", "fedprox", "feddyn", "moon", "fedproc", "fedproc-text")
     }
     assert (late["fedproc-text"] < late["fedavg"] - 3).all()
     assert abs(late["fedproc"] - late["fedavg"]).max() < 0.5
@@ -565,6 +565,11 @@ def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_that_of_th
     there = [rounds[row, "FMNIST alpha=0.1"]["rounds_to_target"] for row in ("FedProc", "FedAvg")]
     assert there == [32, 34]
     assert abs(paper["FedProc"] - paper["FedAvg"]) < 0.5
+    assert (late["moon"] < late["fedavg"] - 2).all()
+    assert (found("last", "moon") < found("last", "fedavg")).all()
+    assert (found("rounds-to:55.85066", "moon") == found("rounds-to:55.85066", "fedavg")).all()
+    assert min(paper, key=paper.get) == "MOON"
+    assert rounds["MOON", "FMNIST alpha=0.1"]["rounds_to_target"] == 34
     for row in ("FedAvg", "FedProx", "FedDyn"):
         assert abs(late[row.lower()] - late["fedavg"]).max() < 1.5
         assert found("last", row.lower()).mean() > paper[row]
