@@ -316,7 +316,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
     both = [("FedAvg", "FMNIST #C=2"), ("FedFA", "FMNIST #C=2")]
     even = [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
-    skewed = [(row, "FMNIST alpha=0.1") for row in ("FedAvg", "FedProx", "FedDyn", "FedProc", "FedFA")]
+    skewed = [(row, "FMNIST alpha=0.1") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
     found = there("fedfa:2")
     expected = {key: [2021, 2022, 2023] for key in (*both, *even, *skewed)}
     assert {place: seeds for place, seeds in found.items() if seeds} == expected
