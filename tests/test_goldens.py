@@ -13,14 +13,15 @@ HERE = goldens.kind_of_machine()
 
 
 def test_every_run_has_a_golden():
-    assert all(list(kind["runs"]) == goldens.names() for kind in KNOWN.values())
+    """On one kind of machine at least: a run that changes can be made anew on the kinds at hand only."""
+    assert {name for kind in KNOWN.values() for name in kind["runs"]} == set(goldens.names())
 
 
 @pytest.mark.parametrize("kind", KNOWN)
 def test_the_goldens_are_those_of_the_numerics_of_now(kind):
     assert KNOWN[kind]["core"] == NUMERICS, "run 'python -m tests.goldens'"
     assert {name: run["method"] for name, run in KNOWN[kind]["runs"].items()} == {
-        name: goldens.numerics(name) for name in goldens.names()
+        name: goldens.numerics(name) for name in KNOWN[kind]["runs"]
     }
 
 
@@ -43,9 +44,9 @@ def test_a_golden_is_not_overwritten_unless_a_number_was_raised():
 @pytest.mark.parametrize("name", goldens.names())
 def test_golden(name):
     found = goldens.golden(name)
-    if HERE in KNOWN:
+    if name in KNOWN.get(HERE, {"runs": {}})["runs"]:
         expected = KNOWN[HERE]["runs"][name]
         assert goldens.numbers_of(found) == goldens.numbers_of(expected), "a number has changed: see tests/goldens.py"
-    else:  # other processors round differently; two rounds do not carry that far
-        expected = next(iter(KNOWN.values()))["runs"][name]
-        assert found["norm"] == pytest.approx(expected["norm"], rel=1e-3)
+    for kind in KNOWN.values():  # other processors round differently; three rounds do not carry that far
+        if name in kind["runs"]:
+            assert found["norm"] == pytest.approx(kind["runs"][name]["norm"], rel=1e-3)
