@@ -498,7 +498,7 @@ def test_the_committed_runs_are_those_of_table_2():
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
     planned = plan(find_table("fedfa:2"), study, only=["FMNIST #C=2"]).runs
     found = {(run.setup.method.name, run.setup.run.seed) for run in planned if run.state == "finished"}
-    assert found == {(method, seed) for method in ("fedavg", "fedfa") for seed in (2021, 2022, 2023)}
+    assert found == {(method, seed) for method in ("fedavg", "fedprox", "fedfa") for seed in (2021, 2022, 2023)}
 
 
 def test_the_rounds_of_table_8_are_counted_from_0_by_the_committed_runs():
@@ -540,6 +540,20 @@ def test_with_shares_of_a_tenth_the_draw_moves_the_rounds_to_the_target_more_tha
         reach = 4.303 * np.std(found, ddof=1) / math.sqrt(3)  # Student's t, two degrees of freedom, 95 %
         assert len(found) == 3
         assert np.mean(found) + reach < printed(table)[row, column]["rounds_to_target"] == 34
+
+
+def test_with_two_classes_a_client_fedprox_is_level_with_fedavg_as_in_the_paper():
+    """As the page of the study says."""
+    study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
+
+    def late(method):
+        records = [json.loads(path.read_text()) for path in sorted((study / method).glob("seed-*/record.json"))]
+        assert [record["seed"] for record in records] == [2021, 2022, 2023]
+        return np.array(find_metric("mean-of-last:50").values(records))
+
+    paper = {row: printed(find_table("fedfa:2"))[row, "FMNIST #C=2"]["mean"] for row in ("FedAvg", "FedProx")}
+    assert abs(late("fedprox") - late("fedavg")).max() < 0.5
+    assert abs(paper["FedProx"] - paper["FedAvg"]) < 0.5
 
 
 def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_moon_and_that_of_the_text_behind():
