@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import EllipseCollection, PolyCollection
 from typer.testing import CliRunner
 
@@ -220,6 +221,24 @@ def test_lines_differ_in_more_than_colour():
     lines = [line for axes in figure.axes for line in axes.lines if line.get_gid() is None]
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_of_lines_that_lie_on_one_another_all_are_seen(count):
+    accuracies = [0.5 + 0.2 * (number % 3) for number in range(60)]
+    figure = curves.learning_curves([curve(f"m{number}", 0, accuracies, rounds=60) for number in range(count)])
+    (axes,) = figure.axes
+    lines = [line for line in axes.lines if line.get_gid() is None]
+    for line in lines:
+        line.set_marker("none")
+    figure.set_dpi(200)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (left, low), (right, high) = axes.get_window_extent().get_points().astype(int)
+    pixels = np.asarray(canvas.buffer_rgba())[-high:-low, left : right - 5, :3]  # names begin to the right
+    for line in lines:
+        colour = np.round(255 * np.array(matplotlib.colors.to_rgb(line.get_color())))
+        assert (abs(pixels - colour).max(2) < 2).sum() > 20, line.get_label()
 
 
 @pytest.mark.parametrize(("count", "panels"), [(7, [7]), (8, [4, 4]), (9, [3, 3, 3])])
