@@ -132,6 +132,7 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
     assert len(bands) == 1
     assert cross.get_color() == mean.get_color() != two.get_color()
+    assert cross.get_zorder() > max(mean.get_zorder(), two.get_zorder())  # no line goes over it
     assert labels == [
         "one (1 diverged)", "two (n = 1)", "band: mean ± standard deviation over 2 seeds", "selected round",
         "diverged after this round",
@@ -197,6 +198,8 @@ def test_the_best_round_of_single_runs_is_ringed():
     figure = curves.learning_curves([curve(), curve("two", 0), curve("two", 1)])
     assert rings(figure) == [[[2, 40]]]
     assert drawn(figure)[2][-1] == "selected round"
+    (ring,) = (line for line in figure.axes[0].lines if line.get_gid() == "selected")
+    assert ring.get_zorder() > max(line.get_zorder() for line in drawn(figure)[0])  # no line goes over it
     last = curve()
     last["summary"]["selection"] = "last"
     figure = curves.learning_curves([last])
@@ -223,20 +226,21 @@ def test_lines_differ_in_more_than_colour():
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
 
 
-@pytest.mark.parametrize("count", [3, 5, 7])
+@pytest.mark.parametrize("count", [3, 5, 7, 9])
 def test_of_lines_that_lie_on_one_another_all_are_seen(count):
     accuracies = [0.5 + 0.2 * (number % 3) for number in range(60)]
     figure = curves.learning_curves([curve(f"m{number}", 0, accuracies, rounds=60) for number in range(count)])
-    (axes,) = figure.axes
-    lines = [line for line in axes.lines if line.get_gid() is None]
-    for line in lines:
+    lines = [(axes, line) for axes in figure.axes for line in axes.lines if line.get_gid() is None]
+    assert len(lines) == count
+    for _, line in lines:
         line.set_marker("none")
     figure.set_dpi(200)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    (left, low), (right, high) = axes.get_window_extent().get_points().astype(int)
-    pixels = np.asarray(canvas.buffer_rgba())[-high:-low, left : right - 5, :3]  # names begin to the right
-    for line in lines:
+    for axes, line in lines:
+        (left, low), (right, high) = axes.get_window_extent().get_points().astype(int)
+        inside = slice(-high, -low - 9), slice(left + 9, right - 9)  # one line is black, as the axes are
+        pixels = np.asarray(canvas.buffer_rgba())[*inside, :3]
         colour = np.round(255 * np.array(matplotlib.colors.to_rgb(line.get_color())))
         assert (abs(pixels - colour).max(2) < 2).sum() > 20, line.get_label()
 

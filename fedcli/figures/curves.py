@@ -21,6 +21,7 @@ from fedcli.results.boards import boards
 from fedcli.results.tables import group, headline, settings_text
 
 RING = {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}
+TOP = 3  # the level of what no line may hide; lines are at 2 and a little above, bands at 1
 LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
 FEW = 4
 ACROSS = 3  # panels of curves in a row
@@ -213,17 +214,18 @@ def _draw_curves(
     for curve in curves:
         own = dict(looks[curve.setting.label])
         colour, start = own["color"], own.pop("start")
+        level = 2 + DASHES.index(own["linestyle"]) / 10
         mean = curve.values.mean(0)
         if curve.has_band:
             spread = curve.values.std(0, ddof=1)
             axes.fill_between(curve.places, mean - spread, mean + spread, color=colour, **BAND)
         every = max(1, len(mean) // 8)
         shown = ([], []) if curve.all_diverged else (curve.places, mean)
-        axes.plot(*shown, label=names[curve.setting.label], markevery=(int(start * every), every), **own)
+        axes.plot(*shown, label=names[curve.setting.label], markevery=(int(start * every), every), zorder=level, **own)
         for places, values in curve.diverged:
             axes.plot(
                 places, values, color=colour, linestyle=own["linestyle"], linewidth=0.8, marker="X", markersize=7,
-                markevery=[len(places) - 1], markeredgewidth=0, gid="diverged",
+                markevery=[len(places) - 1], markeredgewidth=0, gid="diverged", zorder=TOP,
             )  # fmt: skip
         if headline and len(curve.drawn) == 1:
             _mark_selected(axes, curve, colour)
@@ -284,7 +286,7 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
     place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
     if (summary.get("selection") or "").startswith("best") and len(place):
         point = curve.places[place], curve.values[0, place]
-        axes.plot(*point, **RING, color=colour, gid="selected", clip_on=False)
+        axes.plot(*point, **RING, color=colour, gid="selected", clip_on=False, zorder=TOP)
 
 
 def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[str, str]:
