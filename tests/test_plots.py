@@ -226,12 +226,13 @@ def test_lines_differ_in_more_than_colour():
     assert len({line.get_marker() for line in lines[: len(plots.MARKERS)]}) == len(plots.MARKERS)
 
 
-@pytest.mark.parametrize("count", [3, 5, 7, 9])
-def test_of_lines_that_lie_on_one_another_all_are_seen(count):
+@pytest.mark.parametrize(("count", "datasets"), [(3, "a"), (5, "a"), (7, "a"), (9, "a"), (5, "ab")])
+def test_of_lines_that_lie_on_one_another_all_are_seen(count, datasets):
     accuracies = [0.5 + 0.2 * (number % 3) for number in range(60)]
-    figure = curves.learning_curves([curve(f"m{number}", 0, accuracies, rounds=60) for number in range(count)])
+    runs = [(f"m{number}", dataset) for number in range(count) for dataset in datasets]
+    figure = curves.learning_curves([curve(name, 0, accuracies, rounds=60, dataset=dataset) for name, dataset in runs])
     lines = [(axes, line) for axes in figure.axes for line in axes.lines if line.get_gid() is None]
-    assert len(lines) == count
+    assert len(lines) == len(runs)
     for _, line in lines:
         line.set_marker("none")
     figure.set_dpi(200)

@@ -15,13 +15,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError, unknown
-from fedcli.figures.plots import BAND, DASHES, LINE_COLOURS, STYLE, chart, look
+from fedcli.figures.plots import BAND, LINE_COLOURS, STYLE, chart, look
 from fedcli.figures.series import AXES, Curve, find_curves
 from fedcli.results.boards import boards
 from fedcli.results.tables import group, headline, settings_text
 
 RING = {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}
-TOP = 3  # the level of what no line may hide; lines are at 2 and a little above, bands at 1
+TOP = 3  # the level of what no line may hide; lines are at 2, one above those drawn before it
 LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
 FEW = 4
 ACROSS = 3  # panels of curves in a row
@@ -85,14 +85,11 @@ def _board_panels(panels: dict[str, list[Curve]], x_label: str, left_out: str) -
     figure = Figure(figsize=(BOARD[0] * across, rows * (BOARD[1] + 0.12 * ceil(longest / 2))), layout="constrained")
     numbers: dict[str, str] = {}
     for place, (title, curves) in enumerate(panels.items(), 1):
-        axes, seen, looks, short = figure.add_subplot(rows, across, place), dict.fromkeys(LINE_COLOURS, 0), {}, {}
+        axes, looks, short = figure.add_subplot(rows, across, place), {}, {}
         for index, curve in enumerate(curves):
             method, settings = curve.setting.method, settings_text(curve.setting.settings)
             number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
-            colour = colours[method]  # which other methods may have; its lines differ in a panel
-            own = {"color": colour, "linestyle": DASHES[seen[colour] % len(DASHES)]}
-            looks[curve.setting.label] = _look(index, len(curves)) | own
-            seen[colour] += 1
+            looks[curve.setting.label] = _look(index, len(curves)) | {"color": colours[method]}
             short[curve.setting.label] = method + number
         names = _names(curves, short)
         _draw_curves(axes, curves, looks, names, headline=True)
@@ -214,14 +211,13 @@ def _draw_curves(
     for curve in curves:
         own = dict(looks[curve.setting.label])
         colour, start = own["color"], own.pop("start")
-        level = 2 + DASHES.index(own["linestyle"]) / 10
         mean = curve.values.mean(0)
         if curve.has_band:
             spread = curve.values.std(0, ddof=1)
             axes.fill_between(curve.places, mean - spread, mean + spread, color=colour, **BAND)
         every = max(1, len(mean) // 8)
         shown = ([], []) if curve.all_diverged else (curve.places, mean)
-        axes.plot(*shown, label=names[curve.setting.label], markevery=(int(start * every), every), zorder=level, **own)
+        axes.plot(*shown, label=names[curve.setting.label], markevery=(int(start * every), every), **own)
         for places, values in curve.diverged:
             axes.plot(
                 places, values, color=colour, linestyle=own["linestyle"], linewidth=0.8, marker="X", markersize=7,

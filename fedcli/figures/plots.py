@@ -40,7 +40,7 @@ STYLE = {
 }
 # Okabe and Ito's colours, which colour-blind readers tell apart; their yellow is too pale for lines on white.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# As many as colours, each with more gaps than those before it: drawn above them it hides none.
+# As many as colours, each with more gaps than those before it: drawn after them it hides none.
 DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
@@ -81,8 +81,9 @@ def chart(name: str, help: str, needs: str = "records") -> Callable[[Callable[..
 
 def look(index: int) -> dict[str, Any]:
     """How the line of that number looks."""
+    dashes = index + index // len(LINE_COLOURS)  # others when the colours come round again
     return {
-        "color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": DASHES[index % len(DASHES)],
+        "color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": DASHES[dashes % len(DASHES)],
         "marker": MARKERS[index % len(MARKERS)], "markeredgecolor": "white", "markeredgewidth": 0.4,
     }  # fmt: skip
 
