@@ -3,6 +3,7 @@
 The charts are Bokeh's, whose script stands in the file. What records say is escaped: names in them may be anybody's.
 """
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -49,6 +50,7 @@ ul { font-size: 0.85rem; padding-left: 1.2rem } pre { font-size: 0.8rem; overflo
 """
 
 SCRIPT = """
+for (const item of ITEMS) Bokeh.embed.embed_item(item)
 for (const table of document.querySelectorAll("table.board")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0]
   heads.forEach((head, place) => head.querySelector("button")?.addEventListener("click", () => {
@@ -106,11 +108,11 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
             _partition_title(own[0]): _partition(own[0]),
         }
         charts |= {(number, about): chart for about, chart in drawn.items() if chart is not None}
-    keys = {f"chart-{place}": key for place, key in enumerate(charts)}
-    script, divs = embed.components({name: charts[key] for name, key in keys.items()}) if charts else ("", {})
+    places = {key: f"chart-{place}" for place, key in enumerate(charts)}
+    items = [embed.json_item(charts[key], place) for key, place in places.items()]
     library = "".join(resources.Resources(mode="inline", components=["bokeh"]).js_raw).replace("</script", r"<\/script")
     for number, ((name, own), sheet) in enumerate(zip(parts.items(), tables, strict=True)):
-        shown = {about: divs[place] for place, (board, about) in keys.items() if board == number}
+        shown = {about: place for (board, about), place in places.items() if board == number}
         body.append(_section(number, name, own, sheet, shown))
     return "\n".join(
         [
@@ -120,17 +122,23 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
             f"<h1>{escape(title)}</h1>",
             f"<p>Runs: {len(records)}. Click a column's title to sort by it, a box to switch a line on or off.</p>",
             *body,
-            script,
-            f"<script>const PARTS = {[*PARTS]}{SCRIPT}</script></body></html>\n",
+            f"<script>const ITEMS = {_script(items)}, PARTS = {_script(PARTS)}{SCRIPT}</script></body></html>\n",
         ]
     )
 
 
+def _script(value: Any) -> str:
+    """The value as a script may hold it; no text in it can end the script."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
 def _section(number: int, name: str, records: list[dict], sheet: Sheet, charts: dict[str, str]) -> str:
-    """A board, its charts, the elements by their titles, and its commands."""
+    """A board, places for its charts, named by their titles, and its commands."""
     typed = "\n".join(commands(records))
     notes = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
-    places = "".join(f'<div class="chart"><h3>{escape(about)}</h3>{div}</div>' for about, div in charts.items())
+    places = "".join(
+        f'<div class="chart"><h3>{escape(about)}</h3><div id="{place}"></div></div>' for about, place in charts.items()
+    )
     return "\n".join(
         [
             f'<section><h2>{escape(name)}</h2><div class="scroll">{_table(number, sheet)}</div><ul>{notes}</ul>',
