@@ -314,7 +314,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
         runs = {(cell.cell.row, cell.cell.column): cell.runs for cell in cells}
         return {place: [run.setup.run.seed for run in own if run.record] for place, own in runs.items()}
 
-    both = [(row, "FMNIST #C=2") for row in ("FedAvg", "FedProx", "FedDyn", "FedProc", "FedFA")]
+    both = [(row, "FMNIST #C=2") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
     even = [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
     skewed = [(row, "FMNIST alpha=0.1") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
     found = there("fedfa:2")
