@@ -133,7 +133,7 @@ def _script(value: Any) -> str:
 
 
 def _section(number: int, name: str, records: list[dict], sheet: Sheet, charts: dict[str, str]) -> str:
-    """A board, places for its charts, named by their titles, and its commands."""
+    """A board, places for its charts, by title the ids, and its commands."""
     typed = "\n".join(commands(records))
     notes = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
     places = "".join(
