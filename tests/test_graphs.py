@@ -1,5 +1,7 @@
 """Steps as graphs, on a device that is made up: its graphs are lists of operations, done again into the same memory."""
 
+import gc
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -432,6 +434,27 @@ def test_a_capture_ends_on_the_stream_it_began_on(monkeypatch):
     with pytest.raises(RuntimeError, match="no"):
         graphs.capture(fails)
     assert events.current is events.ambient
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_within_a_capture(enabled, monkeypatch):
+    """Among it may be older graphs, and to give one up ends the capture of another."""
+    events = Events(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    (gc.enable if enabled else gc.disable)()
+    try:
+        old = ListGraphs()
+        old.itself = old
+        weakref.finalize(old, events.log.append, "old one given up")
+        del old
+        graphs.capture(lambda: events.log.append(f"collecting: {gc.isenabled()}"))
+        assert events.log == ["old one given up", "collecting: False"]
+        assert gc.isenabled() == enabled
+        with pytest.raises(ZeroDivisionError):
+            graphs.capture(lambda: 1 / 0)
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -5,7 +5,9 @@ step to step has to be copied into tensors that stay, and a graph serves only st
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -44,7 +46,7 @@ class CudaGraphs:
         """
         ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with _no_garbage(), torch.cuda.graph(graph, stream=self._stream):
                 work()
         finally:
             torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one
@@ -62,6 +64,19 @@ class CudaGraphs:
         for stream in self._branches[: len(works)]:
             ambient.wait_stream(stream)
         return results
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collects garbage before and none within: giving up an older graph would end the capture of a new one."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Unrepeatable(Exception):
