@@ -1,13 +1,17 @@
 """How many clients train together on a device where that is tried out."""
 
+import gc
+
 import pytest
 import torch
 
 from fedcli.core import autotune, engine
 from fedcli.core.autotune import Trial
+from fedcli.core.stacked import Stack
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from tests import laws
+from tests.test_graphs import ListGraphs
 
 FEDAVG = find_method("fedavg")
 GIB = 2**30
@@ -75,6 +79,20 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
         assert found.peak_bytes > 0
     assert seen == []
     assert (fed.engine.clients_per_chunk, fed.engine.way, fed.engine.notes) == (2, "stacked", [])
+
+
+def test_a_trial_leaves_no_graph_behind_that_would_hold_memory(monkeypatch):
+    monkeypatch.setattr(autotune, "STEPS", 6)
+    _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
+    fed.engine.graphs = ListGraphs()
+    gc.collect()
+    gc.disable()
+    try:
+        autotune._try_out(fed, "stacked", 4)
+        assert fed.engine.graphs.captured
+        assert not any(type(thing) is Stack for thing in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Chooses how many clients train together, and in which way, where `--clients-per-chunk` is left to `auto` on CUDA."""
 
 import dataclasses
+import gc
 import platform
 import resource
 from collections.abc import Callable
@@ -90,9 +91,12 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
             torch.cuda.reset_peak_memory_stats(fed.device)
         with fed.timed("train"):
             engine.train(step, clients, plan, fed.lr(0), None, None)
+    peak = peak_memory(fed.device)
+    engine.stacks.clear()
+    gc.collect()  # graphs that are garbage hold memory, the next trials' too
     if engine.clients_per_chunk < size:  # halved
         return None
-    return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak_memory(fed.device))
+    return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak)
 
 
 def peak_memory(device: torch.device) -> int:
