@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -302,16 +303,19 @@ def test_ceilings_are_the_fastest_work_of_the_fastest_try_of_one_or_all_threads(
         "matmul": {1: 2.0, 2: 2.0}, "conv2d": {1: 0.3, 2: 0.1}, "copy_": {1: 0.2, 2: 0.5}
     }  # fmt: skip
     tries, calls, threads, types, product = itertools.cycle([5, 3, 1, 2]), [], [], set(), torch.matmul
-    done = []
+    done, places = [], set()
 
     def matmul(left, right):
         done.append(types.add(left.dtype))
+        places.add(threading.current_thread())
         return product(left, right)
 
     def seconds(work, device):
         of_one, times, workers = work.args
         done.clear()
+        places.clear()
         work()
+        assert workers > 1 or places <= {threading.current_thread()}  # CUDA is set up in this thread alone
         assert len(done) == (times * workers if of_one.func is matmul else 0)
         calls.append(times)
         return cost[of_one.func.__name__][workers] * times * next(tries)

@@ -65,6 +65,8 @@ def _repeat(work: Callable[[], Any], times: int, workers: int) -> None:
         for _ in range(times):
             work()
 
+    if workers == 1:  # in this thread, where CUDA has been set up
+        return again(0)
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(workers, "", partial(torch.set_num_threads, threads // workers)) as pool:
         list(pool.map(again, range(workers)))
