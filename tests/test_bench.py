@@ -17,6 +17,7 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
@@ -254,6 +255,25 @@ def test_numbers_too_small_for_their_exponent_are_0_for_both_sides_as_in_a_run(m
     measure.measure(rounds.prepare(TINY, **CPU))
     assert seen == [("engine", 0), ("plain", 0)] * 2
     assert sys.float_info.min / 2 > 0
+
+
+def test_the_plain_loop_takes_the_operations_that_pytorch_takes_by_default(monkeypatch):
+    seen, loss = [], F.cross_entropy
+
+    def spy(*arguments):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return loss(*arguments)
+
+    engine, plain = sides(TINY)
+    monkeypatch.setattr(rounds.F, "cross_entropy", spy)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as in a run on CUDA
+    try:
+        plain.round(engine.fed.cohort(0).client_ids)
+        assert set(seen) == {False}
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # The numbers

@@ -1,8 +1,10 @@
 """Each law catches the defect it is there for."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedcli import check
 from fedcli.core import Aux, cross_entropy, weighted_mean
@@ -11,6 +13,7 @@ from fedcli.errors import UserError
 from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
+from fedcli.runs import prepare
 from tests import laws, toys
 from tests.forms import assert_laws
 from tests.test_graphs import ListGraphs
@@ -148,3 +151,17 @@ def test_law_4_allows_what_training_makes_of_rounding_and_no_more(monkeypatch):
     assert all(check.RELATIVE < one.figure <= one.bound < 1e-7 for one in found)
     monkeypatch.setattr(check, "MOST", 1e-12)
     catches(check.law_4_chunking_is_invisible, method, chunks=chunks, match="must be <= 1e-12")
+
+
+def test_laws_are_held_under_the_operations_of_a_run(monkeypatch):
+    devices = []
+
+    @contextmanager
+    def spy(device):
+        devices.append(device)
+        yield
+
+    monkeypatch.setattr(prepare, "repeatable", spy)
+    (outcome,) = check.check([check.Case("engine", FEDAVG, laws=(5,))], "cpu")
+    assert not outcome.errors
+    assert devices == [torch.device("cpu")]

@@ -39,7 +39,7 @@ def test_every_room_is_in_the_tree_and_every_method_in_the_table():
 
 
 def test_the_readme_and_the_page_say_how_fast_rounds_are():
-    (file,) = ROOT.glob("results/speed/*torch*.csv")
+    (file,) = ROOT.glob("results/speed/cpu*torch*.csv")
     page = (ROOT / "results/speed/README.md").read_text(encoding="utf-8")
     with file.open(encoding="utf-8", newline="") as text:
         rows = [row for row in csv.DictReader(text) if row["workload"] in ("w1", "w2")]
@@ -51,6 +51,22 @@ def test_the_readme_and_the_page_say_how_fast_rounds_are():
         shown = (", ".join(f"{float(row[column]):.2f}" for row in own) for column in columns)
         assert f"| {name} | {' | '.join(shown)} |" in page
         assert all(float(row["floor_share"]) < 1 for row in own)
+
+
+def test_the_readme_and_the_page_say_how_fast_rounds_are_on_a_gpu():
+    page = (ROOT / "results/speed/README.md").read_text(encoding="utf-8")
+    with (ROOT / "results/speed/nvidia-h200-torch2.11.0.csv").open(encoding="utf-8", newline="") as text:
+        rows = {row["workload"]: row for row in csv.DictReader(text)}
+    for name, row in rows.items():
+        assert f"{float(row['ratio']):.1f} ({name}" in README
+        engine, plain, tests = (
+            f"{float(row[column]):.3f}"
+            for column in ("seconds_per_round", "plain_seconds_per_round", "evaluation_seconds")
+        )
+        reached = f"{float(row['floor_share']):.0%}"
+        shown = (row["engine"], engine, plain, f"{float(row['ratio']):.1f}", reached, tests)
+        assert f"| {name} | {' | '.join(shown)} |" in page
+    assert list(rows) == ["w1", "w2", "w3"]
 
 
 def test_what_is_said_of_others_is_what_was_measured():

@@ -317,6 +317,31 @@ def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_on_cuda_the_operations_that_give_the_same_bits_each_time_are_taken(before, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+    def settings():
+        filled = torch.utils.deterministic.fill_uninitialized_memory
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.are_deterministic_algorithms_enabled(), only_warns, filled
+
+    fed = SimpleNamespace(
+        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=100_000),
+        engine=SimpleNamespace(clients_per_chunk=4), device=torch.device("cuda"),
+    )  # fmt: skip
+    torch.use_deterministic_algorithms(before)
+    try:
+        with machine_settings(fed):
+            assert settings() == (True, True, False)
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert settings() == (before, False, True)
+        with machine_settings(SimpleNamespace(**{**vars(fed), "device": torch.device("cpu")})):
+            assert settings() == (before, False, True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
 @pytest.mark.parametrize("before", [False, True])
 def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_afterwards_as_before(

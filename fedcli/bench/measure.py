@@ -1,6 +1,7 @@
 """Speed of the engine against a plain PyTorch loop, both measured in the same run, and how a result is shown and kept.
 
-Both sides run under the same threads and precision settings. Each has one round to warm up; then a round of the engine
+Both sides run under the same threads and precision settings; the engine, as in a run, by operations that give the same
+bits each time, the plain loop by PyTorch's default ones. Each has one round to warm up; then a round of the engine
 and one of the plain loop take turns, so that a noisy machine hits both. The ratio is the median over these pairs of
 plain seconds over engine seconds: above 1 the engine is faster.
 

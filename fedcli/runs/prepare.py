@@ -1,5 +1,6 @@
 """What a run needs before its first round: data, partition, federation, the machine's settings and a record."""
 
+import os
 import shlex
 import sys
 import time
@@ -44,12 +45,31 @@ def flushed_denormals() -> Iterator[None]:
 
 
 @contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Lets operations on CUDA give the same bits each time, where PyTorch has such ones; put back afterwards.
+
+    It warns of an operation that has none. On a CPU they do so anyway.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@contextmanager
 def machine_settings(fed: Federation) -> Iterator[None]:
     """PyTorch's process-wide settings as this run needs them; put back afterwards.
 
-    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. One thread for a
-    small network on the CPU that trains one client after the other, where handing work to several costs more than the
-    work.
+    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. The same bits each
+    time, see `repeatable`. One thread for a small network on the CPU that trains one client after the other, where
+    handing work to several costs more than the work.
     """
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
@@ -58,7 +78,8 @@ def machine_settings(fed: Federation) -> Iterator[None]:
     if fed.device.type == "cpu" and small:
         torch.set_num_threads(1)
     try:
-        yield
+        with repeatable(fed.device):
+            yield
     finally:
         matmul.allow_tf32, convolution.allow_tf32 = before[:2]
         torch.set_num_threads(before[2])
