@@ -425,8 +425,8 @@ LAWS = {
     4: Law(
         "clients together are clients one by one",
         {
-            "": _chunking((2, 4, "patches:4", "branches:4")), "Adam, ": _chunking((2, 4), optimizer="adam", lr=0.003),
-            "BatchNorm, ": _chunking((2, "patches:4", "branches:4"), backbone=f"{__file__}:normed"),
+            "": _chunking((2, 4, "branches:4")), "Adam, ": _chunking((2, 4), optimizer="adam", lr=0.003),
+            "BatchNorm, ": _chunking((2, "branches:4"), backbone=f"{__file__}:normed"),
         },
     ),
     5: Law("the order of clients does not matter", {"": law_5_order_is_invisible}),

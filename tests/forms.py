@@ -22,7 +22,7 @@ def assert_laws(method: Method, **defaults) -> None:
     laws.law_2_on_is_not(method)
     if laws.keeps(method):
         laws.law_3_state_survives(method)
-    laws.law_4_chunking_is_invisible(method, chunks=(1, 2, 4, "patches:4", "branches:4"))
+    laws.law_4_chunking_is_invisible(method, chunks=(1, 2, 4, "branches:4"))
     laws.law_5_order_is_invisible(method)
     for chunk in (1, 4):
         laws.law_6_edge_data(method, chunk)

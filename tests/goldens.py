@@ -34,9 +34,6 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
         "train_examples": 160,
     },
     "training in the server": {"method": "fedgen", "num_clients": 6, "cohort_size": 3},
-    "patches, domains": {
-        "method": "fedfa", "protocol": "fedfa:digit-domains", "clients_per_chunk": "patches:2", "train_examples": 200,
-    },
 }  # fmt: skip
 
 

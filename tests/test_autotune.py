@@ -31,9 +31,9 @@ def choose(cohort_size, found, room=10 * GIB):
 
 def test_the_cohort_and_its_halves_are_tried_in_each_way_and_one_client_alone():
     _, tried = choose(10, {})
-    several = [(way, size) for way in ("stacked", "patches", "branches") for size in (10, 5, 2)]
+    several = [(way, size) for way in ("stacked", "branches") for size in (10, 5, 2)]
     assert tried == [*several, ("stacked", 1)]
-    assert choose(3, {})[1] == [("stacked", 3), ("patches", 3), ("branches", 3), ("stacked", 1)]
+    assert choose(3, {})[1] == [("stacked", 3), ("branches", 3), ("stacked", 1)]
     assert choose(1, {})[1] == [("stacked", 1)]
 
 
@@ -42,7 +42,6 @@ def test_the_cohort_and_its_halves_are_tried_in_each_way_and_one_client_alone():
     [
         ({("stacked", 5): (2, 1)}, ("stacked", 5)),
         ({("branches", 10): (2, 1), ("stacked", 10): (3, 1)}, ("branches", 10)),
-        ({("patches", 10): (2, 1), ("branches", 10): (3, 1)}, ("patches", 10)),
         ({("stacked", 1): (2, 1)}, ("stacked", 1)),
         ({("stacked", 5): (2, 1), ("stacked", 10): (2.05, 1)}, ("stacked", 10)),  # as good as the fastest
         ({("stacked", 5): (2, 1), ("stacked", 10): (2.2, 1)}, ("stacked", 5)),
@@ -53,16 +52,16 @@ def test_the_cohort_and_its_halves_are_tried_in_each_way_and_one_client_alone():
 def test_the_fastest_way_that_leaves_memory_is_taken(found, expected):
     (way, size, reason), _ = choose(10, found)
     assert (way, size) == expected
-    assert "of 10 ways tried" in reason
+    assert "of 7 ways tried" in reason
 
 
 def test_the_reason_has_the_numbers():
     (*_, reason), _ = choose(10, {("stacked", 10): (1.25, 2.5)})
-    assert reason == "fastest of 10 ways tried, 1.25 ms for a step of one client, 2.5 of 10.0 GiB"
+    assert reason == "fastest of 7 ways tried, 1.25 ms for a step of one client, 2.5 of 10.0 GiB"
 
 
 def test_where_nothing_fits_one_client_trains_at_a_time():
-    too_large = {(how, size): (1, 9) for how in ("stacked", "patches", "branches") for size in (1, 2, 4)}
+    too_large = {(how, size): (1, 9) for how in ("stacked", "branches") for size in (1, 2, 4)}
     (way, size, reason), _ = choose(4, too_large)
     assert (way, size) == ("stacked", 1)
     assert "none of" in reason
@@ -73,7 +72,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     seen = []
     _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
     fed.engine.on_samples = seen.append
-    for way, size in (("stacked", 4), ("patches", 2), ("branches", 3), ("stacked", 1)):
+    for way, size in (("stacked", 4), ("branches", 3), ("stacked", 1)):
         found = autotune._try_out(fed, way, size)
         assert found.seconds > 0
         assert found.peak_bytes > 0
@@ -129,7 +128,6 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is():
         ("1", ("stacked", 1)),
         ("12", ("stacked", 12)),
         ("branches:3", ("branches", 3)),
-        ("patches:2", ("patches", 2)),
     ],
 )
 def test_the_option_says_how_many_and_how(text, expected):

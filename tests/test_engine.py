@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import federation, stacked
+from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
@@ -29,13 +29,13 @@ def test_engine_agrees_with_the_plain_loop(backbone):
     sizes = (7, 4, 2, 6)  # ragged, and never a last batch of one, which plain batch normalisation refuses
     data = laws.toy_dataset(num_train=sum(sizes), channels=3, size=16 if backbone == "resnet10" else 8)
     run = {"backbone": backbone, "data": data, "parts": laws.toy_parts(sizes), "local_epochs": 1, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "patches:3", "branches:3"), **run)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "branches:3"), **run)
 
 
 def test_engine_agrees_in_float32():
     setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
     expected = laws.simulate(setup, fed, 2)
-    for chunk in ("1", "4", "patches:4", "branches:4"):
+    for chunk in ("1", "4", "branches:4"):
         setup, fed = laws.federation(FEDAVG, precision="float32", clients_per_chunk=chunk)
         assert laws.distance(laws.simulate(setup, fed, 2), expected) < 1e-4
 
@@ -410,7 +410,7 @@ def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeyp
 def test_dropout_and_batch_statistics_agree_with_the_plain_loop(monkeypatch):
     use_tiny_network(monkeypatch)
     run = {"parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 2, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "patches:4", "branches:3"), **run)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "branches:3"), **run)
 
 
 @pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])
@@ -504,15 +504,6 @@ def test_a_forward_pass_is_cut_too(monkeypatch):
     monkeypatch.setattr(fed.engine, "_for_many", limited)
     laws.assert_agree(fed.forward(clients, cohort, x), expected, "a forward pass")
     assert fed.engine.clients_per_chunk == 2
-
-
-@pytest.mark.parametrize(("chunk", "used"), [("patches:4", True), ("4", False), ("branches:4", False), ("1", False)])
-def test_convolutions_go_by_patches_only_where_they_are_asked_to(chunk, used, monkeypatch):
-    calls, convolve = [], stacked.convolve
-    monkeypatch.setattr(stacked, "convolve", lambda *given: calls.append(1) or convolve(*given))
-    setup, fed = laws.federation(FEDAVG, backbone="cnn-small", clients_per_chunk=chunk)
-    laws.simulate(setup, fed, 1)
-    assert bool(calls) == used
 
 
 # What clients keep, and what models give

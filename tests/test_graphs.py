@@ -116,7 +116,7 @@ def test_replayed_steps_are_the_steps(case, chunk):
     assert fed.engine.notes == []
 
 
-@pytest.mark.parametrize("chunk", ["4", "patches:4", "branches:4"])
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
 def test_batch_statistics_and_dropout_are_in_the_graph(chunk, monkeypatch):
     use_tiny_network(monkeypatch)
     run = {"clients_per_chunk": chunk, "parts": laws.toy_parts((8, 7, 10, 6)), "lr": 0.01}
@@ -299,10 +299,10 @@ def test_the_mode_says_how_clients_train():
     _, fed = laws.federation(FEDAVG)
     modes = []
     for graphs in (None, ListGraphs()):
-        for size, way in ((1, "stacked"), (3, "stacked"), (3, "patches"), (3, "branches")):
+        for size, way in ((1, "stacked"), (3, "stacked"), (3, "branches")):
             fed.engine.clients_per_chunk, fed.engine.way, fed.engine.graphs = size, way, graphs
             modes.append(fed.engine.mode)
-    eager = ["looped", "stacked x 3", "patches x 3", "branches x 3"]
+    eager = ["looped", "stacked x 3", "branches x 3"]
     assert modes == [*eager, *(f"{mode}, captured" for mode in eager)]
 
 

@@ -44,7 +44,7 @@ MEASURES = {
 }
 LONG = 2 * 3600  # seconds from which a run is said to take long
 FIRST = 5  # batches, and seconds after the first of them, by which that is judged
-HOW = {"stacked": "stacked", "patches": "stacked, convolutions by patches", "branches": "as branches"}
+HOW = {"stacked": "stacked", "branches": "as branches"}
 
 
 def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
     whole = number.isascii() and number.isdecimal() and len(number) < 10  # no more clients than that
     if not (whole and int(number) > 0 and (not colon or way in WAYS[1:])):
         raise UserError(
-            f"--clients-per-chunk must be auto, a whole number from 1, or patches: or branches: and such a number (got "
+            f"--clients-per-chunk must be auto, a whole number from 1, or branches: and such a number (got "
             f"'{text[:40]}'); 1 trains one client after the other."
         )
     return way or WAYS[0], int(number)

@@ -1,22 +1,19 @@
 """Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step."""
 
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
-from torch.overrides import TorchFunctionMode
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, under_vmap
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
 from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
 
-WAYS = ("stacked", "patches", "branches")  # in which several clients train together
+WAYS = ("stacked", "branches")  # in which several clients train together
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
 WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
 KEPT = 4  # stacks kept for the rounds to come
@@ -35,8 +32,8 @@ def for_many(
     Args:
         function: Of one client.
         axes: For each argument 0 (client axis first) or None (shared by all); that of the first is 0.
-        way: One of `WAYS`: "stacked" by `vmap`, "patches" likewise with `convolve` for convolutions, which `vmap` turns
-            into grouped ones that a device's library may be slow at, "branches" client by client.
+        way: One of `WAYS`: "stacked" by `vmap`, which turns convolutions into grouped ones that a device's library may
+            be slow at, "branches" client by client.
         fork: Does the branches, which are independent of each other, and returns their results; in turn where None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
@@ -44,8 +41,7 @@ def for_many(
     def by_vmap(*arguments: Tree) -> Tree:
         token = under_vmap.set(True)
         try:
-            with Patches() if way == "patches" else nullcontext():
-                return mapped(*arguments)
+            return mapped(*arguments)
         finally:
             under_vmap.reset(token)
 
@@ -55,40 +51,6 @@ def for_many(
         return stack(fork(works) if fork else [work() for work in works])
 
     return by_branches if way == "branches" else by_vmap
-
-
-class Patches(TorchFunctionMode):
-    """Puts `convolve` in the place of `torch.conv2d`; in several groups, or with padding by name, that stays."""
-
-    def __torch_function__(self, called: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return (self._convolve if called is torch.conv2d else called)(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _convolve(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
-        if groups > 1 or isinstance(padding, str):
-            return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-        return convolve(x, weight, bias, stride, padding, dilation)
-
-
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] = 0,
-    dilation: int | tuple[int, int] = 1,
-) -> Tensor:
-    """Convolves as `torch.conv2d` in one group, by a product of the weights and the images' patches.
-
-    `x` is `[B, C, H, W]`, `weight` `[O, C, kernel height, kernel width]`, `bias` `[O]`, the result `[B, O, H', W']`.
-    """
-    pairs = [(value, value) if isinstance(value, int) else tuple(value) for value in (stride, padding, dilation)]
-    (stride, _), (padding, _), (dilation, _) = pairs
-    patches = F.unfold(x, weight.shape[2:], pairs[2], pairs[1], pairs[0])  # [B, C kh kw, H' W']
-    product = weight.flatten(1) @ patches.transpose(0, 1).flatten(1)  # [O, B H' W']; all images in one product
-    height = (x.shape[2] + 2 * padding - dilation * (weight.shape[2] - 1) - 1) // stride + 1
-    result = product.reshape(len(weight), len(x), height, -1).transpose(0, 1)
-    return result if bias is None else result + bias[:, None, None]
 
 
 def with_optimizer(step: Step, clients: Client) -> Client:

@@ -94,8 +94,8 @@ class RunConfig:
     precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
     clients_per_chunk: str = option(
         "auto",
-        "Clients that train together, 1 to the cohort size: N stacked into one computation, patches:N likewise with "
-        "convolutions as products of matrices, branches:N as branches of one; auto is 1 on a CPU and tried out on CUDA",
+        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as "
+        "branches of one; auto is 1 on a CPU and tried out on CUDA",
     )
     state_memory: str | None = option(
         None,
