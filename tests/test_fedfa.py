@@ -604,6 +604,25 @@ def test_with_shares_of_a_half_both_accuracies_are_the_papers_and_the_rounds_too
         assert 0.5 < np.mean(find_metric("rounds-to:66.24").values(records)) - target < 1.5
 
 
+def test_below_1_the_momentum_of_the_anchors_makes_no_difference():
+    """As the page of the study says."""
+    study, values = RECORDS / "fedfa-fmnist-c2-momentum", [f"{tenths / 10:g}" for tenths in range(10)]
+    records = {value: find_records([study / f"lambda-{value}"]) for value in values}
+    paper = {value: printed(find_table("fedfa:6"))["FedFA", f"lambda={value}"]["mean"] for value in values}
+
+    def ends(found):
+        return min(found, key=found.get), max(found, key=found.get)
+
+    late, last = (
+        {value: find_metric(metric).values(records[value])[0] for value in values}
+        for metric in ("mean-of-last:50", "last")
+    )
+    assert (ends(late), ends(last), ends(paper)) == (("0.1", "0.6"), ("0.4", "0.8"), ("0.4", "0.9"))
+    assert max(abs(last[value] - paper[value]) for value in values) < 0.5
+    for value, (record,) in records.items():
+        assert (record["config"]["anchor_decay"], record["hardware"]["name"]) == (float(value), "NVIDIA H200")
+
+
 def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_moon_and_that_of_the_text_behind():
     """As the page of the study says, which also has FedAvg, FedProx and FedDyn above what is printed."""
     study = RECORDS / "fedfa-fmnist-a0.1"
