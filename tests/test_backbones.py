@@ -379,8 +379,8 @@ def test_weights_of_stock_networks_are_torchvisions(name):
     theirs = getattr(torchvision().models, stock)(**options)
     for ours, other in zip(build(name, 3, 32, 10, seed=0).body.parameters(), theirs.parameters(), strict=False):
         assert ours.shape == other.shape
-        if other.dim() == 4 and other.numel() > 1000:
-            assert ours.std().item() == pytest.approx(other.std().item(), rel=0.1)
+        if other.dim() == 4 and other.numel() > 10_000:  # medians: PyTorch 2.11 draws -2 now and then, 200 deviations
+            assert ours.abs().median().item() == pytest.approx(other.abs().median().item(), rel=0.1)
         if other.dim() == 1:
             assert torch.equal(ours, other)
 
