@@ -610,6 +610,26 @@ def test_with_shares_of_a_half_fedfa_fedavg_and_the_order_are_the_papers_and_the
     assert (np.array(feddyn) > late["fedavg"][:2] + 1).all()
 
 
+def test_in_the_experiment_of_f2_the_accuracy_without_skew_is_the_papers_and_the_lead_depends_on_the_pairs():
+    """As the page of the study says."""
+    study, column = RECORDS / "fedfa-fmnist-validation", "validation label skew FMNIST, 15 rounds"
+    rows = ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")
+    paper = {row: printed(find_table("fedfa:F.2"))[row, column]["mean"] for row in (*rows, "FedAvg without skew")}
+
+    def found(metric, name):
+        return find_metric(metric).values(find_records([study / name]))[0]
+
+    last = {row: found("last", row.lower()) - paper[row] for row in rows}
+    assert abs(found("last", "fedavg-iid") - paper["FedAvg without skew"]) < 0.5
+    assert all(9.5 < last[row] < 11.5 for row in ("FedAvg", "FedProx", "MOON", "FedProc"))
+    assert last["FedFA"] < 0 < last["FedDyn"] < 5
+    leads = [found("mean-of-last:5", f"fedfa{pairs}") - found("mean-of-last:5", f"fedavg{pairs}")
+             for pairs in ("", "-other-pairs")]  # fmt: skip
+    assert 5 < leads[0] < leads[1] - 5 < paper["FedFA"] - paper["FedAvg"]
+    for record in find_records([study / "fedavg"]) + find_records([study / "fedavg-other-pairs"]):
+        assert all(sorted(counts)[-3:] == [0, 500, 500] for counts in record["partition"]["class_counts"])
+
+
 def test_below_1_the_momentum_of_the_anchors_makes_no_difference_and_at_1_it_costs():
     """As the page of the study says."""
     study, values = RECORDS / "fedfa-fmnist-c2-momentum", [f"{tenths / 10:g}" for tenths in range(10)]
