@@ -18,8 +18,7 @@ Both sides train the same clients on the same number of images.
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ from fedcli.core.federation import Federation
 from fedcli.data import datasets
 from fedcli.errors import UserError, unknown
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
-from fedcli.runs.prepare import federation
+from fedcli.runs.prepare import deterministic, federation
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
@@ -212,17 +211,6 @@ class PlainCnn(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
-@contextmanager
-def _as_by_default() -> Iterator[None]:
-    """Takes operations as PyTorch's users have them on CUDA: faster than those of a run, with other bits each time."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def plain_network(workload: Workload) -> nn.Module:
     """The network of a workload without anything of the project's."""
     if workload.backbone == "cnn-mcmahan":
@@ -266,12 +254,9 @@ class PlainRounds:
             client = TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part])
             self._loaders.append(DataLoader(client, workload.batch_size, shuffle=True, generator=draw))
 
+    @deterministic(False)
     def round(self, client_ids: Iterable[int]) -> None:
         """Trains these clients; the new model is their plain mean, since all hold equally many images."""
-        with _as_by_default():
-            self._round(client_ids)
-
-    def _round(self, client_ids: Iterable[int]) -> None:
         states = []
         for client in client_ids:
             self.model.load_state_dict(self.state)

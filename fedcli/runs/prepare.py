@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,22 +45,27 @@ def flushed_denormals() -> Iterator[None]:
 
 
 @contextmanager
-def repeatable(device: torch.device) -> Iterator[None]:
-    """Lets operations on CUDA give the same bits each time, where PyTorch has such ones; put back afterwards.
+def deterministic(on: bool) -> Iterator[None]:
+    """Takes operations on CUDA that give the same bits each time, or PyTorch's default ones; put back afterwards.
 
-    It warns of an operation that has none. On a CPU they do so anyway.
+    PyTorch warns of an operation that has no such form. On a CPU all have it anyway.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    if device.type == "cuda":
+    if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
-        torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
+    torch.use_deterministic_algorithms(on, warn_only=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def repeatable(device: torch.device) -> AbstractContextManager[None]:
+    """Lets what is done on a device give the same bits each time."""
+    return deterministic(True) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
