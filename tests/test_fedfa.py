@@ -621,9 +621,13 @@ def test_in_the_experiment_of_f2_the_accuracy_without_skew_is_the_papers_and_the
     assert all(9.5 < last[row] < 11.5 for row in ("FedAvg", "FedProx", "MOON", "FedProc"))
     assert last["FedFA"] < 0 < last["FedDyn"] < 5
     assert found("least-of-last:5", "fedavg-other-pairs") > paper["FedAvg"] + 8
+    settings = [f"../fedfa-fmnist-validation-settings/{name}" for name in ("batch-128", "no-decay", "relu")]
+    for names in (["fedavg", "fedavg-other-pairs", "fedavg-separate-pairs"], ["fedavg", *settings]):
+        above = [found("last", name) - paper["FedAvg"] for name in names]
+        assert min(above) == above[-1] > 5
     leads = [found("mean-of-last:5", f"fedfa{pairs}") - found("mean-of-last:5", f"fedavg{pairs}")
-             for pairs in ("", "-other-pairs")]  # fmt: skip
-    assert 5 < leads[0] < leads[1] - 5 < paper["FedFA"] - paper["FedAvg"]
+             for pairs in ("-separate-pairs", "", "-other-pairs")]  # fmt: skip
+    assert 5 < leads[0] < leads[1] < leads[2] - 5 < paper["FedFA"] - paper["FedAvg"]
     for record in find_records([study / "fedavg"]) + find_records([study / "fedavg-other-pairs"]):
         assert all(sorted(counts)[-3:] == [0, 500, 500] for counts in record["partition"]["class_counts"])
 
