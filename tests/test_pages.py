@@ -264,7 +264,7 @@ def test_a_study_has_its_size(results):
         return pages._study_row(pages.Study("x", "", records))[1:]
 
     assert row(2) == ["2 of 200 rounds, 1 to 2 of 3 seeds, clients 3 of 100", "–"]
-    assert row(20)[1].startswith("fedavg, lr 0.2")
+    assert row(20)[1].startswith("fedavg, eval every 2 ")
 
     def of_size(run, records):
         reduced = [{"what": "rounds", "protocol": 200, "run": run}]
@@ -275,7 +275,7 @@ def test_a_study_has_its_size(results):
     apart = [*of_size(2, study.records), *of_size(20, [one for one in study.records if one["seed"] == 0])]
     sizes = pages._study_row(pages.Study("x", "", apart))[1]
     assert sizes == "2 of 200 rounds, 1 to 2 of 3 seeds; 20 of 200 rounds, 1 of 3 seeds"
-    assert row(2, 20)[1].startswith("fedavg, lr 0.2")
+    assert row(2, 20)[1].startswith("fedavg, eval every 2 ")
 
 
 def test_a_finding_is_the_papers_method_beside_the_best_other():

@@ -152,7 +152,16 @@ def test_labels_hold_what_differs_and_no_more():
     labels = [group.label for group in tables.group([record("one"), record("two", mu=1), record("two", mu=0.5)])]
     assert labels == ["one", "two, mu 1", "two, mu 0.5"]
     labels = [group.label for group in tables.group([record(), record(drop_last=True), record(partition="iid")])]
-    assert labels == ["dirichlet:0.5, drop last off", "dirichlet:0.5, drop last on", "iid, drop last off"]
+    assert labels == ["one", "drop last on", "iid"]  # what most of them have is left out
+
+
+def test_labels_leave_out_what_more_than_half_of_the_groups_have_and_the_settings_do_not():
+    runs = [record("one"), record("two"), record("two", lr=0.2), record("two", lr=0.2, drop_last=True)]
+    labels = ["one", "two", "two, lr 0.2", "two, lr 0.2, drop last on"]  # half are not more than half
+    found = tables.group(runs)
+    assert [group.label for group in found[1:]] == ["two, lr 0.1", *labels[2:]]
+    assert found[1].settings == {"lr": 0.1, "drop_last": False}
+    assert [group.label for group in tables.group([*runs, record("three")])] == [*labels, "three"]
 
 
 def test_an_option_that_has_no_say_beside_another_is_in_no_label_and_divides_no_group():
@@ -162,8 +171,8 @@ def test_an_option_that_has_no_say_beside_another_is_in_no_label_and_divides_no_
     runs = [run(0, "never", 0.1), run(1, "never", 0.2), run(0, "batch", 0.1), run(0, "batch", 0.2)]
     assert [(group.label, len(group.records)) for group in tables.group(runs)] == [
         ("calibration never", 2),
-        ("calibration batch, calibration lr 0.1", 1),
-        ("calibration batch, calibration lr 0.2", 1),
+        ("calibration lr 0.1", 1),
+        ("calibration lr 0.2", 1),
     ]
 
 

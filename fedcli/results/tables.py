@@ -42,7 +42,7 @@ class SeedGroup:
     """Runs that agree in everything but the seed.
 
     Attributes:
-        label: Short name among the groups made with it: method and settings, or only what differs.
+        label: Short name among the groups made with it: the method, and those settings that most of them do not have.
         method: Name of the method, marked where the runs used part of the data.
         settings: The options in which it differs from the other groups, by name.
         records: The runs, by seed.
@@ -113,9 +113,10 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     firsts = [runs[0] for runs in members.values()]
     one_method = len({record["method"] for record in firsts}) == 1
     groups = []
-    for first, runs, settings in zip(firsts, members.values(), _differences(firsts), strict=True):
+    differences = _differences(firsts)
+    for first, runs, (settings, unusual) in zip(firsts, members.values(), differences, strict=True):
         method = first.get("label", first["method"]) + (" (reduced)" if _is_part(first) else "")
-        told_apart = settings_text(settings)
+        told_apart = settings_text(unusual)
         if "label" in first and sum(other.get("label") == first["label"] for other in firsts) == 1:
             told_apart = ""
         alone = one_method and told_apart and "label" not in first
@@ -236,23 +237,26 @@ def _settings(record: dict) -> dict[str, Any]:
     return settings
 
 
-def _differences(firsts: list[dict]) -> list[dict[str, Any]]:
-    """For each record the settings in which it differs: from all others, or from those of its own method.
+def _differences(firsts: list[dict]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """For each record the settings in which it differs, from all others or from its own method's, and the unusual ones.
 
-    An option that only some methods have, or only beside some choice of another, tells nothing about the others.
+    An option that only some methods have, or only beside some choice of another, tells nothing about the others. Usual
+    is a value that more than half of those have that are compared.
     """
     rows = [_settings(record) for record in firsts]
-    shown: list[dict[str, Any]] = [{} for _ in rows]
+    shown: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in rows]
     for key in dict.fromkeys(key for row in rows for key in row):
         everywhere = key not in ("numerics", "code") and all(key in row for row in rows)
-        for record, row, own in zip(firsts, rows, shown, strict=True):
+        for record, row, (differing, unusual) in zip(firsts, rows, shown, strict=True):
             others = [
-                other
+                _text(other[key])
                 for peer, other in zip(firsts, rows, strict=True)
                 if key in other and (everywhere or peer["method"] == record["method"])
             ]
-            if key in row and len({_text(other[key]) for other in others}) > 1:
-                own[key] = row[key]
+            if key in row and len(set(others)) > 1:
+                differing[key] = row[key]
+                if 2 * others.count(_text(row[key])) <= len(others):
+                    unusual[key] = row[key]
     return shown
 
 
