@@ -122,6 +122,48 @@ def test_what_differs_is_told():
     assert not compare(record, {**record, "rounds": record["rounds"][:1]})[1]
 
 
+def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on():
+    """FedProc's objective depends on how many rounds are planned, so these must be the record's."""
+    record = fedcli.run("fedproc", out="run", **{**TINY, "rounds": 3}).record
+    result = invoke("verify", "run", "--rounds", 2, "--out", "again")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (
+        0,
+        "same to the last digit in the first 2 of 3 rounds",
+    )
+    assert "2/2" in result.stdout
+    assert "2/3" not in result.stdout
+    part = read_record(Path("again"))
+    assert (part["status"], len(part["rounds"]), part["config"]["rounds"]) == ("interrupted", 2, 3)
+    assert compare(record, resume("again").record) == ("same bits", True)
+    result = invoke("verify", "run", "--rounds", 3)
+    assert result.stdout.splitlines()[-1] == "same bits"
+
+    record["rounds"][1]["terms"]["cross_entropy"] += 1e-15
+    write_record(Path("run"), record)
+    assert invoke("verify", "run", "--rounds", 1).exit_code == 0
+    result = invoke("verify", "run", "--rounds", 2)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == (
+        "another result on the same machine and version: the terms of the objective, and not the curve"
+    )
+    write_record(Path("run"), {**record, "machine": {}})
+    result = invoke("verify", "run", "--rounds", 2)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1].startswith(
+        "same within 0.00 points of accuracy in the first 2 of 3 rounds (other"
+    )
+
+
+def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused():
+    fedcli.run("fedavg", out="run", **{**TINY, "rounds": 3, "eval_every": 2})
+    for rounds, text in ((0, "from 1 to the 3 that the run has (got 0)"), (4, "(got 4)"), (1, "give 2 or more")):
+        result = invoke("verify", "run", "--rounds", rounds, "--out", "again")
+        assert result.exit_code == 2
+        assert text in result.stderr
+    assert not Path("again").exists()
+    assert invoke("verify", "run", "--rounds", 2).exit_code == 0
+
+
 @pytest.mark.parametrize("place", ["here", "in a place; with 'quotes'"])
 def test_the_command_of_a_record_gives_the_same_record_in_a_fresh_folder(place, tmp_path, monkeypatch):
     Path(place).mkdir(exist_ok=True)

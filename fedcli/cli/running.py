@@ -391,15 +391,21 @@ def verify(
     method: Annotated[
         list[str] | None, typer.Option(help="File of yours that the run needs, as method or part; unchanged.")
     ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Run and compare so many of its rounds only. \\[default: all]")
+    ] = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
     Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1. One that
-    diverged has to diverge in the same round.
+    diverged has to diverge in the same round. With --rounds the run is left as one that was interrupted, and curve and
+    terms of the objective are compared: "same to the last digit".
     """
     from fedcli.runs.verify import verify as verified
 
-    verdict = watch(lambda display: verified(record, out=out, method=method or (), device=device, progress=display))
+    verdict = watch(
+        lambda display: verified(record, out=out, method=method or (), device=device, rounds=rounds, progress=display)
+    )
     typer.echo(verdict.text)
     if not verdict.same:
         raise typer.Exit(1)

@@ -19,12 +19,37 @@ WITHIN = 0.02  # of accuracy: how far another machine or version may take a poin
 SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
 
 
+class Enough(KeyboardInterrupt):
+    """The rounds that are to be compared are done; the repetition is left as one that was interrupted."""
+
+
+class Until:
+    """A listener that ends a run after its first rounds, and passes on what it is told, as if there were no others."""
+
+    def __init__(self, rounds: int, listener: Listener):
+        self.rounds, self.listener = rounds, listener
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.listener, name)
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """See `Listener`."""
+        shown = {**record, "config": {**record["config"], "rounds": self.rounds}}
+        self.listener.start(shown, folder, samples_per_round, first_round)
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """See `Listener`."""
+        self.listener.round(entry)
+        if entry["round"] + 1 == self.rounds:
+            raise Enough
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a record and its repetition have in common.
 
     Attributes:
-        text: "same bits", "same within x", or what differs.
+        text: "same bits", "same to the last digit" of some rounds, "same within x", or what differs.
         same: False for the last of them.
         again: The repetition.
     """
@@ -40,19 +65,23 @@ def verify(
     out: str | Path | None = None,
     method: Sequence[str | Path] = (),
     device: str | None = None,
+    rounds: int | None = None,
     progress: Listener | None = None,
 ) -> Verdict:
     """Runs a run again that has finished or diverged, and compares partition, curve, end and parameters.
+
+    Of its first rounds alone there are no last parameters; the terms of the objective are compared instead.
 
     Args:
         path: Its folder or its record.
         out: Folder of the repetition, see `run`.
         method: The user's files that the run needs, see `resume`.
         device: In place of the record's.
+        rounds: So many of its rounds only, planned as before; the repetition is then one that was interrupted.
         progress: Told how it goes on.
 
     Raises:
-        UserError: If there is no such run, it has not ended, or it cannot run here.
+        UserError: If there is no such run, it has not ended or has not these rounds, or it cannot run here.
     """
     record = read_record(Path(path))
     if not has_ended(record):
@@ -60,6 +89,9 @@ def verify(
             f"the run '{path}' has not finished (it is {record['status']}); only one that has finished or diverged can "
             "be compared."
         )
+    if rounds is not None:
+        record = _beginning(record, rounds)
+        progress = Until(rounds, progress or Listener()) if record["status"] == "interrupted" else progress
     record = with_own_files(record, method, "the same command with")
     chosen = find_method(record["method_source"])
     options = recorded_options(record["config"], chosen)
@@ -73,7 +105,7 @@ def verify(
     folder = Path(out or new_folder(setup))
     try:
         again = run(record["method_source"], out=folder, progress=progress, **options)
-    except NonFiniteLoss:
+    except (NonFiniteLoss, Enough):
         again = load(folder)
     finally:
         if out is None:
@@ -81,8 +113,24 @@ def verify(
     return Verdict(*compare(record, again.record), again)
 
 
+def _beginning(record: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """The record as it would be had the run been interrupted after some rounds; the whole where it has no more."""
+    done = len(record["rounds"])
+    if not 1 <= rounds <= done:
+        raise UserError(f"--rounds must be from 1 to the {done} that the run has (got {rounds}); choose one of these.")
+    if rounds == done:
+        return record
+    tested = [row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None]
+    if not tested or rounds < tested[0]:
+        first = tested[0] if tested else done
+        raise UserError(f"the run has no accuracy before round {first} (got --rounds {rounds}); give {first} or more.")
+    kept = {name: value for name, value in record.items() if name != "error"}
+    moved = [move for move in record.get("moved", ()) if move["round"] < rounds]
+    return {**kept, "rounds": record["rounds"][:rounds], "summary": {}, "moved": moved, "status": "interrupted"}
+
+
 def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
-    """Compares two runs of the same options that have finished or diverged.
+    """Compares two runs of the same options that have finished, diverged, or been interrupted after the same round.
 
     Args:
         record: The first.
@@ -94,7 +142,6 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     for what, place in (("data set", lambda one: one["dataset_fingerprint"]), ("partition", _partition)):
         if place(record) != place(again):
             return f"another {what}: fingerprint {place(again)}, was {place(record)}", False
-    hashes = [one["summary"].get("params_sha256") for one in (record, again)]
     other = [_named(name, record.get(name), again.get(name)) for name in SURROUNDINGS]
     for move in record.get("moved", ()):
         other += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
@@ -103,16 +150,25 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     if ends[0] != ends[1]:
         return f"another end: {ends[1]}; was: {ends[0]}" + f" (other {'; '.join(other)})" * bool(other), False
     distance, where = _distance(record["rounds"], again["rounds"])
-    if hashes[0] == hashes[1] and distance == 0:
+    of = f" in the first {len(record['rounds'])} of {record['config']['rounds']} rounds" * (ends[0] == "interrupted")
+    what, results = _results(record)
+    if (what, results) == _results(again) and distance == 0:
         lost = f" until both diverge in round {len(record['rounds']) + 1}" if "error" in record else ""
-        return f"same bits{lost}", True
+        return f"same to the last digit{of}" if of else f"same bits{lost}", True
     points = f"{100 * distance:.2f} points of accuracy"
     if not other:
-        what = f"the curve by {points} in round {where}" if distance else "the parameters, and not the curve"
+        what = f"the curve by {points} in round {where}" if distance else f"{what}, and not the curve"
         return f"another result on the same machine and version: {what}", False
     if distance > WITHIN:
         return f"another curve: by {points} in round {where} (other {'; '.join(other)})", False
-    return f"same within {points} (other {'; '.join(other)})", True
+    return f"same within {points}{of} (other {'; '.join(other)})", True
+
+
+def _results(record: dict[str, Any]) -> tuple[str, Any]:
+    """What a run has come to beside its curve, in words, and its value: the last parameters, else all rounds' terms."""
+    if digest := record["summary"].get("params_sha256"):
+        return "the parameters", digest
+    return "the terms of the objective", [row["terms"] for row in record["rounds"]]
 
 
 def _named(name: str, before: Any, now: Any) -> str:
