@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -601,8 +602,13 @@ def test_with_shares_of_a_half_fedfa_fedavg_and_the_order_are_the_papers_and_the
         assert abs(of_the_seeds(study / row.lower(), "last").mean() - accuracies[row, column]["mean"]) < within
         assert rounds[row, column]["rounds_to_target"] == target
         assert least < of_the_seeds(study / row.lower(), "rounds-to:66.24").mean() - target < 1.5
-    late = {row: of_the_seeds(study / row, "mean-of-last:50") for row in ("fedavg", "fedprox", "feddyn", "fedfa")}
+    names = ("fedavg", "fedprox", "feddyn", "fedproc", "fedfa")
+    late = {row: of_the_seeds(study / row, "mean-of-last:50") for row in names}
     assert abs(late["fedprox"] - late["fedavg"]).max() < 0.25
+    assert abs(late["fedproc"] - late["fedavg"]).max() < 0.5
+    begins = {row: of_the_seeds(study / row, "rounds-to:66.24") for row in ("fedavg", "fedproc")}
+    assert (begins["fedproc"] > begins["fedavg"] + 3).all()
+    assert rounds["FedProc", column]["rounds_to_target"] == 22
     assert (late["fedfa"] > late["fedavg"] + 5).all()
     assert (late["feddyn"] > late["fedavg"] + 1).all()
 
@@ -647,6 +653,47 @@ def test_each_run_with_other_settings_in_the_experiment_of_f2_changes_what_its_p
         assert {key: value for key, value in record["config"].items() if value != usual["config"][key]} == changed
 
 
+def test_of_fedfas_parts_calibration_brings_the_most_and_moving_anchors_some_with_every_seed():
+    """As the page of the study says."""
+    study, records = RECORDS / "fedfa-fmnist-c2-parts", RECORDS / "fedfa-fmnist-c2"
+    still = find_records([RECORDS / "fedfa-fmnist-c2-momentum" / "lambda-1", study / "no-updating"])
+    assert [(record["seed"], record["config"]["anchor_decay"]) for record in still] == [(2021, 1), (2022, 1), (2023, 1)]
+    (start,) = find_records([study / "random-start"])
+    assert (start["seed"], start["config"]["anchor_init"], start["config"]["anchor_decay"]) == (2021, "random", 0.5)
+    for metric in ("last", "mean-of-last:50"):
+        fedavg, fedfa, alone = (of_the_seeds(folder, metric) for folder in (
+            records / "fedavg", records / "fedfa", study / "no-calibration"
+        ))  # fmt: skip
+        anchored = np.array(find_metric(metric).values(still))
+        assert (fedavg < alone).all()
+        assert (alone < anchored).all()
+        assert (anchored < fedfa).all()
+
+
+def test_neither_other_seeds_nor_other_pairs_make_the_accuracy_printed_in_f2_likely():
+    """As the page of the study says."""
+    usual, study = RECORDS / "fedfa-fmnist-validation", RECORDS / "fedfa-fmnist-validation-settings"
+    paper = printed(find_table("fedfa:F.2"))["FedAvg", "validation label skew FMNIST, 15 rounds"]["mean"]
+    seeds, pairs = (
+        find_records([usual / "fedavg", study / "seeds"]),
+        find_records([usual / "fedavg-other-pairs", study / "pairs"]),
+    )
+    assert [record["seed"] for record in seeds] == [*range(2021, 2027)]
+    assert sorted(record["config"]["partition_seed"] for record in pairs) == [3, 4, 8, 10, 14, 17]
+    told = []
+    for records, differing in ((seeds, {"seed"}), (pairs, {"partition_seed", "partition"})):
+        for record in records:
+            changed = {key for key, value in record["config"].items() if value != seeds[0]["config"][key]}
+            assert changed <= differing
+            assert all(sorted(own)[-3:] == [0, 500, 500] for own in record["partition"]["class_counts"])
+        last = find_metric("last").values(records)
+        reach = 2.571 * np.std(last, ddof=1) * math.sqrt(1 + 1 / 6)  # Student's t, five degrees of freedom, 95 %
+        told += [np.mean(last) - reach, np.mean(last) + reach]
+        assert paper < told[-2] < min(last)
+    text = (study / "intro.md").read_text()
+    assert re.findall(r"`(\d+\.\d)`", text) == [f"{number:.1f}" for number in told]
+
+
 def test_below_1_the_momentum_of_the_anchors_makes_no_difference_and_at_1_it_costs():
     """As the page of the study says."""
     study, values = RECORDS / "fedfa-fmnist-c2-momentum", [f"{tenths / 10:g}" for tenths in range(10)]
@@ -670,6 +717,33 @@ def test_below_1_the_momentum_of_the_anchors_makes_no_difference_and_at_1_it_cos
     assert still["config"]["anchor_decay"] == 1
     for value, (record,) in records.items():
         assert (record["config"]["anchor_decay"], record["hardware"]["name"]) == (float(value), "NVIDIA H200")
+
+
+def test_the_start_of_the_anchors_makes_no_difference_in_the_last_round():
+    """As the page of the study says, and what it says of the rounds before."""
+    study, paper = RECORDS / "fedfa-fmnist-c2-momentum", printed(find_table("fedfa:7"))
+    starts = {
+        "FedFA (lambda=0.9)": ("lambda-0.9", "orthogonal"),
+        "FedFA random init": ("random-start", "random"),
+        "FedFA init from one FedAvg round": ("fedavg-round-start", "fedavg-round"),
+    }
+    records = {row: find_records([study / name]) for row, (name, _) in starts.items()}
+    for row, (_, start) in starts.items():
+        (record,) = records[row]
+        assert (record["config"]["anchor_init"], record["config"]["anchor_decay"]) == (start, 0.9)
+
+    def found(metric):
+        return [find_metric(metric).values(own)[0] for own in records.values()]
+
+    last, late, target = found("last"), found("mean-of-last:50"), found("rounds-to:59.682666")
+    assert np.ptp(last) == last[1] - last[0]
+    assert (
+        max(abs(value - paper[row, "accuracy"]["mean"]) for row, value in zip(starts, last, strict=True))
+        < np.ptp(last) + 0.01
+    )
+    assert target[2] == max(target) > 2 * min(target)
+    assert late[2] == min(late)
+    assert late[2] < late[0]
 
 
 def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_moon_and_that_of_the_text_behind():

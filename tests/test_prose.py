@@ -49,6 +49,10 @@ def study(tmp_path_factory):
         ("rounds b + 1", "5"),
         ("least partition.sizes a", "30"),
         ("most partition.sizes a", "1,200"),
+        ("least last a", "75.00"),
+        ("most last a,b : 0", "85"),
+        ("last a/seed-1,b", "72.50"),
+        ("rounds-ahead a/seed-0,a/seed-1 b", "2"),
         ("rounds-ahead a b", "2"),  # of seed 0 alone, which both have: rounds 2 and 4
         ("rounds-ahead b a", "1"),
         ("largest-gap a b", "20.00"),  # of seed 0 alone: 20, 10 and 15 points

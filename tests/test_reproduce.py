@@ -317,7 +317,9 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     both = [(row, "FMNIST #C=2") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
     even = [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
     skewed = [(row, "FMNIST alpha=0.1") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
-    less = {(row, "FMNIST alpha=0.5"): [2021, 2022, 2023] for row in ("FedAvg", "FedProx", "FedDyn", "FedFA")}
+    less = {
+        (row, "FMNIST alpha=0.5"): [2021, 2022, 2023] for row in ("FedAvg", "FedProx", "FedDyn", "FedProc", "FedFA")
+    }
     found = there("fedfa:2")
     expected = {key: [2021, 2022, 2023] for key in (*both, *even, *skewed)} | less
     assert {place: seeds for place, seeds in found.items() if seeds} == expected
@@ -327,11 +329,13 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert {place: seeds for place, seeds in rounds.items() if seeds} == expected
 
     parts = there("fedfa:3")
-    rows, column = ("FedFA", "FedFA w/o classifier calibration"), "FMNIST #C=2 (label skew)"
+    rows = "FedFA", "FedFA w/o classifier calibration", "FedFA w/o anchor updating"
+    column = "FMNIST #C=2 (label skew)"
     assert {place: seeds for place, seeds in parts.items() if seeds} == {
         **{(row, column): [2021, 2022, 2023] for row in rows},
-        ("FedFA w/o anchor updating", column): [2021],
+        ("FedFA w/o orthogonal anchor initialization", column): [2021],
     }
+    assert {seed for seeds in there("fedfa:7").values() for seed in seeds} == {2021}
 
     (place,) = reproduce.shipped()
     broken = [{**record, "status": "interrupted"} for _, record in reproduce.all_runs([place])[0]["fedfa", 2021]]

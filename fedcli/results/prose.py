@@ -6,13 +6,14 @@ Between double braces stand terms with + or - between them, and how many decimal
     {{ config.rounds ours }}                         what the records of all these runs say alike; of a list its length
     {{ protocol.rounds ours }}                       the same setting as the runs' protocol has it
     {{ least partition.sizes ours/seed-0 }}          the smallest number there, or with `most` the largest
+    {{ least last ours }}                            the same of a metric of single runs
     {{ rounds-ahead ours theirs }}                   in how many rounds the first has the higher test accuracy
     {{ largest-gap ours theirs }}                    in any round, by how many points their test accuracies lie apart
     {{ printed paper:2 "a row" "a column" }}         the paper's number, by table, row and column
     {{ rounds ours/seed-0 + 1 }}                     a number
 
-Runs are named by their folder. A negative number is refused, since the words around it would be wrong then; where both
-signs are right, `: +2` shows the sign.
+Runs are named by their folder, or by several with commas between them. A negative number is refused, since the words
+around it would be wrong then; where both signs are right, `: +2` shows the sign.
 """
 
 import re
@@ -88,28 +89,32 @@ def _value(term: list[str], folder: Path) -> tuple[float, int]:
         table, row, column = rest
         return printed(find_table(table))[row, column]["mean"], DECIMALS["percent"]
     if name in ("rounds-ahead", "largest-gap"):
-        first, second = (_accuracies(folder / runs) for runs in rest)
+        first, second = (_accuracies(_named(runs, folder)) for runs in rest)
         gaps = [first[place] - second[place] for place in first.keys() & second.keys()]
         if not gaps:
             raise ValueError("no round that both have tested")
         if name == "largest-gap":
             return 100 * max(map(abs, gaps)), DECIMALS["percent"]
         return sum(gap > 0 for gap in gaps), 0
-    if name in ENDS:
-        values = [_at(record, rest[0]) for record in find_records([folder / rest[1]])]
-        return ENDS[name](one for value in values for one in (value if isinstance(value, list) else [value])), 0
-    (runs,) = rest
-    records = find_records([folder / runs])
-    if name.partition(":")[0] in METRICS:
-        metric = find_metric(name)
+    what, runs = rest if name in ENDS else (name, *rest)
+    records = _named(runs, folder)
+    if what.partition(":")[0] in METRICS:
+        metric = find_metric(what)
         values = metric.values(records)
         if not values:
             raise ValueError("no run that has it")
-        return fmean(values), DECIMALS.get(metric.unit, 0)
-    values = [_at(record, name) for record in records]
+        return ENDS.get(name, fmean)(values), DECIMALS.get(metric.unit, 0)
+    values = [_at(record, what) for record in records]
+    if name in ENDS:
+        return ENDS[name](one for value in values for one in (value if isinstance(value, list) else [value])), 0
     if any(value != values[0] for value in values):
         raise ValueError(f"different values, {', '.join(map(str, values))}")
     return (len(values[0]) if isinstance(values[0], list) else values[0]), 0
+
+
+def _named(runs: str, folder: Path) -> list[dict[str, Any]]:
+    """The records of the runs that one or several names stand for."""
+    return find_records([folder / one for one in runs.split(",")])
 
 
 def _at(record: dict[str, Any], path: str) -> Any:
@@ -120,7 +125,7 @@ def _at(record: dict[str, Any], path: str) -> Any:
     return reduce(lambda part, key: part[key], path.split("."), record)
 
 
-def _accuracies(runs: Path) -> dict[tuple[int, int], float]:
+def _accuracies(records: list[dict[str, Any]]) -> dict[tuple[int, int], float]:
     """Test accuracies by seed and round."""
-    tested = ((record["seed"], entry) for record in find_records([runs]) for entry in record["rounds"])
+    tested = ((record["seed"], entry) for record in records for entry in record["rounds"])
     return {(seed, one["round"]): one["test_accuracy"] for seed, one in tested if one["test_accuracy"] is not None}
