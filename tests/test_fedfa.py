@@ -18,7 +18,7 @@ from fedcli.registry import find_method, find_protocol, find_table
 from fedcli.results.comparison import printed, reported
 from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
-from fedcli.results.tables import find_records
+from fedcli.results.tables import NOT_IN_IDENTITY, find_records
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
@@ -504,6 +504,12 @@ def of_the_seeds(folder, metric):
     return np.array(find_metric(metric).values(records))
 
 
+def differences(record, other):
+    """The options in which two runs differ, but for the seed and those that no result depends on."""
+    config = record["config"]
+    return {key for key in config if config[key] != other["config"].get(key)} - {*NOT_IN_IDENTITY}
+
+
 def test_the_committed_runs_are_those_of_table_2():
     study = RECORDS / "fedfa-fmnist-c2"
     planned = plan(find_table("fedfa:2"), study, only=["FMNIST #C=2"]).runs
@@ -657,9 +663,14 @@ def test_of_fedfas_parts_calibration_brings_the_most_and_moving_anchors_some_wit
     """As the page of the study says."""
     study, records = RECORDS / "fedfa-fmnist-c2-parts", RECORDS / "fedfa-fmnist-c2"
     still = find_records([RECORDS / "fedfa-fmnist-c2-momentum" / "lambda-1", study / "no-updating"])
+    whole = {record["seed"]: record for record in find_records([records / "fedfa"])}
     assert [(record["seed"], record["config"]["anchor_decay"]) for record in still] == [(2021, 1), (2022, 1), (2023, 1)]
+    alone = find_records([study / "no-calibration"])
     (start,) = find_records([study / "random-start"])
-    assert (start["seed"], start["config"]["anchor_init"], start["config"]["anchor_decay"]) == (2021, "random", 0.5)
+    assert (start["config"]["anchor_init"], start["seed"]) == ("random", 2021)
+    for option, found in {"anchor_decay": still, "calibration": alone, "anchor_init": [start]}.items():
+        assert [differences(record, whole[record["seed"]]) for record in found] == len(found) * [{option}]
+    assert {record["config"]["calibration"] for record in alone} == {"never"}
     for metric in ("last", "mean-of-last:50"):
         fedavg, fedfa, alone = (of_the_seeds(folder, metric) for folder in (
             records / "fedavg", records / "fedfa", study / "no-calibration"
@@ -672,20 +683,23 @@ def test_of_fedfas_parts_calibration_brings_the_most_and_moving_anchors_some_wit
 
 def test_neither_other_seeds_nor_other_pairs_make_the_accuracy_printed_in_f2_likely():
     """As the page of the study says."""
-    usual, study = RECORDS / "fedfa-fmnist-validation", RECORDS / "fedfa-fmnist-validation-settings"
+    usual, study = RECORDS / "fedfa-fmnist-validation", RECORDS / "fedfa-fmnist-validation-chance"
     paper = printed(find_table("fedfa:F.2"))["FedAvg", "validation label skew FMNIST, 15 rounds"]["mean"]
-    seeds, pairs = (
-        find_records([usual / "fedavg", study / "seeds"]),
-        find_records([usual / "fedavg-other-pairs", study / "pairs"]),
-    )
+    seeds = find_records([usual / "fedavg", study / "seeds"])
+    pairs = find_records([usual / "fedavg-other-pairs", study / "pairs"])
     assert [record["seed"] for record in seeds] == [*range(2021, 2027)]
-    assert sorted(record["config"]["partition_seed"] for record in pairs) == [3, 4, 8, 10, 14, 17]
+
+    draw, labels = partition.from_flag("classes:2"), np.repeat(np.arange(10), 1000)
+    drawn = {seed: partition.count_classes(draw(labels, 10, seed), labels, 10).tolist() for seed in range(3, 18)}
+    of_two = {seed: counts for seed, counts in drawn.items() if all(own.count(500) == 2 for own in counts)}
+    assert {record["config"]["partition_seed"]: record["partition"]["class_counts"] for record in pairs} == of_two
+    assert len(pairs) == len(seeds) == 6
+
     told = []
-    for records, differing in ((seeds, {"seed"}), (pairs, {"partition_seed", "partition"})):
+    for records, differing in ((seeds, set()), (pairs, {"partition_seed", "partition"})):
         for record in records:
-            changed = {key for key, value in record["config"].items() if value != seeds[0]["config"][key]}
-            assert changed <= differing
-            assert all(sorted(own)[-3:] == [0, 500, 500] for own in record["partition"]["class_counts"])
+            assert differences(record, seeds[0]) == differing
+            assert record["seed"] == 2021 or not differing
         last = find_metric("last").values(records)
         reach = 2.571 * np.std(last, ddof=1) * math.sqrt(1 + 1 / 6)  # Student's t, five degrees of freedom, 95 %
         told += [np.mean(last) - reach, np.mean(last) + reach]
@@ -724,13 +738,15 @@ def test_the_start_of_the_anchors_makes_no_difference_in_the_last_round():
     study, paper = RECORDS / "fedfa-fmnist-c2-momentum", printed(find_table("fedfa:7"))
     starts = {
         "FedFA (lambda=0.9)": ("lambda-0.9", "orthogonal"),
-        "FedFA random init": ("random-start", "random"),
-        "FedFA init from one FedAvg round": ("fedavg-round-start", "fedavg-round"),
+        "FedFA random init": ("lambda-0.9-random", "random"),
+        "FedFA init from one FedAvg round": ("lambda-0.9-fedavg-round", "fedavg-round"),
     }
     records = {row: find_records([study / name]) for row, (name, _) in starts.items()}
+    (orthogonal,) = records["FedFA (lambda=0.9)"]
     for row, (_, start) in starts.items():
         (record,) = records[row]
         assert (record["config"]["anchor_init"], record["config"]["anchor_decay"]) == (start, 0.9)
+        assert differences(record, orthogonal) <= {"anchor_init"}
 
     def found(metric):
         return [find_metric(metric).values(own)[0] for own in records.values()]
