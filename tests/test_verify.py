@@ -138,8 +138,13 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
     result = invoke("verify", "run", "--rounds", 3)
     assert result.stdout.splitlines()[-1] == "same bits"
 
+    lost = {"status": "failed", "error": "NonFiniteLoss: in round 4"}
+    write_record(Path("run"), {**record, **lost})
+    assert invoke("verify", "run", "--rounds", 2).exit_code == 0
+
     record["rounds"][1]["terms"]["cross_entropy"] += 1e-15
-    write_record(Path("run"), record)
+    later = [{"round": 2, "machine": {}}]
+    write_record(Path("run"), {**record, "moved": later})
     assert invoke("verify", "run", "--rounds", 1).exit_code == 0
     result = invoke("verify", "run", "--rounds", 2)
     assert result.exit_code == 1
