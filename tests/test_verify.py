@@ -141,6 +141,7 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
     lost = {"status": "failed", "error": "NonFiniteLoss: in round 4"}
     write_record(Path("run"), {**record, **lost})
     assert invoke("verify", "run", "--rounds", 2).exit_code == 0
+    assert len([*Path("runs").iterdir()]) == 1  # that of all rounds
 
     record["rounds"][1]["terms"]["cross_entropy"] += 1e-15
     later = [{"round": 2, "machine": {}}]

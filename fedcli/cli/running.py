@@ -398,8 +398,10 @@ def verify(
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
     Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1. One that
-    diverged has to diverge in the same round. With --rounds the run is left as one that was interrupted, and curve and
-    terms of the objective are compared: "same to the last digit".
+    diverged has to diverge in the same round.
+
+    With --rounds the curve so far and the terms of the objective are compared, "same to the last digit", and the
+    repetition, one that was interrupted, is kept only in an --out that is named.
     """
     from fedcli.runs.verify import verify as verified
 

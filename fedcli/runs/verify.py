@@ -1,5 +1,6 @@
 """Running a record again, and comparing what comes out with it."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run dep
 
 
 class Enough(KeyboardInterrupt):
-    """The rounds that are to be compared are done; the repetition is left as one that was interrupted."""
+    """The rounds that are to be compared are done; the repetition ends as one that was interrupted."""
 
 
 class Until:
@@ -77,7 +78,8 @@ def verify(
         out: Folder of the repetition, see `run`.
         method: The user's files that the run needs, see `resume`.
         device: In place of the record's.
-        rounds: So many of its rounds only, planned as before; the repetition is then one that was interrupted.
+        rounds: So many of its rounds only, planned as before; the repetition is then one that was interrupted, and is
+            kept only in an `out` that is named.
         progress: Told how it goes on.
 
     Raises:
@@ -105,8 +107,12 @@ def verify(
     folder = Path(out or new_folder(setup))
     try:
         again = run(record["method_source"], out=folder, progress=progress, **options)
-    except (NonFiniteLoss, Enough):
+    except NonFiniteLoss:
         again = load(folder)
+    except Enough:
+        again = load(folder)
+        if out is None:
+            shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
     finally:
         if out is None:
             remove_unused(folder)
