@@ -12,7 +12,7 @@ import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.cli import app as cli
 from fedcli.registry import not_planned
-from fedcli.results import claims, comparison, pages, tables
+from fedcli.results import claims, comparison, pages
 from fedcli.results.metrics import Interval
 from fedcli.results.pages import Standing
 from fedcli.runs.records import read_record, write_record
@@ -57,6 +57,18 @@ Run it
 """
 
 
+INTRO = """\
+# A tiny study
+
+Does it run?
+
+Answer: It runs
+{{ config.rounds a }} rounds.
+
+Set-up: small.
+"""
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """A study of finished runs, one with a seed and rounds of testing that are not the table's, and of two others."""
@@ -71,7 +83,7 @@ def results(tmp_path_factory):
     write_record(study / "d", {**record, "status": "interrupted"})
     for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()
-    (study / "intro.md").write_text("# A tiny study\n\nDoes it run?\nIt does, {{ config.rounds a }} rounds. More.\n")
+    (study / "intro.md").write_text(INTRO)
     return folder
 
 
@@ -176,7 +188,9 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "- In place of the table's seeds: 7." in page
     assert "| Table 3 | Ablation | 1 | `fedcli table fedfa:3` |" in page
-    assert "- [A tiny study](../tiny.md): Does it run?\n" in page
+    assert "- [A tiny study](../tiny.md): It runs 2 rounds.\n" in page
+    unanswered = [study._replace(intro="# A tiny study\n\nDoes it run?") for study in studies]
+    assert "- [A tiny study](../tiny.md)\n" in pages.paper_page(paper, [standing], unanswered, "", "- x\n")
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     unrelated = [study._replace(records=[]) for study in studies]
     assert "tiny" not in pages.paper_page(paper, [empty], unrelated, "", "")
@@ -248,12 +262,14 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert pages.pages(folder)[Path("..") / "README.md"] == "# Without a place\n"
 
 
-def test_a_study_has_its_size(results):
+def test_a_study_has_its_size_and_its_answer(results):
     (study,) = pages.find_studies(results / "records")
     name, size, finding = pages._study_row(study)
     assert name == "[tiny](tiny.md)"
     assert size == "2 rounds, 1 to 2 seeds; not a setting of the paper"
-    assert finding == "–"  # two rounds are less than a tenth
+    assert finding == study.answer == "It runs 2 rounds."
+    assert pages.Study("x", "# Heading\n\nNo Answer: here.", []).answer == ""
+    assert pages.Study("x", "# Heading\n\nAnswer: the last paragraph.", []).answer == "the last paragraph."
 
     about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}
 
@@ -264,7 +280,6 @@ def test_a_study_has_its_size(results):
         return pages._study_row(pages.Study("x", "", records))[1:]
 
     assert row(2) == ["2 of 200 rounds, 1 to 2 of 3 seeds, clients 3 of 100", "–"]
-    assert row(20)[1].startswith("fedavg, eval every 2 ")
 
     def of_size(run, records):
         reduced = [{"what": "rounds", "protocol": 200, "run": run}]
@@ -275,27 +290,3 @@ def test_a_study_has_its_size(results):
     apart = [*of_size(2, study.records), *of_size(20, [one for one in study.records if one["seed"] == 0])]
     sizes = pages._study_row(pages.Study("x", "", apart))[1]
     assert sizes == "2 of 200 rounds, 1 to 2 of 3 seeds; 20 of 200 rounds, 1 of 3 seeds"
-    assert row(2, 20)[1].startswith("fedavg, eval every 2 ")
-
-
-def test_a_finding_is_the_papers_method_beside_the_best_other():
-    def runs(method, *accuracies, seeds=(0, 1, 2), **config):
-        return [
-            {
-                "method": method, "method_source": method, "method_hash": method, "seed": seed, "dataset": "digits",
-                "protocol": "fedfa:digits", "status": "finished", "rounds": [], "numerics": {"core": 1, "method": 1},
-                "partition": {"flag": "iid"}, "config": {"rounds": 2, "seed": seed, "train_examples": 9, **config},
-                "summary": {"selection": "last", "selected": value, "last": value}, "reduced": [],
-            }
-            for seed, value in zip(seeds, accuracies, strict=False)
-        ]  # fmt: skip
-
-    records = [*runs("fedfa", 0.83, 0.84, 0.85), *runs("fedavg", 0.8, 0.8, 0.8), *runs("fedprox", 0.5, 0.5, 0.5)]
-    lucky = runs("moon", 0.99)  # one seed: not among those with the most
-    groups = tables.group([*records, *lucky])
-    assert pages._finding(groups) == "fedfa 84.00 against fedavg 80.00: +4.00 [+1.52, +6.48] (3)"
-    more = runs("fedcme", 0.6, 0.6, 0.6, 0.6, seeds=(0, 1, 2, 3))  # none of the others has as many
-    assert pages._finding(tables.group([*records, *more])).startswith("fedfa 84.00 against fedavg 80.00: ")
-    assert pages._finding(tables.group(runs("fedfa", 0.5))) == "fedfa 50.00"
-    rates = [*runs("fedfa", 0.5, lr=0.1), *runs("fedfa", 0.6, lr=0.2)]
-    assert pages._finding(tables.group(rates)) == "fedfa, lr 0.2 60.00"

@@ -21,6 +21,7 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     write(folder / "a" / "seed-0", curve("one", 0, (0.1, 0.5, None, 0.75), protocol="fedfm:niid-1", lr=1e-5))
     write(folder / "a" / "seed-1", curve("one", 1, (0.1, 0.2, None, 0.85), protocol="fedfm:niid-1", lr=1e-5))
+    write(folder / "c" / "seed-1", curve("two", 1, (0.3, 0.9, None, 0.8), protocol="fedfm:niid-1", lr=0.01))
     write(folder / "b" / "seed-0", curve("two", 0, (0.3, 0.4, None, 0.6), protocol="fedfm:niid-1", lr=0.01))
     return folder
 
@@ -58,6 +59,12 @@ def study(tmp_path_factory):
         ("largest-gap a b", "20.00"),  # of seed 0 alone: 20, 10 and 15 points
         ("largest-gap b a : 0", "20"),
         ('printed fedfa:2 FedAvg "FMNIST #C=2"', "74.60"),
+        ("lead last a b", "+15.00 (1)"),  # of seed 0 alone
+        ("lead last b a : +1", "-15.0 (1)"),
+        # 75 - 60 and 85 - 80: the mean 10 with a half-width of 12.7062 * 5, Student's t with one degree of freedom
+        ("lead last a b,c", "+10.00 [-53.53, +73.53] (2)"),
+        ("lead last a b,c : 0", "+10 [-54, +74] (2)"),
+        ("lead best-round a c", "+2 (1)"),
     ],
 )
 def test_a_number_is_what_the_records_say(study, expression, number):
@@ -68,7 +75,13 @@ def test_a_number_is_what_the_records_say(study, expression, number):
     ("expression", "message"),
     [
         ("last b - last a", "is negative .got -20"),
-        ("last c", "there is no record at"),
+        ("last d", "there is no record at"),
+        ("lead last b a", "is negative .got -15"),
+        ("lead last b c", "no seed that both have"),
+        ("lead last a/seed-0,b a", "two runs of one seed"),
+        ("lead last a", "cannot be read"),
+        ("lead last a b - 1", "cannot be read"),
+        ("lead config.lr a b", "cannot be read"),
         ("lost a", "cannot be read"),
         ("config.seed a", "different values, 0, 1"),
         ("config.nothing a", "cannot be read"),

@@ -9,6 +9,7 @@ import pytest
 from fedcli import figures
 from fedcli.figures import features, speed
 from fedcli.results import pages, tables
+from fedcli.results.metrics import find_metric, lead
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -71,6 +72,54 @@ def test_a_large_number_in_the_prose_of_a_study_is_read_and_not_typed():
 
 def test_there_are_results():
     assert STUDIES
+
+
+def test_every_study_has_an_answer_that_can_stand_without_its_question():
+    for study in pages.find_studies(RESULTS / "records"):
+        assert 40 < len(study.answer) < 400, study.name
+        assert not re.match(r"(Yes|No|Not|It|They|So)\b", study.answer), study.name
+        assert "](" not in study.answer, study.name  # pages in two folders repeat it
+
+
+@pytest.mark.parametrize(
+    ("study", "metric", "ours", "theirs", "count"),
+    [
+        ("fccl-digits-real-4", "selected", "fccl", "local", 2),
+        ("fccl-digits-real-4", "selected", "fedmd", "local", 2),
+        ("fedcme-fmnist-a0.5-k50-m10", "last", "fedcme", "fedavg", 3),
+    ],
+)
+def test_what_is_said_of_every_seed_is_so(study, metric, ours, theirs, count):
+    by_seed = [
+        {
+            one["seed"]: find_metric(metric).value(one)
+            for one in tables.find_records([RESULTS / "records" / study / runs])
+        }
+        for runs in (ours, theirs)
+    ]
+    assert by_seed[0].keys() == by_seed[1].keys()
+    assert len(by_seed[0]) == count
+    assert all(by_seed[0][seed] > by_seed[1][seed] for seed in by_seed[0])
+
+
+@pytest.mark.parametrize(
+    ("study", "metric", "ours", "theirs", "beyond"),
+    [
+        ("fccl-digits-real-4-resnets", "selected", "fccl-plus", "local", False),
+        ("fccl-digits-real-4-resnets", "selected", "fccl", "local", False),
+        ("fedcme-fmnist-a0.5-k50-m10", "last", "fedcme", "fedavg", False),
+        ("fedcme-fmnist-a0.5-k50-m10", "mean-of-last:10", "fedcme", "fedavg", True),
+        ("fedfm-cifar10-resnet18", "quality:nmi", "fedfm", "fedavg", True),
+        ("fedfm-cifar10-resnet18", "quality:silhouette", "fedfm", "fedavg", False),
+        ("fedfm-cifar10-resnet18", "selected", "fedfm", "fedavg", False),
+        ("fedsa-cifar10-device", "selected", "fedsa", "local", False),
+        ("fmnist-dirichlet-0.1", "selected", "fedfm-weight-1", "fedavg", False),
+    ],
+)
+def test_what_an_answer_says_of_chance_is_so(study, metric, ours, theirs, beyond):
+    sides = [tables.find_records([RESULTS / "records" / study / runs]) for runs in (ours, theirs)]
+    found = lead(find_metric(metric), *sides)
+    assert (found.low > 0 or found.high < 0) == beyond
 
 
 def test_the_pages_of_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):

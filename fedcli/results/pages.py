@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.results import claims, comparison, reproduce, tables
 from fedcli.results.claims import Answer, Line
-from fedcli.results.metrics import find_metric, lead
+from fedcli.results.metrics import find_metric
 from fedcli.results.prose import fill_in
 from fedcli.results.render import MISSING, github, render
 from fedcli.results.reproduce import ENDED, PlannedCell, TablePlan
@@ -28,6 +27,7 @@ from fedcli.runs.records import reductions_of
 
 BEGIN, END = "<!-- claims: written by 'make tables' -->", "<!-- claims: end -->"
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
+ANSWER = re.compile(r"^Answer: (.+?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
 
@@ -57,6 +57,12 @@ class Study(NamedTuple):
     name: str
     intro: str
     records: list[dict[str, Any]]
+
+    @property
+    def answer(self) -> str:
+        """The paragraph of its introduction that begins with "Answer: ", on one line; empty where there is none."""
+        found = ANSWER.search(self.intro)
+        return " ".join(found[1].split()) if found else ""
 
 
 class Standing(NamedTuple):
@@ -307,14 +313,14 @@ def _place(table: Table) -> str:
 
 
 def _its_studies(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
-    """The studies with a method or a protocol of the paper, each with the first sentence of its introduction."""
+    """The studies with a method or a protocol of the paper, each with its answer."""
     names = {method.name for method in paper.methods}
     lines = []
     for study in studies:
         if any(record["method"] in names or record["protocol"] in paper.protocols for record in study.records):
-            heading, _, text = study.intro.strip().partition("\n")
-            first = re.split(r"(?<=[.?!]) ", " ".join(text.split()))[0]
-            lines.append(f"- [{heading.lstrip('# ')}](../{study.name}.md): {first}")
+            heading = study.intro.strip().partition("\n")[0]
+            link = f"[{heading.lstrip('# ')}](../{study.name}.md)"
+            lines.append("- " + ": ".join(filter(None, (link, study.answer))))
     if lines:
         yield "## Studies"
         yield "\n".join(lines)
@@ -338,9 +344,8 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         *_covered(results / "records"),
         "## Studies",
         "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
-        "A finding is the best mean of the paper's methods and the best of the others, by the protocol's rule, of the "
-        "rows with the most seeds that both have, or more: the first less the second, its 95 % interval and how many "
-        "seeds both have; less than a tenth of the rounds gives none. "
+        "A difference of two methods is that of its runs paired by seed, in points of accuracy where nothing else is "
+        "said, with its 95 % interval (Student's t) and the number of seeds. "
         "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
@@ -382,17 +387,10 @@ def _covered(folder: Path) -> Iterator[str]:
 
 
 def _study_row(study: Study) -> list[str]:
-    """Name, size and finding of a study."""
+    """Name, size and answer of a study."""
     groups = tables.group(study.records)
     sizes = dict.fromkeys(_size(record, groups) for record in study.records)
-    finding = MISSING if all(map(_too_short, study.records)) else _finding(groups)
-    return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), finding]
-
-
-def _too_short(record: dict[str, Any]) -> bool:
-    """Whether a run has too few of its protocol's rounds to say anything of accuracy."""
-    rounds = [one for one in reductions_of(record) if one["what"] == "rounds"]
-    return any(claims.too_short(one["run"], one["protocol"]) for one in rounds)
+    return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), study.answer or MISSING]
 
 
 def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
@@ -414,26 +412,6 @@ def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
     of = f" of {max(planned)}" if planned else ""
     rest = describe_reductions(list(smaller.values()))
     return f"{rounds:,} of {full:,} rounds, {seeds}{of} seeds" + (f", {rest}" if rest else "")
-
-
-def _finding(groups: Sequence[SeedGroup]) -> str:
-    """The best row of the papers' methods beside the best of the others; of the rows with the most seeds of both."""
-    metric, ours = find_metric("selected"), {method.name for paper in papers() for method in paper.methods}
-    known = [[groups[place] for place in places] for places in tables.rivals(groups)]
-    members = [one for one in max(known, key=len) if metric.values(one.records)]
-    sides = [[one for one in members if (one.records[0]["method"] in ours) == own] for own in (True, False)]
-    fewest = min((max(len(one.finished) for one in side) for side in sides if side), default=0)
-    shown = [
-        max((one for one in side if len(one.finished) >= fewest), key=lambda one: fmean(metric.values(one.records)))
-        for side in sides
-        if side
-    ]
-    names = [one.label if one.label.startswith(one.method) else f"{one.method}, {one.label}" for one in shown]
-    means = [metric.text(fmean(metric.values(one.records))) for one in shown]
-    text = " against ".join(map(" ".join, zip(names, means, strict=True)))
-    if len(shown) == 2:
-        text += f": {claims.difference_text(metric, lead(metric, *(one.records for one in shown)))}"
-    return text or MISSING
 
 
 def _redo(folder: Path) -> Iterator[str]:

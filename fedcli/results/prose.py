@@ -9,6 +9,8 @@ Between double braces stand terms with + or - between them, and how many decimal
     {{ least last ours }}                            the same of a metric of single runs
     {{ rounds-ahead ours theirs }}                   in how many rounds the first has the higher test accuracy
     {{ largest-gap ours theirs }}                    in any round, by how many points their test accuracies lie apart
+    {{ lead last ours theirs }}                      by how much the first are ahead in a metric, with the 95 % interval
+                                                     and the number of seeds that both have; stands alone
     {{ printed paper:2 "a row" "a column" }}         the paper's number, by table, row and column
     {{ rounds ours/seed-0 + 1 }}                     a number
 
@@ -27,7 +29,7 @@ from typing import Any
 from fedcli.errors import UserError
 from fedcli.registry import find_table, protocols
 from fedcli.results.comparison import printed
-from fedcli.results.metrics import DECIMALS, METRICS, find_metric
+from fedcli.results.metrics import DECIMALS, METRICS, find_metric, lead
 from fedcli.results.tables import find_records
 
 EXPRESSION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -51,20 +53,41 @@ def fill_in(text: str, folder: Path) -> str:
 def _number(folder: Path, found: re.Match) -> str:
     form = FORM.fullmatch(found[1])
     try:
-        value, decimals = 0, 0
-        for sign, term in _terms(shlex.split(form["sum"])):
-            one, own = _value(term, folder)
-            value, decimals = (value + one if sign == "+" else value - one), max(decimals, own)
+        words = shlex.split(form["sum"])
+        value, text = _lead(words[1:], folder, form) if words[:1] == ["lead"] else _sum(words, folder, form)
     except (UserError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"the number {found[0]} cannot be read (got {error}); see the head of fedcli/results/prose.py, and mend it."
         ) from error
     if value < 0 and not form["sign"]:
         raise UserError(f"the number {found[0]} is negative (got {value:g}); turn the sentence round.")
+    return text
+
+
+def _lead(words: list[str], folder: Path, form: re.Match) -> tuple[float, str]:
+    """By how much one group of runs is ahead of another in a metric, and the same as text with interval and seeds."""
+    what, first, second = words
+    metric, sides = find_metric(what), [_named(runs, folder) for runs in (first, second)]
+    if any(len({one["seed"] for one in side}) < len(side) for side in sides):
+        raise ValueError("two runs of one seed")
+    found = lead(metric, *sides)
+    if found is None:
+        raise ValueError("no seed that both have")
+    decimals = int(form["decimals"] or DECIMALS.get(metric.unit, 0))
+    ends = "" if found.low is None else f" [{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
+    return found.mean, f"{found.mean:+.{decimals}f}{ends} ({found.n})"
+
+
+def _sum(words: list[str], folder: Path, form: re.Match) -> tuple[float, str]:
+    """The sum of terms, and the same as text."""
+    value, decimals = 0, 0
+    for sign, term in _terms(words):
+        one, own = _value(term, folder)
+        value, decimals = (value + one if sign == "+" else value - one), max(decimals, own)
     decimals = int(form["decimals"] or decimals)
     if decimals or isinstance(value, int) or form["decimals"]:
-        return f"{value:{form['sign'] or ''},.{decimals}f}"
-    return f"{value:g}"  # 0.01, 1e-05
+        return value, f"{value:{form['sign'] or ''},.{decimals}f}"
+    return value, f"{value:g}"  # 0.01, 1e-05
 
 
 def _terms(words: list[str]) -> Iterator[tuple[str, list[str]]]:
