@@ -18,7 +18,7 @@ from fedcli.errors import needed
 from fedcli.figures.plots import LINE_COLOURS
 from fedcli.figures.series import find_curves, floats_sent
 from fedcli.results.boards import boards, sheets
-from fedcli.results.comparison import printed_accuracy
+from fedcli.results.comparison import printed_accuracies
 from fedcli.results.render import Sheet
 from fedcli.results.tables import SeedGroup, commands, group
 
@@ -151,7 +151,7 @@ def _section(number: int, name: str, records: list[dict], sheet: Sheet, charts: 
 
 def _with_paper(sheet: Sheet, groups: list[SeedGroup]) -> Sheet:
     """The board with the paper's numbers beside the headline, where a row is of a cell of one of its tables."""
-    printed = [printed_accuracy(member.records[0]) for member in groups]
+    printed = printed_accuracies([member.records[0] for member in groups])
     if not any(printed):
         return sheet
     at = sheet.numbers + 1

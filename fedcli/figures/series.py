@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcli.results.comparison import printed_accuracy
+from fedcli.results.comparison import printed_accuracies
 from fedcli.results.tables import SeedGroup
 from fedcli.runs.records import quiet
 
@@ -102,5 +102,6 @@ def find_curves(
             shape = len(curves), len(rounds), 2
             both = np.array([[curve[number] for number in rounds] for curve in curves]).reshape(shape)
             places, values = both[..., 0].mean(0), both[..., 1]
-            found.append(Curve(member, drawn, np.array(rounds), places, values, diverged, printed_accuracy(drawn[0])))
-    return found
+            found.append(Curve(member, drawn, np.array(rounds), places, values, diverged, None))
+    numbers = printed_accuracies([curve.drawn[0] for curve in found])
+    return [curve._replace(printed=number) for curve, number in zip(found, numbers, strict=True)]

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -108,16 +108,34 @@ def _reported(table: Table) -> dict[str, Any]:
     return reported().get(paper, {}).get(name, {})
 
 
-def printed_accuracy(record: dict[str, Any]) -> float | None:
-    """The paper's accuracy in percent for the setting of a run; None where the run is of no cell with a number."""
-    for table in tables().values():
+def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
+    """The paper's accuracies in percent for the settings of runs that stand together.
+
+    Where several tables print one for a setting, that of the table which has most of these runs counts: the numbers
+    beside each other are then of one table.
+
+    Args:
+        records: A run of each setting.
+
+    Returns:
+        One for each; None where the run is of no cell with a number.
+    """
+    known = [_printed_by_table(record) for record in records]
+    cover = Counter(name for numbers in known for name in numbers)
+    return [numbers[max(numbers, key=cover.__getitem__)] if numbers else None for numbers in known]
+
+
+def _printed_by_table(record: dict[str, Any]) -> dict[str, float]:
+    """The paper's accuracies in percent for the setting of a run, by the name of the table, the first of each."""
+    found: dict[str, float] = {}
+    for name, table in tables().items():
         paper = printed(table)
         for cell in table.cells:
             if (cell.method, cell.settings.get("dataset")) == (record["method"], record["dataset"]):
                 number = paper.get((cell.row, cell.column), {}).get("mean")
                 if number is not None and cell.metric in ACCURACIES and reproduce.is_run_of(record, table, cell):
-                    return number
-    return None
+                    found.setdefault(name, number)
+    return found
 
 
 def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Comparison:
