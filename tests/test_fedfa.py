@@ -666,11 +666,16 @@ def test_of_fedfas_parts_calibration_brings_the_most_and_moving_anchors_some_wit
     whole = {record["seed"]: record for record in find_records([records / "fedfa"])}
     assert [(record["seed"], record["config"]["anchor_decay"]) for record in still] == [(2021, 1), (2022, 1), (2023, 1)]
     alone = find_records([study / "no-calibration"])
-    (start,) = find_records([study / "random-start"])
-    assert (start["config"]["anchor_init"], start["seed"]) == ("random", 2021)
-    for option, found in {"anchor_decay": still, "calibration": alone, "anchor_init": [start]}.items():
-        assert [differences(record, whole[record["seed"]]) for record in found] == len(found) * [{option}]
+    starts = find_records([study / "random-start"])
+    for option, found in {"anchor_decay": still, "calibration": alone, "anchor_init": starts}.items():
+        assert [differences(record, whole[record["seed"]]) for record in found] == 3 * [{option}]
+        assert [record["seed"] for record in found] == [2021, 2022, 2023]
     assert {record["config"]["calibration"] for record in alone} == {"never"}
+    assert {record["config"]["anchor_init"] for record in starts} == {"random"}
+    for metric in ("last", "mean-of-last:50"):
+        lead = np.array(find_metric(metric).values(starts)) - of_the_seeds(records / "fedfa", metric)
+        assert abs(lead).max() < 0.5
+        assert min(lead) < 0 < max(lead) or metric == "mean-of-last:50"
     for metric in ("last", "mean-of-last:50"):
         fedavg, fedfa, alone = (of_the_seeds(folder, metric) for folder in (
             records / "fedavg", records / "fedfa", study / "no-calibration"
@@ -679,6 +684,39 @@ def test_of_fedfas_parts_calibration_brings_the_most_and_moving_anchors_some_wit
         assert (fedavg < alone).all()
         assert (alone < anchored).all()
         assert (anchored < fedfa).all()
+
+
+def test_the_more_often_the_classifier_is_calibrated_the_better_and_afterwards_is_no_substitute():
+    """As the page of the study says."""
+    study, column = RECORDS / "fedfa-fmnist-c2-phases", "FMNIST #C=2 accuracy"
+    paper = {row: entry["mean"] for (row, found), entry in printed(find_table("fedfa:5")).items() if found == column}
+    records = {name: find_records([study / name])[0] for name in ("fedavg", "never", "epoch", "batch")}
+    for name, record in records.items():
+        assert record["config"].get("calibration", "fedavg") == name
+        assert (record["seed"], record["config"]["post"]) == (2021, None if name == "epoch" else "ccvr")
+        assert record["hardware"]["name"] == "AMD EPYC"
+    assert differences(records["batch"], records["never"]) == {"calibration"}
+
+    def found(metric, *names):
+        return np.array([find_metric(metric).values([records[name]])[0] for name in names])
+
+    for metric in ("last", "mean-of-last:50"):
+        fedavg, never, epoch, batch = found(metric, *records)
+        assert fedavg < never < epoch - 2
+        assert epoch < batch - 1
+    after = found("post", "fedavg", "never", "batch")
+    gain = after - found("last", "fedavg", "never", "batch")
+    rows = (
+        ("FedAvg w/ CCVR", "FedAvg"),
+        ("FedFA w/o CC but w/ CCVR", "FedFA w/o CC"),
+        ("FedFA w/ CC and CCVR", "FedFA"),
+    )
+    there = [paper[row] - paper[before] for row, before in rows]
+    assert there[0] > 2 > 0.2 > max(there[1:])
+    assert gain[0] > gain[1] > 2 > gain[2] > 1
+    assert after[1] < found("last", "epoch") < found("last", "batch")
+    order = ["FedFA", "FedFA w/ CC at the end of each local epoch", "FedFA w/o CC but w/ CCVR", "FedFA w/o CC"]
+    assert [row for row in sorted(paper, key=paper.get, reverse=True) if row in order] == order
 
 
 def test_neither_other_seeds_nor_other_pairs_make_the_accuracy_printed_in_f2_likely():

@@ -15,6 +15,7 @@ from fedcli import figures
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import bubbles, curves, plots, speed
+from fedcli.results import comparison
 from fedcli.results.tables import find_records
 from tests.test_tables import record
 
@@ -291,6 +292,21 @@ def test_long_names_stand_in_a_legend():
     figure = curves.learning_curves([curve("a" * curves.DIRECT), curve("b" * (curves.DIRECT + 1))])
     assert len(figure.axes[0].texts) == 0
     assert [text.get_text()[0] for text in figure.legends[0].get_texts()[:2]] == ["a", "b"]
+
+
+def test_the_papers_numbers_beside_each_other_are_of_one_table():
+    records = Path(__file__).parent.parent / "results" / "records"
+
+    def printed(*runs):
+        first = [find_records([records / one])[0] for one in runs]
+        return comparison.printed_accuracies([*first, curve()])[:-1]  # one of no table stands beside them
+
+    never, still = "fedfa-fmnist-c2-parts/no-calibration", "fedfa-fmnist-c2-momentum/lambda-1"
+    assert printed(never, still) == [78.07, 81.89]  # Table 3
+    assert printed("fedfa-fmnist-c2-momentum/lambda-0.1", still) == [83.83, 81.55]  # Table 6
+    afterwards = [f"fedfa-fmnist-c2-phases/{one}" for one in ("fedavg", "batch", "never")]
+    assert printed(*afterwards[:2]) == [74.6, 84.08]  # Table 2, which comes before Table 5
+    assert printed(*afterwards) == [73.19, 84.9, 76.81]  # Table 5 has all three
 
 
 def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
