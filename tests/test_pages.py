@@ -15,6 +15,7 @@ from fedcli.registry import not_planned
 from fedcli.results import claims, comparison, pages
 from fedcli.results.metrics import Interval
 from fedcli.results.pages import Standing
+from fedcli.results.tables import find_records
 from fedcli.runs.records import read_record, write_record
 
 TINY = {
@@ -290,3 +291,16 @@ def test_a_study_has_its_size_and_its_answer(results):
     apart = [*of_size(2, study.records), *of_size(20, [one for one in study.records if one["seed"] == 0])]
     sizes = pages._study_row(pages.Study("x", "", apart))[1]
     assert sizes == "2 of 200 rounds, 1 to 2 of 3 seeds; 20 of 200 rounds, 1 of 3 seeds"
+
+
+@pytest.mark.parametrize(
+    ("study", "size"),
+    [
+        ("fedfa-fmnist-c2", "200 of 200 rounds, 3 of 3 seeds"),  # Table 2
+        ("fedfa-fmnist-c2-phases", "200 of 200 rounds, 1 of 1 seed"),  # Table 5, with the data and set-up of Table 2
+        ("fedfa-fmnist-validation-chance", "15 of 15 rounds, 1 to 5 seeds"),  # more than the one of F.2
+    ],
+)
+def test_the_seeds_are_counted_against_the_table_that_has_most_of_the_runs(study, size):
+    records = find_records([Path(__file__).parent.parent / "results" / "records" / study])
+    assert pages._study_row(pages.Study(study, "", records))[1] == size

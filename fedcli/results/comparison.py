@@ -120,12 +120,12 @@ def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
     Returns:
         One for each; None where the run is of no cell with a number.
     """
-    known = [_printed_by_table(record) for record in records]
+    known = [printed_by_table(record) for record in records]
     cover = Counter(name for numbers in known for name in numbers)
     return [numbers[max(numbers, key=cover.__getitem__)] if numbers else None for numbers in known]
 
 
-def _printed_by_table(record: dict[str, Any]) -> dict[str, float]:
+def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
     """The paper's accuracies in percent for the setting of a run, by the name of the table, the first of each."""
     found: dict[str, float] = {}
     for name, table in tables().items():

@@ -6,6 +6,7 @@ of the figures that they show: `figures/<study>-<kind>.png` is the figure of tha
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -403,15 +404,27 @@ def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
         return f"{rounds} rounds, {seeds} seed{'s' * (seeds != '1')}; not a setting of the paper"
     smaller = {one["what"]: one for one in reductions_of(record)}
     full = smaller.pop("rounds", {"protocol": rounds})["protocol"]
-    planned = {
-        len(table.seeds)
-        for table in registry.tables().values()
-        for cell in table.cells
-        if (cell.settings.get("protocol"), cell.settings.get("dataset")) == (record["protocol"], record["dataset"])
-    }
-    of = f" of {max(planned)}" if planned else ""
+    planned = _planned_seeds(record, alike)
+    of = f" of {planned}" if planned >= max(counts, default=1) else ""
     rest = describe_reductions(list(smaller.values()))
-    return f"{rounds:,} of {full:,} rounds, {seeds}{of} seeds" + (f", {rest}" if rest else "")
+    many = "s" * ((f"{planned}" if of else seeds) != "1")
+    return f"{rounds:,} of {full:,} rounds, {seeds}{of} seed{many}" + (f", {rest}" if rest else "")
+
+
+def _planned_seeds(record: dict[str, Any], alike: Sequence[SeedGroup]) -> int:
+    """How many seeds the paper has: in the table that has most of these runs, else in any with that data and set-up."""
+    if own := Counter(name for member in alike for name in comparison.printed_by_table(member.records[0])):
+        return len(registry.tables()[max(own, key=own.__getitem__)].seeds)
+    setting = record["protocol"], record["dataset"]
+    every = registry.tables().values()
+    return max(
+        (
+            len(table.seeds)
+            for table in every
+            if any((cell.settings.get("protocol"), cell.settings.get("dataset")) == setting for cell in table.cells)
+        ),
+        default=0,
+    )
 
 
 def _redo(folder: Path) -> Iterator[str]:
