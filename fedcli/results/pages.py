@@ -345,8 +345,8 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         *_covered(results / "records"),
         "## Studies",
         "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
-        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else is "
-        "said, with its 95 % interval (Student's t) and the number of seeds. "
+        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
+        "is said, with its 95 % interval (Student's t) and the number of seeds. "
         "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
