@@ -471,5 +471,5 @@ tune_app = typer.Typer(
     cls=_Tune,
     no_args_is_help=True,
     subcommand_metavar="METHOD [OPTIONS]",
-    help="Run a grid of options and choose by validation accuracy; no test image is looked at.",
+    help="Run a grid of options and choose by validation accuracy; test accuracy has no part in it.",
 )

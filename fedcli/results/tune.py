@@ -1,4 +1,4 @@
-"""Tuning a method's options by validation accuracy: a grid of runs, in which no test image is looked at.
+"""Tuning a method's options by validation accuracy: a grid of runs, whose test accuracies play no part.
 
 A trial's accuracy follows the rule by which its protocol selects rounds, on the clients' held-out examples: the best
 round, the mean of the last three, or, where the last round counts, the mean over the last tenth of the rounds.
