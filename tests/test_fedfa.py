@@ -690,7 +690,7 @@ def test_of_fedfas_parts_calibration_brings_the_most_and_moving_anchors_some_wit
         assert (anchored < fedfa).all()
 
 
-def test_the_more_often_the_classifier_is_calibrated_the_better_and_afterwards_is_no_substitute():
+def test_the_more_often_the_classifier_is_calibrated_the_better_and_ccvr_brings_more_than_printed():
     """As the page of the study says."""
     study, column = RECORDS / "fedfa-fmnist-c2-phases", "FMNIST #C=2 accuracy"
     paper = {row: entry["mean"] for (row, found), entry in printed(find_table("fedfa:5")).items() if found == column}
@@ -718,7 +718,7 @@ def test_the_more_often_the_classifier_is_calibrated_the_better_and_afterwards_i
     there = [paper[row] - paper[before] for row, before in rows]
     assert there[0] > 2 > 0.2 > max(there[1:])
     assert gain[0] > gain[1] > 2 > gain[2] > 1
-    assert after[1] < found("last", "epoch") < found("last", "batch")
+    assert after[1] < found("last", "batch") - 2
     order = ["FedFA", "FedFA w/ CC at the end of each local epoch", "FedFA w/o CC but w/ CCVR", "FedFA w/o CC"]
     assert [row for row in sorted(paper, key=paper.get, reverse=True) if row in order] == order
 

@@ -190,6 +190,9 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     assert "- In place of the table's seeds: 7." in page
     assert "| Table 3 | Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert "- [A tiny study](../tiny.md): It runs 2 rounds.\n" in page
+    linked = [study._replace(intro="# A\n\nAnswer: [so](b.md), [there](https://c.d).") for study in studies]
+    answers = "- [A](../tiny.md): [so](../b.md), [there](https://c.d).\n"
+    assert answers in pages.paper_page(paper, [standing], linked, "", "- x\n")
     unanswered = [study._replace(intro="# A tiny study\n\nDoes it run?") for study in studies]
     assert "- [A tiny study](../tiny.md)\n" in pages.paper_page(paper, [standing], unanswered, "", "- x\n")
     assert page.endswith("## What did not work\n\n- It | missed.\n")
@@ -270,7 +273,8 @@ def test_a_study_has_its_size_and_its_answer(results):
     assert size == "2 rounds, 1 to 2 seeds; not a setting of the paper"
     assert finding == study.answer == "It runs 2 rounds."
     assert pages.Study("x", "# Heading\n\nNo Answer: here.", []).answer == ""
-    assert pages.Study("x", "# Heading\n\nAnswer: the last paragraph.", []).answer == "the last paragraph."
+    assert pages.Study("x", "# Heading\n\nSo the\nAnswer: no.", []).answer == ""  # in the middle of a paragraph
+    assert pages.Study("x", "# Heading\n\nAnswer:\nthe last\nparagraph.", []).answer == "the last paragraph."
 
     about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}
 
@@ -287,6 +291,10 @@ def test_a_study_has_its_size_and_its_answer(results):
         return [
             {**record, **about, "reduced": reduced, "config": {**record["config"], "rounds": run}} for record in records
         ]
+
+    other = [{**record, "protocol": "fedfa:validation"} for record in of_size(15, study.records)]
+    both = pages._study_row(pages.Study("x", "", [*of_size(2, study.records), *other]))[1]
+    assert both == "2 of 200 rounds, 1 to 2 of 3 seeds; 15 of 200 rounds, 1 to 2 seeds"  # F.2 has one seed
 
     apart = [*of_size(2, study.records), *of_size(20, [one for one in study.records if one["seed"] == 0])]
     sizes = pages._study_row(pages.Study("x", "", apart))[1]

@@ -20,7 +20,7 @@ class Curve(NamedTuple):
         places: Where these stand on the horizontal axis, the mean over the runs; `[R]`.
         values: `[n, R]`.
         diverged: Places and values of each run that diverged and has any.
-        printed: The paper's number where the runs are of a cell of one of its tables, in percent.
+        printed: The paper's number in percent, see `printed_accuracies`; None where the runs are of no cell with one.
     """
 
     setting: SeedGroup

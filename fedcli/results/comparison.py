@@ -111,8 +111,8 @@ def _reported(table: Table) -> dict[str, Any]:
 def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
     """The paper's accuracies in percent for the settings of runs that stand together.
 
-    Where several tables print one for a setting, that of the table which has most of these runs counts: the numbers
-    beside each other are then of one table.
+    Where several tables print one for a setting, that of the table which has most of these settings counts, of those
+    with as many the first in the registry's order, so that most of the numbers are of one table.
 
     Args:
         records: A run of each setting.

@@ -28,7 +28,8 @@ from fedcli.runs.records import reductions_of
 
 BEGIN, END = "<!-- claims: written by 'make tables' -->", "<!-- claims: end -->"
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
-ANSWER = re.compile(r"^Answer: (.+?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(r"(?:\A|\n\n)Answer:\s+(.+?)(?:\n\n|\Z)", re.DOTALL)
+LINK = re.compile(r"\]\((?![a-z]+:|#)")  # to another page
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
 
@@ -61,7 +62,7 @@ class Study(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """The paragraph of its introduction that begins with "Answer: ", on one line; empty where there is none."""
+        """The paragraph of its introduction that begins with "Answer:", on one line; empty where there is none."""
         found = ANSWER.search(self.intro)
         return " ".join(found[1].split()) if found else ""
 
@@ -138,7 +139,9 @@ def _introduction(study: Path) -> str:
     """The prose of a study with its numbers."""
     file = study / "intro.md"
     if not file.is_file():
-        raise UserError(f"the study has no introduction (got {study}); write its question and protocol to {file.name}.")
+        raise UserError(
+            f"the study has no introduction (got {study}); write its question, answer and protocol to {file.name}."
+        )
     return fill_in(file.read_text(encoding="utf-8").strip(), study)
 
 
@@ -321,7 +324,7 @@ def _its_studies(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
         if any(record["method"] in names or record["protocol"] in paper.protocols for record in study.records):
             heading = study.intro.strip().partition("\n")[0]
             link = f"[{heading.lstrip('# ')}](../{study.name}.md)"
-            lines.append("- " + ": ".join(filter(None, (link, study.answer))))
+            lines.append("- " + ": ".join(filter(None, (link, LINK.sub("](../", study.answer)))))
     if lines:
         yield "## Studies"
         yield "\n".join(lines)
@@ -345,8 +348,9 @@ def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> 
         *_covered(results / "records"),
         "## Studies",
         "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
-        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
-        "is said, with its 95 % interval (Student's t) and the number of seeds. "
+        "A difference of two methods that has brackets behind it is that of their runs, paired by seed, in points of "
+        "accuracy where nothing else is said, with its 95 % interval (Student's t) and the number of seeds; one "
+        "without is of single runs or printed. "
         "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
@@ -390,32 +394,39 @@ def _covered(folder: Path) -> Iterator[str]:
 def _study_row(study: Study) -> list[str]:
     """Name, size and answer of a study."""
     groups = tables.group(study.records)
-    sizes = dict.fromkeys(_size(record, groups) for record in study.records)
+    kinds = [[member for member in groups if _kind(member) == kind] for kind in dict.fromkeys(map(_kind, groups))]
+    sizes = dict.fromkeys(map(_size, kinds))
     return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), study.answer or MISSING]
 
 
-def _size(record: dict[str, Any], groups: Sequence[SeedGroup]) -> str:
+def _kind(member: SeedGroup) -> tuple[str, str, str]:
+    """What runs of one size agree in: protocol, data set and reductions."""
+    record = member.records[0]
+    return record["protocol"], record["dataset"], str(reductions_of(record))
+
+
+def _size(alike: Sequence[SeedGroup]) -> str:
     """Rounds and seeds of a study's runs of one size, each with the paper's, and what else is smaller."""
+    record = alike[0].records[0]
     protocol, rounds = registry.protocols().get(record["protocol"]), record["config"]["rounds"]
-    alike = [member for member in groups if reductions_of(member.records[0]) == reductions_of(record)]
     counts = sorted({len({one["seed"] for one in member.finished}) for member in alike} - {0})
     seeds = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
     if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
         return f"{rounds} rounds, {seeds} seed{'s' * (seeds != '1')}; not a setting of the paper"
     smaller = {one["what"]: one for one in reductions_of(record)}
     full = smaller.pop("rounds", {"protocol": rounds})["protocol"]
-    planned = _planned_seeds(record, alike)
+    planned = _planned_seeds(alike)
     of = f" of {planned}" if planned >= max(counts, default=1) else ""
     rest = describe_reductions(list(smaller.values()))
     many = "s" * ((f"{planned}" if of else seeds) != "1")
     return f"{rounds:,} of {full:,} rounds, {seeds}{of} seed{many}" + (f", {rest}" if rest else "")
 
 
-def _planned_seeds(record: dict[str, Any], alike: Sequence[SeedGroup]) -> int:
-    """How many seeds the paper has: in the table that has most of these runs, else in any with that data and set-up."""
+def _planned_seeds(alike: Sequence[SeedGroup]) -> int:
+    """How many seeds the paper has: in the table that has most of these settings, else the most with their protocol."""
     if own := Counter(name for member in alike for name in comparison.printed_by_table(member.records[0])):
         return len(registry.tables()[max(own, key=own.__getitem__)].seeds)
-    setting = record["protocol"], record["dataset"]
+    setting = _kind(alike[0])[:2]
     every = registry.tables().values()
     return max(
         (
