@@ -561,7 +561,11 @@ def test_with_shares_of_a_tenth_the_draw_moves_the_rounds_to_the_target_more_tha
 
 @pytest.mark.parametrize(
     ("study", "other"),
-    [("fedfa-fmnist-c2", {"fedprox", "feddyn", "moon", "fedproc"}), ("fedfa-fmnist-a0.1", {"moon"})],
+    [
+        ("fedfa-fmnist-c2", {"fedprox", "feddyn", "moon", "fedproc"}),
+        ("fedfa-fmnist-a0.1", {"moon"}),
+        ("fedfa-fmnist-a0.5", set()),
+    ],
 )
 def test_the_pages_name_the_methods_that_ran_on_another_kind_of_processor(study, other):
     processors = {}
@@ -700,6 +704,7 @@ def test_the_more_often_the_classifier_is_calibrated_the_better_and_ccvr_brings_
         assert (record["seed"], record["config"]["post"]) == (2021, None if name == "epoch" else "ccvr")
         assert record["hardware"]["name"] == "AMD EPYC"
     assert differences(records["batch"], records["never"]) == {"calibration"}
+    assert differences(records["epoch"], records["batch"]) == {"calibration", "post"}
 
     def found(metric, *names):
         return np.array([find_metric(metric).values([records[name]])[0] for name in names])
@@ -800,8 +805,7 @@ def test_the_start_of_the_anchors_makes_no_difference_in_the_last_round():
         < np.ptp(last) + 0.01
     )
     assert target[2] == max(target) > 2 * min(target)
-    assert late[2] == min(late)
-    assert late[2] < late[0]
+    assert late[2] == min(late) < late[0] < late[1]
 
 
 def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_moon_and_that_of_the_text_behind():

@@ -60,11 +60,10 @@ def study(tmp_path_factory):
         ("largest-gap b a : 0", "20"),
         ('printed fedfa:2 FedAvg "FMNIST #C=2"', "74.60"),
         ("lead last a b", "+15.00 (1)"),  # of seed 0 alone
-        ("lead last b a : +1", "-15.0 (1)"),
+        ("lead last b a : +2", "-15.00 (1)"),
         # 75 - 60 and 85 - 80: the mean 10 with a half-width of 12.7062 * 5, Student's t with one degree of freedom
         ("lead last a b,c", "+10.00 [-53.53, +73.53] (2)"),
-        ("lead last a b,c : 0", "+10 [-54, +74] (2)"),
-        ("lead best-round a c", "+2 (1)"),
+        ("lead best-round a c", "+2.0 (1)"),
     ],
 )
 def test_a_number_is_what_the_records_say(study, expression, number):
@@ -79,6 +78,7 @@ def test_a_number_is_what_the_records_say(study, expression, number):
         ("lead last b a", "is negative .got -15"),
         ("lead last b c", "no seed that both have"),
         ("lead last a/seed-0,b a", "two runs of one seed"),
+        ("lead last b a : +1", "a lead in last has 2 decimals"),
         ("lead last a", "cannot be read"),
         ("lead last a b - 1", "cannot be read"),
         ("lead config.lr a b", "cannot be read"),

@@ -3,12 +3,14 @@
 import re
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from fedcli import figures
 from fedcli.figures import features, speed
-from fedcli.results import pages, tables
+from fedcli.registry import find_table
+from fedcli.results import comparison, pages, tables
 from fedcli.results.metrics import find_metric, lead
 
 ROOT = Path(__file__).parent.parent
@@ -134,6 +136,25 @@ def test_what_an_answer_says_of_chance_is_so(study, metric, ours, theirs, beyond
     sides = [tables.find_records([RESULTS / "records" / study / runs]) for runs in (ours, theirs)]
     found = lead(find_metric(metric), *sides)
     assert (found.low > 0 or found.high < 0) == beyond
+
+
+def test_among_nine_methods_fedavgm_is_the_most_accurate_and_fedfm_keeps_the_classes_apart_best():
+    folders = [one for one in (RESULTS / "records" / "fmnist-nine-methods").iterdir() if one.is_dir()]
+
+    def best(name):
+        values = {one.name: find_metric(name).values(tables.find_records([one])) for one in folders}
+        means = {method: fmean(found) for method, found in values.items() if len(found) == 2}
+        return max(means, key=means.get)
+
+    assert (best("selected"), best("quality:nmi"), best("quality:silhouette")) == ("fedavgm", "fedfm", "fedfm")
+
+
+def test_what_a_client_of_fedfm_and_scaffold_holds_is_the_papers_to_a_thousand():
+    paper = comparison.printed(find_table("fedfm:III"))
+    for row in ("FedFM", "SCAFFOLD"):
+        (record,) = tables.find_records([RESULTS / "records" / "fedfm-memory" / row.lower()])
+        held, there = record["cost"]["memory_floats"], paper[row, "CIFAR-10 memory_1e3_floats"]
+        assert abs(held - 1000 * there["mean"]) < 1000, there
 
 
 def test_the_pages_of_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):

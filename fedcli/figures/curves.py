@@ -41,8 +41,8 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
 
     The band is the mean ± the sample standard deviation over seeds. Only finished runs enter them where there are any;
     a run that diverged is a thin line that ends in a cross. The names tell what was left out. A ring marks the best
-    round of a single run, where the rule takes it. A dotted line is the paper's number where the runs are of a cell of
-    one of its tables. More than `LINES` curves are drawn in several panels.
+    round of a single run, where the rule takes it. A dotted line is the paper's number, see
+    `fedcli.results.comparison.printed_accuracies`. More than `LINES` curves are drawn in several panels.
 
     Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 

@@ -418,8 +418,8 @@ def _size(alike: Sequence[SeedGroup]) -> str:
     planned = _planned_seeds(alike)
     of = f" of {planned}" if planned >= max(counts, default=1) else ""
     rest = describe_reductions(list(smaller.values()))
-    many = "s" * ((f"{planned}" if of else seeds) != "1")
-    return f"{rounds:,} of {full:,} rounds, {seeds}{of} seed{many}" + (f", {rest}" if rest else "")
+    many = "s" * ((str(planned) if of else seeds) != "1")
+    return f"{rounds:,} of {full:,} round{'s' * (full != 1)}, {seeds}{of} seed{many}" + (f", {rest}" if rest else "")
 
 
 def _planned_seeds(alike: Sequence[SeedGroup]) -> int:

@@ -28,6 +28,7 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.registry import find_table, protocols
+from fedcli.results.claims import difference_text
 from fedcli.results.comparison import printed
 from fedcli.results.metrics import DECIMALS, METRICS, find_metric, lead
 from fedcli.results.tables import find_records
@@ -73,9 +74,9 @@ def _lead(words: list[str], folder: Path, form: re.Match) -> tuple[float, str]:
     found = lead(metric, *sides)
     if found is None:
         raise ValueError("no seed that both have")
-    decimals = int(form["decimals"] or DECIMALS.get(metric.unit, 0))
-    ends = "" if found.low is None else f" [{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
-    return found.mean, f"{found.mean:+.{decimals}f}{ends} ({found.n})"
+    if form["decimals"] and (own := DECIMALS.get(metric.unit, 1)) != int(form["decimals"]):
+        raise ValueError(f"a lead in {metric.name} has {own} decimals")
+    return found.mean, difference_text(metric, found)
 
 
 def _sum(words: list[str], folder: Path, form: re.Match) -> tuple[float, str]:
