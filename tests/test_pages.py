@@ -305,6 +305,7 @@ def test_a_study_has_its_size_and_its_answer(results):
     ("study", "size"),
     [
         ("fedfa-fmnist-c2", "200 of 200 rounds, 3 of 3 seeds"),  # Table 2
+        ("fedfa-fmnist-c2-parts", "200 of 200 rounds, 2 to 3 of 3 seeds"),  # Table 3; one run is of Table 6 too
         ("fedfa-fmnist-c2-phases", "200 of 200 rounds, 1 of 1 seed"),  # Table 5, with the data and set-up of Table 2
         ("fedfa-fmnist-validation-chance", "15 of 15 rounds, 1 to 5 seeds"),  # more than the one of F.2
     ],

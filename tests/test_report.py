@@ -111,6 +111,8 @@ def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
         assert paper["value"] == 2 * [float(row[place])]
         assert paper["round"] == [1, own[0]["config"]["rounds"]]
     assert len(curves.hover.renderers) == 4  # lines and the paper's
+    (curves, *_), page = drawn(monkeypatch, find_records([study.with_name("fedfa-fmnist-c2-phases")]))
+    assert sorted(re.findall(r"<td[^>]*>(\d\d\.\d\d)</td>", page)) == ["73.19", "76.81", "82.05", "84.90"]  # Table 5
     (curves, *_), page = drawn(monkeypatch, [record("a"), LOST])
     assert "Paper, %" not in page
     cross = data(curves, "0-1-cross")

@@ -126,7 +126,7 @@ def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
 
 
 def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
-    """The paper's accuracies in percent for the setting of a run, by the name of the table, the first of each."""
+    """The paper's accuracies in percent for the setting of a run, by the name of the table."""
     found: dict[str, float] = {}
     for name, table in tables().items():
         paper = printed(table)
@@ -134,7 +134,7 @@ def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
             if (cell.method, cell.settings.get("dataset")) == (record["method"], record["dataset"]):
                 number = paper.get((cell.row, cell.column), {}).get("mean")
                 if number is not None and cell.metric in ACCURACIES and reproduce.is_run_of(record, table, cell):
-                    found.setdefault(name, number)
+                    found[name] = number
     return found
 
 
