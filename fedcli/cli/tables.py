@@ -249,8 +249,9 @@ def pages(
 ) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
-    A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}. Its
-    paragraph that begins with "Answer:" stands among the studies of DIR/README.md and on the pages of its papers.
+    A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
+
+    Its paragraph that begins with "Answer:" stands among the studies of DIR/README.md and on the pages of its papers.
     """
     from fedcli.figures import find_chart, plots, speed
     from fedcli.results import pages as made

@@ -67,6 +67,8 @@ def _number(folder: Path, found: re.Match) -> str:
 
 def _lead(words: list[str], folder: Path, form: re.Match) -> tuple[float, str]:
     """By how much one group of runs is ahead of another in a metric, and the same as text with interval and seeds."""
+    if len(words) != 3:
+        raise ValueError("a lead is of a metric and two groups of runs, and stands alone")
     what, first, second = words
     metric, sides = find_metric(what), [_named(runs, folder) for runs in (first, second)]
     if any(len({one["seed"] for one in side}) < len(side) for side in sides):
