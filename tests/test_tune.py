@@ -7,7 +7,7 @@ import pytest
 import fedcli
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol
-from fedcli.results.tune import Trial, parse_grid, tune
+from fedcli.results.tune import Trial, at_the_edge, parse_grid, tune
 from fedcli.runs.records import read_record, write_record
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
@@ -39,6 +39,18 @@ def test_a_grid_is_every_combination_in_the_options_own_types():
     grid = parse_grid(find_method("fedprox"), ["proximal-weight=0.1,1", "local_epochs=1,2", "optimizer=adam"])
     assert grid == {"proximal_weight": (0.1, 1.0), "local_epochs": (1, 2), "optimizer": ("adam",)}
     assert [type(value) for value in grid["proximal_weight"] + grid["local_epochs"]] == [float, float, int, int]
+
+
+def test_a_chosen_value_at_the_edge_of_the_grid_is_named():
+    tried = [{"lr": lr, "weight": 1.0, "form": form, "flag": flag}
+             for lr, form, flag in ((0.03, "b", True), (0.01, "a", False), (0.1, "a", False))]  # fmt: skip
+
+    def edges(*order):
+        return at_the_edge([Trial(tried[place], {}) for place in order])
+
+    assert edges(0, 1, 2) == []  # between two others; of one value, of words and of flags none is at an edge
+    assert edges(1, 0, 2) == [("lr", "smaller")]
+    assert edges(2, 0, 1) == [("lr", "larger")]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +85,8 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tmp_path):
     assert {trial.record["seed"] for trial in trials} == {1000}
     about = json.loads((folder / "tuned.json").read_text())
     assert about["options"] == trials[0].values
+    told = [(one["options"], one["validation_accuracy"]) for one in about["trials"]]
+    assert told == [(one.values, one.accuracy) for one in trials]
     run = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY)
     config, origin = run.record["config"], run.record["origin"]
     assert (config["proximal_weight"], origin["proximal_weight"]) == (0.01, "tuned by validation accuracy, seed 1000")

@@ -173,7 +173,7 @@ def _number_or_auto(text: str) -> int | None:
 def _tune(method: str, given: dict[str, Any]) -> None:
     """Run a grid, and print its trials and the options to use."""
     from fedcli.cli.display import run_plan
-    from fedcli.results.tune import TUNED, tune
+    from fedcli.results.tune import TUNED, at_the_edge, tune
 
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
     cluster = find_cluster(*(given.pop(name) for name in ON))
@@ -189,6 +189,9 @@ def _tune(method: str, given: dict[str, Any]) -> None:
         for trial in trials
     ]
     print_table((*map(flag_of, names), "Validation accuracy, %"), rows)
+    for name, beyond in at_the_edge(trials):
+        value = trials[0].values[name]
+        typer.echo(f"{flag_of(name)} {value} is at the edge of what was tried; a {beyond} value may be better")
     flags = shlex.join(text for name, value in trials[0].values.items() for text in (flag_of(name), str(value)))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / TUNED})")
 

@@ -167,10 +167,28 @@ def tune(
     about = {
         "method": chosen.name, "protocol": first.protocol, "dataset": first.dataset, "seed": seed,
         "options": best.values, "validation_accuracy": best.accuracy, "grid": {k: list(v) for k, v in values.items()},
+        "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
     }  # fmt: skip
     text = json.dumps(about, indent=1) + "\n"
     write_atomically(folder / TUNED, lambda path: path.write_text(text))
     return trials, folder
+
+
+def at_the_edge(trials: Sequence[Trial]) -> list[tuple[str, str]]:
+    """Options whose chosen value is the least or the largest of several tried ones: a value beyond may be better.
+
+    Args:
+        trials: As `tune` returns them, the best first.
+
+    Returns:
+        Each option with "smaller" or "larger", what is left to try.
+    """
+    found = []
+    for name, chosen in trials[0].values.items():
+        tried = {trial.values[name] for trial in trials}
+        if len(tried) > 1 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in tried):
+            found += [(name, "smaller")] if chosen == min(tried) else [(name, "larger")] if chosen == max(tried) else []
+    return found
 
 
 def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Setup]]:
