@@ -780,6 +780,55 @@ def test_below_1_the_momentum_of_the_anchors_makes_no_difference_and_at_1_it_cos
         assert (record["config"]["anchor_decay"], record["hardware"]["name"]) == (float(value), "NVIDIA H200")
 
 
+def test_tuned_alike_fedfa_keeps_a_third_of_its_lead_on_fedavg_and_feddyn_is_close():
+    """As the page of the study says."""
+    study, usual = RECORDS / "fedfa-fmnist-c2-tuned", RECORDS / "fedfa-fmnist-c2"
+    weights = {"fedprox": "proximal_weight", "feddyn": "alpha", "moon": "contrastive_weight", "fedfa": "anchor_weight"}
+    names = ("fedavg", *weights)
+    for name in names:
+        about = json.loads((study / name / "tuned.json").read_text())
+        trials = {tuple(one["options"].values()): one["validation_accuracy"] for one in about["trials"]}
+        assert about["seed"] == 1000
+        assert trials[tuple(about["options"].values())] == max(found for found in trials.values() if found is not None)
+        rates = sorted({trial[0] for trial in trials})
+        assert {0.03, 0.1, 0.3} <= {*rates}
+        assert rates[0] < about["options"]["lr"] < rates[-1]
+        fast = [found for trial, found in trials.items() if trial[0] == 0.3]
+        assert (fast == [None] * len(fast)) == (name != "feddyn")
+        if name in weights:
+            tried = {0.1, 1, 10} if name == "moon" else {0.01, 0.1, 1}
+            assert {*trials} == {(rate, weight) for rate in rates for weight in tried}
+            assert about["options"][weights[name]] == min(tried)
+            alike = [found for trial, found in trials.items() if trial[0] == about["options"]["lr"]]
+            assert name != "fedfa" or max(alike) - min(alike) < 0.01
+        for record, other in zip(find_records([study / name]), find_records([usual / name]), strict=True):
+            assert record["seed"] == other["seed"] != 1000
+            assert differences(record, other) == {*about["options"]}
+            assert {option: record["config"][option] for option in about["options"]} == about["options"]
+            tuned = {option for option, origin in record["origin"].items() if origin.startswith("tuned by validation")}
+            assert tuned == {*about["options"]}
+            assert record["hardware"]["name"] == "NVIDIA H100 80GB HBM3"
+
+    def found(metric, folder=study):
+        return {name: of_the_seeds(folder / name, metric) for name in names}
+
+    late, last, before = found("mean-of-last:50"), found("last"), found("mean-of-last:50", usual)
+    for one in (late, last):
+        assert (one["fedfa"] > one["fedavg"]).all()
+    left = np.mean(late["fedfa"] - late["fedavg"]) / np.mean(before["fedfa"] - before["fedavg"])
+    assert 0.25 < left < 0.35
+    gains = {name: np.mean(late[name] - before[name]) for name in names}
+    assert sorted(gains, key=gains.get)[:2] == ["fedfa", "fedavg"]
+    assert (late["feddyn"] < late["fedfa"]).all()
+    assert np.mean(late["fedfa"] - late["feddyn"]) < 0.5
+    assert sum(last["feddyn"] > last["fedfa"]) == 1
+    assert abs(late["fedprox"] - late["fedavg"]).max() < 1
+    assert (late["moon"] < late["fedavg"]).all()
+    for metric in ("rounds-to:59.682666", "deviation-of-last:50"):
+        values = {name: one.mean() for name, one in found(metric).items()}
+        assert min(values, key=values.get) == "fedfa"
+
+
 def test_the_start_of_the_anchors_makes_no_difference_in_the_last_round():
     """As the page of the study says, and what it says of the rounds before."""
     study, paper = RECORDS / "fedfa-fmnist-c2-momentum", printed(find_table("fedfa:7"))
