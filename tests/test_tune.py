@@ -41,16 +41,25 @@ def test_a_grid_is_every_combination_in_the_options_own_types():
     assert [type(value) for value in grid["proximal_weight"] + grid["local_epochs"]] == [float, float, int, int]
 
 
-def test_a_chosen_value_at_the_edge_of_the_grid_is_named():
-    tried = [{"lr": lr, "weight": 1.0, "form": form, "flag": flag}
-             for lr, form, flag in ((0.03, "b", True), (0.01, "a", False), (0.1, "a", False))]  # fmt: skip
-
-    def edges(*order):
-        return at_the_edge([Trial(tried[place], {}) for place in order])
-
-    assert edges(0, 1, 2) == []  # between two others; of one value, of words and of flags none is at an edge
-    assert edges(1, 0, 2) == [("lr", "smaller")]
-    assert edges(2, 0, 1) == [("lr", "larger")]
+@pytest.mark.parametrize(
+    ("method", "tried", "expected"),
+    [
+        ("fedprox", [{"lr": 0.03}, {"lr": 0.01}, {"lr": 0.1}], []),
+        ("fedprox", [{"lr": 0.01}, {"lr": 0.03}], [("lr", "smaller")]),
+        ("fedprox", [{"lr": 0.1}, {"lr": 0.03}], [("lr", "larger")]),
+        ("fedprox", [{"lr": 0.1, "proximal_weight": 0.01}, {"lr": 0.01, "proximal_weight": 1.0}],
+         [("lr", "larger"), ("proximal_weight", "smaller")]),
+        ("fedprox", [{"lr": 0.1, "proximal_weight": 1.0}, {"lr": 0.01, "proximal_weight": 1.0}], [("lr", "larger")]),
+        ("fedprox", [{"proximal_weight": 0.0}, {"proximal_weight": 1.0}], []),  # its least value
+        ("fedprox", [{"local_epochs": 1}, {"local_epochs": 5}], []),
+        ("feddyn", [{"clip_norm": 0.0}, {"clip_norm": 10.0}], []),  # 0 is off, and not a small norm
+        ("feddyn", [{"clip_norm": 1.0}, {"clip_norm": 10.0}], [("clip_norm", "smaller")]),
+        ("fedfa", [{"anchor_decay": 1.0}, {"anchor_decay": 0.5}], []),  # its largest value
+        ("feddyn", [{"form": "simplified", "drop_last": True}, {"form": "original", "drop_last": False}], []),
+    ],
+)  # fmt: skip
+def test_a_value_that_was_chosen_from_the_end_of_a_grid_is_named_where_one_beyond_is_possible(method, tried, expected):
+    assert at_the_edge(find_method(method), [Trial(values, {}) for values in tried]) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,6 +96,8 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tmp_path):
     assert about["options"] == trials[0].values
     told = [(one["options"], one["validation_accuracy"]) for one in about["trials"]]
     assert told == [(one.values, one.accuracy) for one in trials]
+    held_out = trials[0].record["config"]["validation"]
+    assert (about["rounds"], about["validation"]) == (TINY["rounds"], held_out)
     run = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY)
     config, origin = run.record["config"], run.record["origin"]
     assert (config["proximal_weight"], origin["proximal_weight"]) == (0.01, "tuned by validation accuracy, seed 1000")

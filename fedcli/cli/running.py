@@ -189,7 +189,7 @@ def _tune(method: str, given: dict[str, Any]) -> None:
         for trial in trials
     ]
     print_table((*map(flag_of, names), "Validation accuracy, %"), rows)
-    for name, beyond in at_the_edge(trials):
+    for name, beyond in at_the_edge(registry.find_method(method), trials):
         value = trials[0].values[name]
         typer.echo(f"{flag_of(name)} {value} is at the edge of what was tried; a {beyond} value may be better")
     flags = shlex.join(text for name, value in trials[0].values.items() for text in (flag_of(name), str(value)))

@@ -71,10 +71,10 @@ def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
     Raises:
         UserError: If an option is unknown, named twice or has a value out of range, or there is nothing to try.
     """
-    own = {field.name: field for field in dataclasses.fields(method.config)}
-    fields = {**{field.name: field for field in dataclasses.fields(RunConfig)}, **own}
+    fields = _fields(method)
     if not texts:
-        worth = {name: field.metadata["tune"] for name, field in own.items() if field.metadata["tune"]}
+        own = dataclasses.fields(method.config)
+        worth = {field.name: field.metadata["tune"] for field in own if field.metadata["tune"]}
         if not worth:
             raise UserError(
                 f"'{method.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
@@ -166,6 +166,7 @@ def tune(
         raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
     about = {
         "method": chosen.name, "protocol": first.protocol, "dataset": first.dataset, "seed": seed,
+        **{name: getattr(first, name) for name in ("rounds", "validation") if name not in values},
         "options": best.values, "validation_accuracy": best.accuracy, "grid": {k: list(v) for k, v in values.items()},
         "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
     }  # fmt: skip
@@ -174,21 +175,32 @@ def tune(
     return trials, folder
 
 
-def at_the_edge(trials: Sequence[Trial]) -> list[tuple[str, str]]:
-    """Options whose chosen value is the least or the largest of several tried ones: a value beyond may be better.
+def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]]:
+    """Options of which a value beyond those tried may be better: the best trial has the least or the largest.
 
     Args:
-        trials: As `tune` returns them, the best first.
+        method: Whose options they are. Beyond the last value that an option may have there is none; nor is there beyond
+            the one that switches it off.
+        trials: As `tune` returns them, the best first. A value whose trials diverged has been tried, too.
 
     Returns:
         Each option with "smaller" or "larger", what is left to try.
     """
-    found = []
+    fields, found = _fields(method), []
     for name, chosen in trials[0].values.items():
-        tried = {trial.values[name] for trial in trials}
-        if len(tried) > 1 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in tried):
-            found += [(name, "smaller")] if chosen == min(tried) else [(name, "larger")] if chosen == max(tried) else []
+        about, tried = fields[name].metadata, {trial.values[name] for trial in trials}
+        if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried) or chosen == about["off"]:
+            continue
+        if chosen == min(tried) and chosen != about["low"]:
+            found.append((name, "smaller"))
+        if chosen == max(tried) and chosen != about["high"]:
+            found.append((name, "larger"))
     return found
+
+
+def _fields(method: Method) -> dict[str, dataclasses.Field]:
+    """The options that can be tuned, by name: every run's and the method's own."""
+    return {field.name: field for kind in (RunConfig, method.config) for field in dataclasses.fields(kind)}
 
 
 def _setups(method: Method, grid: Grid, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Setup]]:
