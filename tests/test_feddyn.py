@@ -172,6 +172,17 @@ def test_the_quadratic_term_and_alpha_act():
     assert laws.distance(laws.simulate(*laws.federation(FEDDYN, {"alpha": 0.1}), 1).params, base) > 1e-4
 
 
+def test_without_alpha_the_simplified_form_is_fedavg_with_clipped_gradients():
+    """This form has no h in the server, so clipping is all that is left."""
+    run = {"parts": laws.toy_parts((0, 7, 10, 4)), "cohort_size": 2}
+    base = laws.simulate(*laws.federation("fedavg", **run), 3, COHORTS).params
+    off = {"alpha": 0.0, "form": "simplified"}
+    ours = laws.simulate(*laws.federation(FEDDYN, {**off, "clip_norm": 0.0}, **run), 3, COHORTS).params
+    laws.assert_agree(ours, base, "FedAvg")
+    clipped = laws.simulate(*laws.federation(FEDDYN, {**off, "clip_norm": 0.01}, **run), 3, COHORTS).params
+    assert laws.distance(clipped, base) > 1e-4
+
+
 def test_buffers_are_averaged_as_the_models_are():
     data, parts = laws.toy_dataset(num_train=12, channels=3), laws.toy_parts((6, 2, 2, 2))
     run = {"backbone": "resnet10-3x3", "data": data, "parts": parts, "local_epochs": 1}

@@ -142,6 +142,14 @@ def test_a_trial_that_diverges_is_no_choice_and_is_not_run_again(tmp_path):
         tune("fedavg", ["lr=1e30"], **{**given, "out": tmp_path / "other"})
 
 
+def test_what_every_trial_has_alike_is_written_down_and_what_was_tuned_is_not(tmp_path):
+    few = {name: value for name, value in TINY.items() if name != "rounds"}
+    _, folder = tune("fedavg", ["rounds=1,2"], validation=0.4, out=tmp_path / "grid", **few)
+    about = json.loads((folder / "tuned.json").read_text())
+    assert about["validation"] == 0.4
+    assert "rounds" not in about
+
+
 def test_trials_keep_their_records_alone(tmp_path):
     few = {**TINY, "protocol": "fedsa:digits", "num_clients": 3, "cohort_size": 3, "out": tmp_path / "grid"}
     tune("fedproto", ["lr=1e30,0.05"], **few)  # one of them diverges
