@@ -52,7 +52,7 @@ def test_a_grid_is_every_combination_in_the_options_own_types():
         ("fedprox", [{"lr": 0.1, "proximal_weight": 1.0}, {"lr": 0.01, "proximal_weight": 1.0}], [("lr", "larger")]),
         ("fedprox", [{"proximal_weight": 0.0}, {"proximal_weight": 1.0}], []),  # its least value
         ("fedprox", [{"local_epochs": 1}, {"local_epochs": 5}], []),
-        ("feddyn", [{"clip_norm": 0.0}, {"clip_norm": 10.0}], []),  # 0 is off, and not a small norm
+        ("feddyn", [{"clip_norm": 0.0}, {"clip_norm": 10.0}], []),
         ("feddyn", [{"clip_norm": 1.0}, {"clip_norm": 10.0}], [("clip_norm", "smaller")]),
         ("fedfa", [{"anchor_decay": 1.0}, {"anchor_decay": 0.5}], []),  # its largest value
         ("feddyn", [{"form": "simplified", "drop_last": True}, {"form": "original", "drop_last": False}], []),

@@ -179,8 +179,7 @@ def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]
     """Options of which a value beyond those tried may be better: the best trial has the least or the largest.
 
     Args:
-        method: Whose options they are. Beyond the last value that an option may have there is none; nor is there beyond
-            the one that switches it off.
+        method: Whose options they are. Beyond the last value that an option may have there is none.
         trials: As `tune` returns them, the best first. A value whose trials diverged has been tried, too.
 
     Returns:
@@ -189,7 +188,7 @@ def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]
     fields, found = _fields(method), []
     for name, chosen in trials[0].values.items():
         about, tried = fields[name].metadata, {trial.values[name] for trial in trials}
-        if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried) or chosen == about["off"]:
+        if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried):
             continue
         if chosen == min(tried) and chosen != about["low"]:
             found.append((name, "smaller"))
