@@ -683,3 +683,19 @@ def test_the_committed_runs_with_non_target_distillation_are_ahead_with_every_se
     ours, theirs = selected("fccl-plus"), selected(other)
     assert len(ours) == len(theirs) == 3
     assert all(one > two for one, two in zip(ours, theirs, strict=True))
+
+
+def test_the_committed_runs_have_six_times_the_epochs_of_base_and_the_papers_sixteen():
+    """As the page of local training of 50 epochs says, which names the numbers of epochs too."""
+    records = Path(__file__).parent.parent / "results" / "records"
+
+    def epochs(name):
+        found = [json.loads(path.read_text())["config"] for path in (records / name).glob("seed-*/record.json")]
+        (product,) = {config["rounds"] * config["local_epochs"] for config in found}
+        return product
+
+    base = epochs("fccl-digits-real-4-base/local")
+    study = {epochs(f"fccl-digits-real-4-resnets/{name}") for name in ("local", "fccl", "fccl-plus")}
+    paper = resolve(PLUS, {"protocol": "fccl:digits-4", "dataset": "digits-4"}, need_data=False).run
+    assert (base, study, paper.rounds * paper.local_epochs) == (50, {300}, 16 * 50)
+    assert (paper.rounds, paper.local_epochs) == (40, 20)

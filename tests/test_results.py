@@ -87,6 +87,7 @@ def test_every_study_has_a_short_answer_that_does_not_begin_with_what_only_its_q
     [
         ("fccl-digits-real-4", "selected", "fccl", "local", 2),
         ("fccl-digits-real-4", "selected", "fedmd", "local", 2),
+        ("fccl-digits-real-4-base", "selected", "../fccl-digits-real-4-resnets/local", "local", 3),
         ("fccl-digits-real-4-resnets", "selected", "fccl-plus", "fccl-plus-without-fntd", 3),
         ("fedcme-fmnist-a0.5-k50-m10", "last", "fedcme", "fedavg", 3),
         ("fedcme-fmnist-a0.5-k50-m10", "mean-of-last:10", "fedcme", "fedavg", 3),
@@ -120,6 +121,7 @@ def test_what_is_said_of_some_seeds_is_so(study, ours, theirs, ahead, behind):
 @pytest.mark.parametrize(
     ("study", "metric", "ours", "theirs", "beyond"),
     [
+        ("fccl-digits-real-4-base", "selected", "../fccl-digits-real-4-resnets/fccl", "local", True),
         ("fccl-digits-real-4-resnets", "selected", "fccl-plus", "local", False),
         ("fccl-digits-real-4-resnets", "selected", "fccl", "local", False),
         ("fccl-digits-real-4-resnets", "selected", "fccl-plus", "fccl-plus-without-fntd", False),
