@@ -539,6 +539,11 @@ _EXCHANGES = {
 _FIG_5 = _table("Fig5", "What is exchanged: classifier, whole model, extractor", grid(_EXCHANGES, _SKEWED), _CURVES)
 
 TABLES = (_TABLE_2, _TABLE_2_TAIL, _TABLE_3, _TABLE_4, _TABLE_4_TAIL, _FIG_4, _FIG_5)
+NOT_PLANNED = {
+    "Table I": "the symbols, no results",
+    "Figs. 1 and 2": "sketches of the idea and of a round, without numbers",
+    "Fig. 3": "curves without printed numbers: `fedcli plot RUNS` draws them from the runs of Table IV",
+}
 
 CLAIMS = (
     Claim(

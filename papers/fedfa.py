@@ -811,10 +811,19 @@ TABLES = (
     _FIG_18, _TABLE_F2,
 )  # fmt: skip
 NOT_PLANNED = {
+    "Table 4": "the networks: part of the set-up, `fedcli show fedfa:fmnist-c2` names ours, and so for each protocol",
     'Table 7: FedFA "ideal" init (anchors of a finished run)': "doubtful: the authors' script loads the anchors of a "
     "finished run, but sends the clients the randomly drawn ones before every round",
     "Table 8: target accuracy": "not a result: 80 % of FedAvg's mean in Table 2, and the metric of each column here",
+    "Fig. 1": "a sketch of the idea, without numbers",
+    "Figs. 2 and 6 to 9": "features of the clients by t-SNE and their cosines, without printed numbers; `fedcli "
+    "quality RUNS --clients`, then `fedcli plot RUNS --kind clients --dataset fmnist`, or `--dataset mixed-digits`, "
+    "draw them from the runs of `fedcli table fedfa:F.2`",
+    "Fig. 3": "of the same experiment as Fig. 12, without printed numbers: `fedcli table fedfa:Fig12`",
+    "Fig. 5": "images of the five digit sets: part of the set-up, and taken over from another paper",
     "Figs. 10 and 11": "the anchors' way over the rounds, without printed numbers; a run keeps its last anchors alone",
+    "Figs. 14 to 17": "curves without printed numbers: `fedcli plot RUNS` draws them from the runs of Table 2, and "
+    "Fig. 17 from those of Table 1",
 }
 
 _C2 = ("FMNIST #C=2",)

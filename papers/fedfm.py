@@ -603,9 +603,19 @@ TABLES = (
 )  # fmt: skip
 
 NOT_PLANNED = {
+    "Tables I and II": "what is known of the methods, and formulas: no results; `fedcli table fedfm:IV` counts the "
+    "floats that a client holds and sends",
     "Table X": "local epochs; in the online appendix, which is not available",
     "Table XI": "partial participation; in the online appendix, which is not available",
     "Table XII": "homogeneous data; in the online appendix, which is not available",
+    "Fig. 2": "features of two clients by t-SNE, without numbers; `fedcli quality RUNS --clients`, then `fedcli plot "
+    "RUNS --kind clients`, draw it from FedAvg's runs of Fig. 1",
+    "Figs. 3 to 5": "sketches of the method, of its two forms of guiding and of FedFM-Lite, without numbers",
+    "Fig. 6": "features by t-SNE, without numbers; `fedcli quality RUNS`, then `fedcli plot RUNS --kind tsne`, draw it "
+    "from Table V's runs",
+    "Fig. 9": "how many images of each class a client has; in the online appendix, which is not available; `fedcli "
+    "data show cifar10 --partition dirichlet:0.5` draws ours of NIID-1, `dominant:1` and `missing:3` those of NIID-2 "
+    "and NIID-3",
 }
 
 _FIRST = ("CIFAR-10 NIID-1",)

@@ -474,7 +474,7 @@ def test_the_tables_have_every_number_of_the_paper():
 
 def test_every_number_of_the_paper_has_a_cell_or_a_reason():
     assert unaccounted(fedfm, reported()["FedFM"]) == []
-    assert set(not_planned(fedfm)) == {"Table X", "Table XI", "Table XII"}
+    assert {"Table X", "Table XI", "Table XII"} <= set(not_planned(fedfm))
 
 
 def test_the_comments_over_the_tables_count_their_runs(monkeypatch):
