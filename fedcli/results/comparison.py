@@ -311,7 +311,9 @@ def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: boo
     less = " Difference: ours less the paper's." if of_paper else ""
     yield f"Ours: mean ± sample standard deviation over seeds (runs).{less}"
     if intervals and of_paper:
-        yield ("Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.")
+        yield "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact."
+    if of_paper and not intervals and len(plan.seeds) == 1 and any(run.record is not None for run in plan.runs):
+        yield "No interval: one run of ours stands beside one that the paper prints."
     if any(run.state == "diverged" for run in plan.runs):
         yield (
             "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
