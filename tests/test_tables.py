@@ -58,7 +58,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
         "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2},
         "versions": {"torch": "2.13", "cuda": None}, "seconds_total": 66.0, "peak_bytes": 1, "resumed": [],
-        "method_source": method, "dataset_fingerprint": "cd" * 8,
+        "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
     }  # fmt: skip
 
 
@@ -320,6 +320,8 @@ def test_seconds_that_other_work_disturbed_are_not_shown():
     assert with_both[0]["Seconds a round, median"] == "2.00"
     assert ",66.0," in csv_text([record()])
     assert ",66.0," not in csv_text([noisy])
+    unknown = {name: value for name, value in record().items() if name != "load"}  # from before it was measured
+    assert cells(markdown([unknown]))[0]["Seconds a round, median"] == MISSING
 
 
 def test_a_seed_that_ran_twice_is_pointed_out():

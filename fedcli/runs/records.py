@@ -324,9 +324,12 @@ def quiet(record: dict[str, Any]) -> bool:
     """False where other work disturbed a run, so that its seconds say little: they are not shown then, nor built on.
 
     Other processes may keep half a core busy. Where the system does not tell what they did, the load averages may be
-    as much above the run's own threads, at its start and at its end. Records from before the load was measured pass.
+    as much above the run's own threads, at its start and at its end. Nor is a run quiet whose record is from before the
+    load was measured: what else the machine did then is not known.
     """
-    for load in record.get("load", ()):
+    if "load" not in record:
+        return False
+    for load in record["load"]:
         others = load["others"]
         if others is None:
             others = max(load["start"], load["end"]) - record["hardware"]["threads"]
