@@ -172,10 +172,13 @@ def test_runs_of_another_setting_do_not_count(results):
     assert pages.standing(other, results / "records", studies) == Standing(other, None)
 
 
-def test_as_many_runs_as_planned_are_not_filled_up(results):
+@pytest.mark.parametrize(("seeds", "used"), [((0,), [0]), ((7,), [7]), ((5,), [0]), ((5, 7), [7, 0])])
+def test_runs_of_other_seeds_are_left_out_where_the_tables_own_are_there(results, seeds, used):
     studies = pages.find_studies(results / "records")
-    one_seed = Table(**{**vars(TABLE), "cells": CELLS[:1], "seeds": (0,)})
-    assert entries(pages.standing(one_seed, results / "records", studies))["FedAvg", "FMNIST #C=2"].endswith(" (2)")
+    table = Table(**{**vars(TABLE), "cells": CELLS[:1], "seeds": seeds})
+    runs = pages.standing(table, results / "records", studies).plan.runs
+    assert [run.setup.run.seed for run in runs] == used
+    assert {run.state for run in runs} == {"finished"}
 
 
 def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(results):

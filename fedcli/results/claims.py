@@ -388,10 +388,11 @@ def _reduction(column: tuple[Wanted, Wanted], departed: Sequence[Mapping[str, An
 NOTES = (
     "Ours: mean over seeds of the difference of two runs that share seed, partition and all options in which the two "
     "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds.",
+    "Over the last tenth of the rounds: the same of the mean over them, where a cell is the accuracy in one round.",
     "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
     f"there are fewer than {FEWEST} seeds, or leaving diverged runs out would favour the one that is ahead.",
-    "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper has "
-    "it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
+    "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper "
+    "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
     "Not run: the command runs the two rows in full, with --dry-run it says what that takes, and --rounds, "
     "--local-epochs and --train-examples make it smaller.",
 )

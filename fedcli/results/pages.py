@@ -176,7 +176,7 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
 def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     """A table with the runs at full size among the records.
 
-    A run with a seed that is not the table's stands for one of the table's that was not run.
+    A run with a seed that is not the table's stands for one of the table's that was not run; others are left out.
 
     Args:
         table: The table.
@@ -193,7 +193,7 @@ def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
         kinds.setdefault(find_metric(cell.metric).needs, []).append(cell)
     every = sorted({*table.seeds, *seeds})
     plans = [reproduce.plan(replace(table, cells=tuple(cells)), folder, seeds=every) for cells in kinds.values()]
-    found = {(one.cell.row, one.cell.column): _chosen(one, len(table.seeds)) for plan in plans for one in plan.cells}
+    found = {(one.cell.row, one.cell.column): _chosen(one, table.seeds) for plan in plans for one in plan.cells}
     cells = tuple(found[cell.row, cell.column] for cell in table.cells)
     runs = tuple({run.folder: run for cell in cells for run in cell.runs}.values())
     if not any(run.state in ENDED for run in runs):
@@ -201,11 +201,13 @@ def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     return Standing(table, replace(plans[0], table=table, cells=cells, runs=runs, seeds=table.seeds))
 
 
-def _chosen(cell: PlannedCell, planned: int) -> PlannedCell:
-    """The cell with the runs that there are and, up to as many as are `planned`, those that lack."""
-    there = [run for run in cell.runs if run.state in ENDED]
-    lacking = [run for run in cell.runs if run.record is None]
-    return replace(cell, runs=(*there, *lacking[: max(0, planned - len(there))]))
+def _chosen(cell: PlannedCell, seeds: Sequence[int]) -> PlannedCell:
+    """The cell with the runs of the table's seeds and, in place of those that were not run, of others that were."""
+    own = [run for run in cell.runs if run.setup.run.seed in seeds]
+    there = [run for run in own if run.state in ENDED]
+    others = [run for run in cell.runs if run.state in ENDED and run not in own][: len(seeds) - len(there)]
+    lacking = [run for run in cell.runs if run.record is None][: len(seeds) - len(there) - len(others)]
+    return replace(cell, runs=(*there, *others, *lacking))
 
 
 def sections(card: str) -> dict[str, str]:
@@ -237,7 +239,9 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
         "\n".join(github(["Name", "Method"], [[f"`{one.name}`", one.title] for one in paper.methods])),
         *([f"## Claims\n\n{claimed}"] if claimed else []),
         "## Tables",
-        _counted(standings) + " A run counts that has all settings of the table, whatever its seed.",
+        _counted(standings)
+        + " A run counts that has all settings of the table, of other seeds than the table's only where these were not "
+        "run.",
         *(f"{_compared(one)}\n\n`fedcli table {one.table.name}` runs what is missing." for one in done),
         *_not_run([one.table for one in standings if not one.finished]),
         *_not_planned(paper),
@@ -439,25 +443,31 @@ def _planned_seeds(alike: Sequence[SeedGroup]) -> int:
 
 
 def _redo(folder: Path) -> Iterator[str]:
-    """How to redo a cell of a paper that has been run in full."""
+    """How to redo a cell that has been run in full: of the runs that say most of their machine, the fastest."""
     runs = [pair for pairs in reproduce.all_runs([folder])[0].values() for pair in pairs]
-    for table in registry.tables().values():
-        for cell in table.cells:
-            for path, record in runs:
-                if (record["method"], record["status"]) == (cell.method, "finished") and _is_cell(record, cell):
-                    yield (
-                        f"For example {cell.row}, {cell.column} of `fedcli table {table.name}`, in about "
-                        f"{record['seconds_total'] / 60:.0f} minutes, after `fedcli data download {record['dataset']}`:"
-                    )
-                    place = path.relative_to(folder.parent).as_posix()
-                    yield f"```console\n$ fedcli verify results/{place}\n```"
-                    part = max(record["config"]["rounds"] // 10, 1)
-                    yield (
-                        "It runs the record's own options again and compares: on this kind of machine with the same "
-                        "versions it ends in the same bits, elsewhere near them, and it says which. With "
-                        f"`--rounds {part}` it does so for the first tenth of the rounds, in a tenth of the time."
-                    )
-                    return
+    found = [
+        (-len(record["machine"]), record["seconds_total"], path, record, table, cell)
+        for table in registry.tables().values() for cell in table.cells for path, record in runs
+        if (record["method"], record["status"]) == (cell.method, "finished") and record["hardware"]["device"] == "cpu"
+        and "machine" in record and _is_cell(record, cell)
+    ]  # fmt: skip
+    if not found:
+        return
+    *_, path, record, table, cell = min(found, key=lambda one: one[:3])
+    hardware, torch = record["hardware"], record["versions"]["torch"].partition("+")[0]
+    minutes, threads = f"{record['seconds_total'] / 60:.0f} minutes", hardware["threads"]
+    yield (
+        f"For example {cell.row}, {cell.column} of `fedcli table {table.name}`, after `fedcli data download "
+        f"{record['dataset']}`; the run took {minutes} with {threads} thread{'s' * (threads > 1)} on "
+        f"{hardware['name']}:"
+    )
+    yield f"```console\n$ fedcli verify results/{path.relative_to(folder.parent).as_posix()}\n```"
+    part = max(record["config"]["rounds"] // 10, 1)
+    yield (
+        f"It runs the record's own options again and compares: on such a processor with torch {torch} it ends in the "
+        f"same bits, elsewhere near them, and it says which. With `--rounds {part}` it does only so many of the "
+        f"{record['config']['rounds']} rounds."
+    )
 
 
 def _is_cell(record: dict[str, Any], cell: Cell) -> bool:
