@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import EllipseCollection, PolyCollection
+from matplotlib.text import Text
 from typer.testing import CliRunner
 
 from fedcli import figures
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import bubbles, curves, plots, speed
+from fedcli.registry import protocols
 from fedcli.results import comparison
 from fedcli.results.tables import find_records
 from tests.test_tables import record
@@ -162,6 +164,12 @@ def test_diverged_runs_stand_beside_unfinished_ones_and_over_any_axis():
     assert drawn(figure)[2] == ["one (unfinished, 2 diverged)", "selected round", "diverged after this round"]
 
 
+def test_a_run_diverged_while_another_has_no_value_yet():
+    figure = curves.learning_curves([diverged(), curve(seed=1, accuracies=(None,), status="running"), curve("two")])
+    assert crosses(figure) == [([[1, 60], [2, 10]], [1])]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["two"]
+
+
 def test_the_best_round_of_a_single_diverged_run_is_ringed():
     assert rings(curves.learning_curves([diverged()])) == [[[2, 10]]]
 
@@ -272,14 +280,14 @@ def test_a_line_is_named_at_its_end_in_its_colour():
     for text, line, end in ((one, drawn(figure)[0][0], (3, 50)), (two, drawn(figure)[0][1], (2, 10))):
         assert text.get_color() == line.get_color()
         assert text.xy == pytest.approx(end)
-        assert text.xyann == (1.05, pytest.approx(end[1]))  # to the right of the axes
-    assert one.arrow_patch is not None
-    assert two.arrow_patch is None  # it would go through the other line
+        assert text.xyann == (1, pytest.approx(end[1]))  # to the right of the axes
+        assert text.arrow_patch.get_edgecolor() == matplotlib.colors.to_rgba(line.get_color())
+        assert text.get_zorder() < line.get_zorder()  # that from the end of two lies below the line of one
 
 
 def test_the_numbers_of_rounds_stand_apart_in_narrow_panels():
     figure = curves.learning_curves([curve(f"method-{number}", 0, [0.5] * 200, rounds=200) for number in range(9)])
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     assert len(figure.axes) == 3
     for axes in figure.axes:
         (low, high), labels = axes.get_xlim(), axes.get_xticklabels()
@@ -288,10 +296,79 @@ def test_the_numbers_of_rounds_stand_apart_in_narrow_panels():
         assert all(left.x1 + 5 < right.x0 for left, right in pairwise(shown))
 
 
-def test_long_names_stand_in_a_legend():
+@pytest.mark.parametrize(
+    ("rounds", "numbers"),
+    [
+        (1, [1]), (3, [1, 2, 3]), (11, [1, 3, 5, 7, 9, 11]), (20, [1, 5, 10, 15, 20]),
+        (100, [1, 20, 40, 60, 80, 100]), (200, [1, 50, 100, 150, 200]),
+    ],
+)  # fmt: skip
+def test_rounds_are_numbered_from_the_first_one_which_is_1(rounds, numbers):
+    axes = curves.learning_curves([curve(accuracies=[0.5] * rounds)]).axes[0]
+    low, high = axes.get_xlim()
+    assert [number for number in axes.get_xticks() if low <= number <= high] == numbers
+
+
+def test_the_first_round_is_on_the_axis_also_where_no_curve_begins_there():
+    figures = [curves.learning_curves([curve(accuracies=[None] * 9 + [0.5] * 91)])]
+    late = curve(accuracies=[0.5] * 100)
+    for entry in late["rounds"][9::10]:
+        entry["drift"] = {"feature_distance": 1.0, "classifier_similarity": 0.5}
+    figures.append(curves.drift_figure([late]))
+    for axes in (axes for figure in figures for axes in figure.axes):
+        assert axes.get_xticks()[0] == 1 >= axes.get_xlim()[0]
+    sent = curves.learning_curves([curve(accuracies=[0.5] * 100)], "floats").axes[0]
+    assert sent.get_xticks()[0] <= 0  # which are none before the first round
+
+
+def names_apart(figure):
+    """The names of the lines of each axes, after a check that these are inside the figure and do not overlap."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)
+        assert all(low.y1 <= high.y0 for low, high in pairwise(boxes))
+        assert all(axes.bbox.x1 < box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+        assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    return [[text.get_text() for text in axes.texts] for axes in figure.axes]
+
+
+def with_options(count, *names):
+    """That many runs, the first of them without these options; they are named by all that the others have."""
+    return [curve("one"), *(curve("two", **dict.fromkeys(names, number)) for number in range(1, count))]
+
+
+@pytest.mark.parametrize(("count", "panels"), [(3, [3]), (6, [6]), (7, [7]), (11, [4, 4, 3])])
+def test_names_of_several_lines_stand_at_the_ends_in_a_panel_that_is_high_enough(count, panels):
+    with matplotlib.rc_context(plots.STYLE):
+        runs = with_options(count, "distillation_factor", "similarity_weight", "correlation_weight")
+        figure = curves.learning_curves(runs)
+        names = names_apart(figure)
+    assert [len(own) for own in names] == panels
+    two = "two,\ndistillation factor 1,\nsimilarity weight 1,\ncorrelation weight 1"  # no line ends within a setting
+    assert names[0][1].replace("\xa0", " ") == two
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["selected round"]
+
+
+def test_names_of_long_words_or_many_lines_stand_in_a_legend():
     figure = curves.learning_curves([curve("a" * curves.DIRECT), curve("b" * (curves.DIRECT + 1))])
     assert len(figure.axes[0].texts) == 0
     assert [text.get_text()[0] for text in figure.legends[0].get_texts()[:2]] == ["a", "b"]
+    figure = curves.learning_curves(with_options(7, *(f"a_long_name_{number}" for number in range(12))))
+    assert len(figure.axes[0].texts) == 0
+    assert all("\n" not in text.get_text() for text in figure.legends[0].get_texts())
+
+
+def test_the_title_tells_what_was_given_with_all_runs():
+    given = {"precision": "command line", "lr": "command line", "rounds": "command line", "partition_seed": "seed"}
+    title = lambda *runs: curves.learning_curves(runs).get_suptitle().replace("\n", " ")  # noqa: E731
+    runs = [curve(lr=rate, precision="bf16", drop_last=True, origin=given) for rate in (0.1, 0.2)]
+    assert title(*runs) == "one, paper:skew, digits, dirichlet:0.5; with precision bf16; one seed"
+    assert title(runs[0]) == "one, paper:skew, digits, dirichlet:0.5; with lr 0.1, precision bf16; one seed"
+    assert title(*runs, curve("two")) == "paper:skew, digits, dirichlet:0.5; one seed"
+    usual = next(iter(protocols().values()))
+    name, value = next((name, value) for name, value in usual.settings.items() if name not in curves.SHOWN)
+    both = curve(protocol=usual.name, **{name: value, "precision": "bf16"}, origin=given | {name: "command line"})
+    assert "; with precision bf16, " not in title(both)  # what the protocol says anyway is left out
 
 
 def test_the_papers_numbers_beside_each_other_are_of_one_table():
@@ -318,16 +395,19 @@ def test_the_papers_number_is_a_line_where_a_run_is_of_a_cell_of_its_table():
     ]  # fmt: skip
     colours = [line.get_color() for line in drawn(curves.learning_curves(runs))[0]]
     assert printed(runs) == list(zip((74.6, 84.08), colours, strict=True))
-    axes = curves.learning_curves(runs).axes[0]
-    names = {text.get_text(): text.xy for text in axes.texts if "paper" in text.get_text()}
-    assert names == {f"paper: {number:.2f}": (axes.get_xlim()[1], number) for number in (74.6, 84.08)}
+    figure = curves.learning_curves(runs)
+    names = drawn(figure)[2]
+    assert names[:2] == ["fedavg (paper: 74.60)", "fedfa (paper: 84.08)"]
+    assert names.count("the paper's number for the line of its colour") == 1
     assert {value for value, _ in printed([*runs, curve()])} == {74.6, 84.08}  # also beside another board
     shorter = [{**run, "config": {**run["config"], "rounds": 199}} for run in runs]
     assert printed(shorter) == []
+    assert drawn(curves.learning_curves(shorter))[2][:2] == ["fedavg", "fedfa"]
     for row in (row for run in runs for row in run["rounds"]):
         row |= {"intra": {"a": 0.5}, "inter": {"a": 0.4}}
     lines = [line for axes in curves.domains_figure(runs).axes for line in axes.lines]
     assert not any(line.get_gid() for line in lines)  # which are of something else
+    assert drawn(curves.domains_figure(runs))[2][:2] == ["fedavg", "fedfa"]
 
 
 def by_domain(method="one", seed=0, accuracies=((0.5, 0.7), None, (0.9, 0.7)), **keywords):

@@ -13,26 +13,47 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import BAND, LINE_COLOURS, STYLE, chart, look
 from fedcli.figures.series import AXES, Curve, find_curves
+from fedcli.registry import protocols
 from fedcli.results.boards import boards
-from fedcli.results.tables import group, headline, settings_text
+from fedcli.results.tables import NOT_IN_IDENTITY, group, headline, settings_text
+from fedcli.runs.config import given_options
+from fedcli.runs.records import reductions_of
 
 RING = {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}
+LEADERS = 1.5  # below all lines, as that from a run which ended early goes through those of the others
 TOP = 3  # the level of what no line may hide; lines are at 2, one above those drawn before it
 LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
 FEW = 4
 ACROSS = 3  # panels of curves in a row
 CURVES, PANEL = (4.8, 3.0), (3.2, 2.6)  # inches, width and height of a panel that is alone, and of one of several
-DIRECT = 44  # characters of the longest label that still stands at the end of its line, else there is a legend
-WRAP = 22  # characters in a line of such a label
+AROUND = 0.7  # inches of a panel's height above and below its axes
+WRAP = 26  # characters in a line of a label that stands at the end of its curve, where no word is longer
+DIRECT, HIGHEST = 32, 4.5  # characters of a line of labels, and a panel's inches, from which there is a legend instead
+BESIDE = 0.2  # inches between such a label and the axes
+WORDS = {"break_long_words": False, "break_on_hyphens": False}
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
-LINE_HEIGHT = 0.15  # inches that such a line takes
+LINE_HEIGHT = 0.15  # inches that such a line takes, and one of the title
+PAPER = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
 BOARD = (2.6, 2.3)  # inches, width and height of a panel of mixed runs without its legend
+PAIRED = 22  # characters of the longest name with which that legend has two columns
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
+SHOWN = ("protocol", "dataset", "partition", "rounds", "eval_every")  # options that titles and curves tell anyway
+
+
+class RoundLocator(MaxNLocator):
+    """Ticks at 1, the first round, and at round numbers after it."""
+
+    def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
+        """Ticks between two rounds."""
+        ticks = super().tick_values(max(1, vmin), max(1, vmax))
+        after = ticks[ticks > 1] + (np.diff(ticks[:2]) == 2)  # every second round is an odd one, from 1 on
+        return np.array([1, *after])
 
 
 @chart("curves", "test accuracy over rounds; runs that differ only in the seed are one line with a band")
@@ -41,7 +62,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
 
     The band is the mean ± the sample standard deviation over seeds. Only finished runs enter them where there are any;
     a run that diverged is a thin line that ends in a cross. The names tell what was left out. A ring marks the best
-    round of a single run, where the rule takes it. A dotted line is the paper's number, see
+    round of a single run, where the rule takes it. A dotted line is the paper's number, which the name has too, see
     `fedcli.results.comparison.printed_accuracies`. More than `LINES` curves are drawn in several panels.
 
     Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
@@ -80,9 +101,8 @@ def _board_panels(panels: dict[str, list[Curve]], x_label: str, left_out: str) -
     every = [curve for curves in panels.values() for curve in curves]
     methods = dict.fromkeys(curve.setting.method for curve in every)
     colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
-    rows, longest = ceil(len(panels) / ACROSS), max(map(len, panels.values()))
-    across = min(len(panels), ACROSS)
-    figure = Figure(figsize=(BOARD[0] * across, rows * (BOARD[1] + 0.12 * ceil(longest / 2))), layout="constrained")
+    rows, across, longest = ceil(len(panels) / ACROSS), min(len(panels), ACROSS), 0
+    figure = Figure(layout="constrained")
     numbers: dict[str, str] = {}
     for place, (title, curves) in enumerate(panels.items(), 1):
         axes, looks, short = figure.add_subplot(rows, across, place), {}, {}
@@ -91,12 +111,16 @@ def _board_panels(panels: dict[str, list[Curve]], x_label: str, left_out: str) -
             number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
             looks[curve.setting.label] = _look(index, len(curves)) | {"color": colours[method]}
             short[curve.setting.label] = method + number
-        names = _names(curves, short)
-        _draw_curves(axes, curves, looks, names, headline=True)
+        names = _names(curves, headline=True, short=short)
+        _draw_curves(axes, curves, looks, names, x_label, headline=True)
         axes.set_title(title, fontsize=7)
-        axes.set(xlabel=x_label, ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
-        columns = 1 + (max(map(len, names.values())) <= WRAP)
-        axes.legend(fontsize=6, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.6)
+        axes.set(ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
+        columns = 1 + (max(map(len, names.values())) <= PAIRED)
+        longest = max(longest, ceil(len(names) / columns))
+        axes.legend(
+            fontsize=6, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5, handlelength=2.6
+        )
+    figure.set_size_inches(BOARD[0] * across, rows * (BOARD[1] + 0.12 * longest))
     width = int(19 * figure.get_figwidth())  # characters in a line of this size
     listed = [fill(f"{number.strip()} {text}", width) for text, number in numbers.items()]
     _legend(figure, every, direct=True, listed="\n".join(filter(None, (*listed, left_out))))
@@ -164,6 +188,8 @@ def _mean_accuracy(row: dict, key: str) -> float | None:
 def _curves_figure(columns: dict[str, list[Curve]], title: str, x_label: str, headline: bool = False) -> Figure:
     """Curves in as many panels as they need, with their names where the lines end, or in a legend where these are long.
 
+    A panel is as high as its names need.
+
     Args:
         columns: What is measured, the curves of it by the label of the axis.
         title: Of the figure.
@@ -175,26 +201,33 @@ def _curves_figure(columns: dict[str, list[Curve]], title: str, x_label: str, he
     settings = list(dict.fromkeys(curve.setting.label for curve in every))
     looks = {label: _look(index, len(settings)) for index, label in enumerate(settings)}
     rows = 1 if len(settings) <= LINES else ceil(len(settings) / FEW)
-    names = _names(every)
-    direct = max(map(len, names.values())) <= DIRECT
+    names = _names(every, headline)
+    wrapped = {label: fill(name, WRAP, **WORDS) for label, name in names.items()}
     drawn = [
         (label, [curve for curve in curves if curve.setting.label in part])
         for part in np.array_split(settings, rows) for label, curves in columns.items()
     ]  # fmt: skip
     across = min(len(drawn), ACROSS) if len(columns) == 1 else len(columns)
-    size = CURVES if len(drawn) == 1 else PANEL
-    figure = Figure(figsize=(across * size[0], ceil(len(drawn) / across) * size[1]), layout="constrained")
-    grid = figure.subplots(ceil(len(drawn) / across), across, squeeze=False, sharey=len(columns) == 1)
+    width, usual = CURVES if len(drawn) == 1 else PANEL
+    lines = max(sum(len(_ends(curve)) * _lines(wrapped[curve.setting.label]) for curve in part) for _, part in drawn)
+    height = max(usual, lines * LINE_HEIGHT + AROUND)
+    longest = max(len(line) for name in wrapped.values() for line in name.splitlines())
+    direct = longest <= DIRECT and height <= HIGHEST
+    height = height if direct else usual
+    down, title = ceil(len(drawn) / across), fill(title, int(16 * across * width), **WORDS)
+    size = across * width, down * height + LINE_HEIGHT * title.count("\n")
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharey=len(columns) == 1)
     for axes in grid.flat[len(drawn) :]:
         axes.set_axis_off()
     for place, (axes, (label, curves)) in enumerate(zip(grid.flat, drawn, strict=False)):
-        _draw_curves(axes, curves, looks, names, headline)
-        axes.set(xlabel=x_label, ylabel=label if len(columns) > 1 or place % across == 0 else "")
+        _draw_curves(axes, curves, looks, names, x_label, headline)
+        axes.set(ylabel=label if len(columns) > 1 or place % across == 0 else "")
     if direct:  # once all are drawn, as they share an axis
         for place, (axes, (_, curves)) in enumerate(zip(grid.flat, drawn, strict=False)):
             if len(columns) == 1 or (place + 1) % across == 0:
-                _name_lines(axes, curves, looks, names, size[1] - 0.7)
-    figure.suptitle(fill(title, int(16 * figure.get_figwidth())), fontsize=STYLE["axes.titlesize"])
+                _name_lines(axes, curves, looks, wrapped, height - AROUND)
+    figure.suptitle(title, fontsize=STYLE["axes.titlesize"])
     _legend(figure, every, direct)
     return figure
 
@@ -205,7 +238,7 @@ def _look(index: int, count: int) -> dict[str, Any]:
 
 
 def _draw_curves(
-    axes: Axes, curves: list[Curve], looks: dict[str, dict], names: dict[str, str], headline: bool
+    axes: Axes, curves: list[Curve], looks: dict[str, dict], names: dict[str, str], x_label: str, headline: bool
 ) -> None:
     """Draws mean and band of each group."""
     for curve in curves:
@@ -226,32 +259,44 @@ def _draw_curves(
         if headline and len(curve.drawn) == 1:
             _mark_selected(axes, curve, colour)
         if headline and curve.printed is not None:
-            axes.axhline(curve.printed, color=colour, linestyle=":", linewidth=1, gid="printed")
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+            axes.axhline(curve.printed, **PAPER, color=colour, gid="printed")
+    rounds = x_label == AXES["round"][0]
+    if rounds:
+        axes.update_datalim([(1, 0)], updatey=False)  # also where the first value is of a later one
+    locator = RoundLocator if rounds else MaxNLocator
+    axes.xaxis.set_major_locator(locator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+    axes.set_xlabel(x_label)
     axes.margins(x=0.02)
     axes.grid(axis="y")
 
 
+def _whole(text: str) -> str:
+    """A setting or a note without a place to break a line, if it fits into one."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) <= WRAP else text
+
+
+def _lines(text: str) -> int:
+    return text.count("\n") + 1
+
+
+def _ends(curve: Curve) -> list[tuple[float, float]]:
+    """The points at which its name stands: its last one, or that of each run where all diverged."""
+    lines = curve.diverged if curve.all_diverged else [(curve.places, curve.values.mean(0))]
+    return [(places[-1], values[-1]) for places, values in lines if len(places)]
+
+
 def _name_lines(axes: Axes, curves: list[Curve], looks: dict, names: dict[str, str], height: float) -> None:
-    """Writes the names of the lines and the paper's numbers to the right of axes that are so many inches high."""
+    """Writes the names of the lines to the right of axes that are so many inches high."""
     low, high = axes.get_ylim()
-    last = max(curve.places.max(initial=0) for curve in curves)  # no leader goes through the curves from before it
-    entries = []
-    for curve in curves:
-        colour = looks[curve.setting.label]["color"]
-        for places, values in curve.diverged if curve.all_diverged else [(curve.places, curve.values.mean(0))]:
-            entries.append(
-                (places[-1], values[-1], fill(names[curve.setting.label], WRAP, break_long_words=False), colour)
-            )
-        if any(line.get_gid() == "printed" and line.get_color() == colour for line in axes.lines):
-            entries.append((axes.get_xlim()[1], curve.printed, f"paper: {curve.printed:.2f}", colour))
-    heights = [(text.count("\n") + 1) * LINE_HEIGHT / height * (high - low) for *_, text, _ in entries]
-    levels = apart([entry[1] for entry in entries], heights, low, high)
-    for (place, value, text, colour), level in zip(entries, levels, strict=True):
+    entries = [(end, curve.setting.label) for curve in curves for end in _ends(curve)]
+    heights = [_lines(names[label]) * LINE_HEIGHT / height * (high - low) for _, label in entries]
+    levels = apart([value for (_, value), _ in entries], heights, low, high)
+    beside = offset_copy(axes.get_yaxis_transform(), axes.figure, BESIDE)
+    for (end, label), level in zip(entries, levels, strict=True):
+        colour = looks[label]["color"]
         axes.annotate(
-            text, (place, value), (1.05, level), textcoords=axes.get_yaxis_transform(), color=colour, va="center",
-            gid="name", annotation_clip=False,
-            arrowprops={**LEADER, "color": colour} if place >= last else None,
+            names[label], end, (1, level), textcoords=beside, color=colour, va="center",
+            gid="name", annotation_clip=False, arrowprops={**LEADER, "color": colour}, zorder=LEADERS,
         )  # fmt: skip
     axes.set_ylim(low, high)
 
@@ -285,8 +330,11 @@ def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
         axes.plot(*point, **RING, color=colour, gid="selected", clip_on=False, zorder=TOP)
 
 
-def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The names of the lines, `short` if given, with the number of runs where others have more and what is left out."""
+def _names(curves: list[Curve], headline: bool, short: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The names of the lines, `short` if given, with the number of runs where others have more and what is left out.
+
+    If it is the `headline` that is drawn, they have the paper's number too.
+    """
     most, names = max(len(curve.drawn) for curve in curves), {}
     for curve in curves:
         member, n = curve.setting, len(curve.drawn)
@@ -296,10 +344,10 @@ def _names(curves: list[Curve], short: Mapping[str, str] | None = None) -> dict[
             *(["diverged"] if curve.all_diverged else ["unfinished"] if not member.finished else []),
             *([f"{left_out} unfinished not shown"] if left_out and not curve.all_diverged else []),
             *([f"{len(member.diverged)} diverged"] if member.diverged and not curve.all_diverged else []),
+            *([f"paper: {curve.printed:.2f}"] if headline and curve.printed is not None else []),
         ]
-        whole = (note.replace(" ", "\N{NO-BREAK SPACE}") for note in notes)
-        name = short[member.label] if short else member.label
-        names[member.label] = f"{name} ({', '.join(whole)})" if notes else name
+        name, about = (short[member.label] if short else member.label).split(", "), map(_whole, notes)
+        names[member.label] = ", ".join(map(_whole, name)) + (f" ({', '.join(about)})" if notes else "")
     return names
 
 
@@ -307,10 +355,25 @@ def _title(curves: list[Curve]) -> str:
     """What all runs have in common, what makes them smaller than their protocol, and how many there are of each."""
     methods = {curve.setting.method for curve in curves}
     most = max(len(curve.drawn) for curve in curves)
-    about = headline(record for curve in curves for record in curve.setting.records)
+    records = [record for curve in curves for record in curve.setting.records]
+    about = headline(records)
     if len(methods) == 1:
         about = f"{methods.pop()}, {about}"
-    return f"{about}; {most} seeds" if most > 1 else f"{about}; one seed"
+    given = settings_text(_given_with_all(records))
+    seeds = f"{most} seeds" if most > 1 else "one seed"
+    return "; ".join([about, *([f"with {given}"] if given else []), seeds])
+
+
+def _given_with_all(records: list[dict]) -> dict[str, Any]:
+    """The options given with all runs of a protocol that are not what it says, nor told by the rest of the figure."""
+    said = {*SHOWN, *NOT_IN_IDENTITY, *(one["what"] for record in records for one in reductions_of(record))}
+    rows = [given_options(record["config"], record.get("origin", {})) for record in records]
+    protocol = protocols().get(records[0]["protocol"])
+    usual = protocol.settings.items() if protocol else ()
+    return {
+        name: value for name, value in rows[0].items()
+        if name not in said and (name, value) not in usual and all((name, value) in row.items() for row in rows)
+    }  # fmt: skip
 
 
 def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "") -> None:
@@ -328,7 +391,7 @@ def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "")
     for gid, label, sign in (
         ("selected", "selected round", RING),
         ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "linestyle": "none"}),
-        ("printed", "the paper's number for the line of its colour", {"linestyle": ":", "linewidth": 1}),
+        ("printed", "the paper's number for the line of its colour", PAPER),
     ):
         if any(line.get_gid() == gid for axes in every for line in axes.lines):
             entries[label] = Line2D([], [], color="#555555", **sign)
