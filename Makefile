@@ -42,6 +42,8 @@ smoke: install ## Run every method for two rounds on built-in data
 
 tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/fedcli pages results
+	$(BIN)/python results/board/board.py --page
+	$(BIN)/python results/speed/peers/peers.py page
 	$(BIN)/fedcli report results/records --title "fedcli: the committed runs" --out results/report.html
 
 docs: install ## Write the reference of the code into docs/api, from its docstrings

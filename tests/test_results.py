@@ -10,7 +10,7 @@ import pytest
 from fedcli import figures
 from fedcli.figures import features, speed
 from fedcli.registry import find_table
-from fedcli.results import comparison, pages, tables
+from fedcli.results import claims, comparison, pages, tables
 from fedcli.results.metrics import find_metric, lead
 
 ROOT = Path(__file__).parent.parent
@@ -35,13 +35,18 @@ def shown():
 def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
     pictures = {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")}
     assert pictures == {path.with_suffix(suffix) for path in shown() for suffix in (".png", ".pdf")}
-    for file in (*RESULTS.glob("*.md"), *RESULTS.glob("[ps]*/*.md"), ROOT / "README.md"):
+    from_csv = {"board/board.png", "speed/peers/peers.png", "speed/workers.png"}
+    from_csv |= {f"speed/{file.stem}-scaling.png" for file in RESULTS.glob("speed/*.csv") if speed.scaling_rows(file)}
+    written = [file for file in RESULTS.rglob("*.md") if "records" not in file.parts]
+    for file in (*written, ROOT / "README.md"):
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", file.read_text(encoding="utf-8")):
-            path = (file.parent / target).resolve()
-            measured = path.name.removesuffix("-scaling.png").removesuffix(".png")
-            made = path.relative_to(RESULTS) in shown() or path.with_name(f"{measured}.csv").is_file()
-            assert made, f"{file.name} shows {target}, which no command draws from what is committed"
-    assert "fedcli pages results" in (ROOT / "Makefile").read_text()
+            path = (file.parent / target).resolve().relative_to(RESULTS)
+            made = path in shown() or path.as_posix() in from_csv
+            assert made, f"{file.name} shows {target}, which 'make tables' does not draw from what is committed"
+    recipe = re.search(r"^tables:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
+    assert [line.removeprefix("\t$(BIN)/") for line in recipe.splitlines()[:3]] == [
+        "fedcli pages results", "python results/board/board.py --page", "python results/speed/peers/peers.py page",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("study", "kind"), sorted(shown().values()))
@@ -159,7 +164,7 @@ def test_what_a_client_of_fedfm_and_scaffold_holds_is_the_papers_to_a_thousand()
         assert abs(held - 1000 * there["mean"]) < 1000, there
 
 
-def test_the_pages_of_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):
+def test_the_writtenof_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
     monkeypatch.chdir(ROOT)
     made = pages.pages(Path("results"))
@@ -173,12 +178,19 @@ def test_the_pages_of_the_papers_equal_their_files_and_the_records(monkeypatch, 
     assert pages.pages(RESULTS) == made  # wherever it is called from
 
 
-def test_the_links_of_the_pages_lead_somewhere():
+def test_the_links_of_the_writtenlead_somewhere():
     for file in (*RESULTS.glob("*.md"), *RESULTS.glob("papers/*.md")):
         for target in re.findall(r"\]\(([^)#:\s]+)\)", file.read_text(encoding="utf-8")):
             assert (file.parent / target).exists(), (file.name, target)
     listed = (RESULTS / "README.md").read_text(encoding="utf-8")
     assert [study.name for study in STUDIES if f"({study.name}.md)" not in listed] == []
+
+
+def test_the_first_page_names_the_tables_that_have_been_run_in_full():
+    whole = pages.run_in_full(claims.by_method([RESULTS / "records"]))
+    assert [table.name for table in whole] == ["fedfa:5", "fedfa:6", "fedfa:7"]
+    told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "FedFA's Tables 5, 6 and 7 have been run in full, no others." in told
 
 
 def test_one_cell_is_redone_by_a_command_of_the_first_page_of_results():

@@ -249,10 +249,13 @@ def pages(
 ) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
+    Those of DIR/speed are drawn from its CSV files.
+
     A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
 
     Its paragraph that begins with "Answer:" stands among the studies of DIR/README.md and on the pages of its papers.
     """
+    from fedcli.bench import divided
     from fedcli.figures import find_chart, plots, speed
     from fedcli.results import pages as made
     from fedcli.results import tables
@@ -271,3 +274,7 @@ def pages(
         if rows := speed.scaling_rows(file):
             out = file.with_name(f"{file.stem}-scaling.png")
             try_write(out, partial(plots.write, out, speed.scaling_figure, rows))
+    if (file := folder / "speed" / "workers.csv").is_file():
+        rows, out = divided.read(file), file.with_suffix(".png")
+        print_or_write(divided.page(rows, out.name), file.with_suffix(".md"))
+        try_write(out, partial(plots.write, out, speed.divided_figure, rows, divided.model(rows)))

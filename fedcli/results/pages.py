@@ -386,6 +386,8 @@ def _covered(folder: Path) -> Iterator[str]:
         "Hours left",
     ]
     yield "\n".join(github(columns, rows, 1))
+    if whole := run_in_full(records):
+        yield f"Run in full, every cell here that has a printed number: {', '.join(map(_place_of_paper, whole))}."
     yield (
         "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
         "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
@@ -393,6 +395,25 @@ def _covered(folder: Path) -> Iterator[str]:
         "are of the runs with open data, one after the other, by quiet runs of the same data set and network on "
         f"{machine[1]} ({machine[0]}); none like the other runs has been timed."
     )
+
+
+def run_in_full(records: claims.Runs) -> list[Table]:
+    """The tables of which every cell with a printed number has been run in full, with all seeds.
+
+    Args:
+        records: See `fedcli.results.claims.by_method`.
+    """
+    found = []
+    for table in registry.tables().values():
+        one = claims.coverage([table], records, {}, ("cpu", ""))
+        if one.cells and one.full[0] == one.cells:
+            found.append(table)
+    return found
+
+
+def _place_of_paper(table: Table) -> str:
+    """A table as it is called in its paper, with the paper's name."""
+    return f"{table.reported[0]}'s {_place(table)}"
 
 
 def _study_row(study: Study) -> list[str]:

@@ -1,11 +1,12 @@
 """One board: every method on the built-in digits, ten seeds each, by options that were tuned on an eleventh.
 
-    python results/board/board.py           # hours: tunes what is not tuned, runs what has not run, writes CSV and page
+    python results/board/board.py           # runs what has not run in runs/board, writes CSV, page and figure
     python results/board/board.py --page    # the page and its figure from the CSV alone
 
 Each method gets three learning rates, with each of them up to four values of the one option that says most of it, its
-weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`. The board does not
-compare papers: the images are few and small, and the set-ups are no paper's.
+weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`; a method that is
+not there is tuned first, all of them in hours. The board does not compare papers: the images are few and small, and the
+set-ups are no paper's.
 """
 
 import csv
@@ -370,7 +371,8 @@ def page(boards: dict[str, list[Line]]) -> str:
         "held-out training examples: three learning rates, with each up to four values of the option named "
         f"({trials} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM have the "
         "weight that FedProx and MOON were tuned to, which was decided after a first board, with their default "
-        "weights. `python results/board/board.py` does all of it again, in hours, `--page` only this page from "
+        "weights. `python results/board/board.py` does all runs again with the options that were chosen, "
+        "`options.json`; without that file it tunes first, in hours. `--page` writes only this page from "
         f"`board.csv`, which has every run with its `params_sha256` ({'; '.join(machines)}). The images are few and "
         "small and the set-ups are no paper's: the board says whether a method earns its keep on an easy task, not "
         "what it does on the papers' data.",
