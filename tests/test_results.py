@@ -1,17 +1,20 @@
 """What results/ shows is what its records say."""
 
+import json
 import re
 import shutil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
+from scipy.special import stdtrit
 
 from fedcli import figures
 from fedcli.figures import features, speed
-from fedcli.registry import find_table
+from fedcli.registry import find_method, find_table
 from fedcli.results import claims, comparison, pages, tables
 from fedcli.results.metrics import find_metric, lead
+from fedcli.runs.records import outdated
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -77,6 +80,34 @@ def test_a_large_number_in_the_prose_of_a_study_is_read_and_not_typed():
     assert typed == {}, "write them as fedcli/results/prose.py says"
 
 
+def test_a_result_between_backticks_is_one_that_is_computed_here_from_what_is_committed():
+    """Decimals of settings stand between backticks, too."""
+    notebook = json.loads((RESULTS / "records" / "fedfa-fmnist-c2" / "notebook.json").read_text())
+    fmnist, cifar10 = notebook["fmnist"], notebook["cifar10"]
+    known = {f"{value:.2f}" for value in fmnist.values() if isinstance(value, float)}
+    known |= {f"{one['FedAvg'] - one['MOON']:.2f}" for one in (fmnist, cifar10)}
+    known |= {f"{fmnist['FedFA'] - fmnist['FedAvg']:+.1f}"}
+    validation = RESULTS / "records" / "fedfa-fmnist-validation"
+    for first, others in (("fedavg", "seeds"), ("fedavg-other-pairs", "pairs")):
+        runs = tables.find_records(
+            [validation / first, RESULTS / "records" / "fedfa-fmnist-validation-chance" / others]
+        )
+        known |= {f"{end:.1f}" for end in of_one_more(find_metric("last").values(runs))}
+    typed = {
+        number: file.parent.name
+        for file in (*RESULTS.glob("records/*/intro.md"), *RESULTS.glob("papers/notes/*.md"))
+        for number in re.findall(r"`([+-]?\d[\d,]*\.\d+)`", file.read_text(encoding="utf-8"))
+    }
+    settings = {"0.003", "0.01", "0.03", "0.1", "0.3", "0.5"}
+    assert typed.keys() - known - settings - {"0.53"} == set()  # the last is tested with FCCL+
+
+
+def of_one_more(values):
+    """Where one more value lies in 95 of 100 cases, by Student's t."""
+    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) * (1 + 1 / len(values)) ** 0.5
+    return fmean(values) - half, fmean(values) + half
+
+
 def test_there_are_results():
     assert STUDIES
 
@@ -94,6 +125,10 @@ def test_every_study_has_a_short_answer_that_does_not_begin_with_what_only_its_q
         ("fccl-digits-real-4", "selected", "fedmd", "local", 2),
         ("fccl-digits-real-4-base", "selected", "../fccl-digits-real-4-resnets/local", "local", 3),
         ("fccl-digits-real-4-resnets", "selected", "fccl-plus", "fccl-plus-without-fntd", 3),
+        ("fccl-digits-real-4-resnets", "selected", "local", "fccl-plus-fccm-alone", 3),
+        ("fccl-digits-real-4-resnets", "selected", "local", "fccl-plus-fisl-alone", 3),
+        ("fccl-digits-real-4-resnets", "selected", "local", "fedmd", 3),
+        ("fccl-digits-real-4-resnets", "intra", "fccl-plus-fntd-alone", "local", 3),
         ("fedcme-fmnist-a0.5-k50-m10", "last", "fedcme", "fedavg", 3),
         ("fedcme-fmnist-a0.5-k50-m10", "mean-of-last:10", "fedcme", "fedavg", 3),
         ("fedsa-cifar10-device", "selected", "fedsa", "fedproto", 3),
@@ -154,6 +189,16 @@ def test_among_nine_methods_fedavgm_is_the_most_accurate_and_fedfm_keeps_the_cla
         return max(means, key=means.get)
 
     assert (best("selected"), best("quality:nmi"), best("quality:silhouette")) == ("fedavgm", "fedfm", "fedfm")
+
+
+def test_the_page_says_which_runs_are_of_an_earlier_version_of_their_methods_file():
+    old = {
+        (folder.relative_to(RESULTS / "records").parts[0], method)
+        for method, pairs in claims.by_method([RESULTS / "records"]).items() for folder, record in pairs
+        if outdated(record, find_method(method))
+    }  # fmt: skip
+    assert old == {("fmnist-nine-methods", "scaffold")}
+    assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()
 
 
 def test_what_a_client_of_fedfm_and_scaffold_holds_is_the_papers_to_a_thousand():
