@@ -36,6 +36,7 @@ WRAP = 26  # characters in a line of a label that stands at the end of its curve
 DIRECT, HIGHEST = 32, 4.5  # characters of a line of labels, and a panel's inches, from which there is a legend instead
 BESIDE = 0.2  # inches between such a label and the axes
 WORDS = {"break_long_words": False, "break_on_hyphens": False}
+UNBROKEN = "\N{NO-BREAK SPACE}"
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
 LINE_HEIGHT = 0.15  # inches that such a line takes, and one of the title
 PAPER = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
@@ -202,7 +203,7 @@ def _curves_figure(columns: dict[str, list[Curve]], title: str, x_label: str, he
     looks = {label: _look(index, len(settings)) for index, label in enumerate(settings)}
     rows = 1 if len(settings) <= LINES else ceil(len(settings) / FEW)
     names = _names(every, headline)
-    wrapped = {label: fill(name, WRAP, **WORDS) for label, name in names.items()}
+    wrapped = {label: fill(name, WRAP, **WORDS).replace(UNBROKEN, " ") for label, name in names.items()}
     drawn = [
         (label, [curve for curve in curves if curve.setting.label in part])
         for part in np.array_split(settings, rows) for label, curves in columns.items()
@@ -272,7 +273,7 @@ def _draw_curves(
 
 def _whole(text: str) -> str:
     """A setting or a note without a place to break a line, if it fits into one."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) <= WRAP else text
+    return text.replace(" ", UNBROKEN) if len(text) <= WRAP else text
 
 
 def _lines(text: str) -> int:
