@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedcli.results.metrics import interval
+from fedcli.runs.config import without_effect
 from tests.test_tables import cells, record
 
 FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
@@ -55,6 +56,10 @@ def board(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "HERE", tmp_path)
     (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
+    timed = [
+        f"{at},{line},{rounds},4,45" for at in RUNS for line, rounds in (("local", 1), ("scaffold", 2), ("moon", 1))
+    ]
+    (tmp_path / "seconds.csv").write_text("\n".join(["protocol,method,rounds,of,seconds", *timed, ""]))
     with (tmp_path / "board.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -109,6 +114,10 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert (by_name["fedavg"]["Tuned"], by_name["fedavg"]["Seeds"]) == ("lr 0.2", "3")
     assert "(CPU, torch 2; another)" in page
     assert "(297 trials; " in page  # 3 x 57, 3 x 42
+    # 38 lines with 10 seeds in two processes: 45 x 4 seconds but for scaffold's half, of which there are 6 trials
+    assert " all 380 runs again " in page
+    assert "`options.json`: at most 9.4 hours of two cores," in page
+    assert " it tunes first, 7.3 hours more " in page
     assert "(`fedfm:digits`)\n\nNot all of its runs have ended.\n" in page
     assert (
         "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox, fedfm-lite. Not to be told from it" in page
@@ -144,6 +153,14 @@ def test_matching_on_top_has_the_weight_that_its_method_was_tuned_to_and_a_varia
     settings = {cell.row: cell.settings for cell in board.table("global", "One", (GLOBAL,)).cells}
     assert settings["fedfm-lite (all rounds)"] == {**settings["fedfm-lite"], "model_interval": 1}
     assert (settings["fedfm-lite"]["lr"], settings["fedprox-fm"]["proximal_weight"]) == (0.2, 0.001)
+
+
+def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
+    monkeypatch.setattr(board, "HERE", FILE.parent)
+    monkeypatch.setattr(board, "RUNS", tmp_path)
+    runs = [run for name in board.TABLES for run in board.planned(name, 0).runs]
+    assert len(runs) == 56
+    assert {run.label: found for run in runs if (found := without_effect(run.setup, run.given))} == {}
 
 
 def test_matching_on_top_is_tuned_after_its_methods(board, tmp_path, monkeypatch):

@@ -1,12 +1,15 @@
 """One board: every method on the built-in digits, ten seeds each, by options that were tuned on an eleventh.
 
-    python results/board/board.py           # runs what has not run in runs/board, writes CSV, page and figure
+    python results/board/board.py           # runs what has not run in runs/board, then writes CSV, page and figure
     python results/board/board.py --page    # the page and its figure from the CSV alone
 
 Each method gets three learning rates, with each of them up to four values of the one option that says most of it, its
-weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`; a method that is
-not there is tuned first, all of them in hours. The board does not compare papers: the images are few and small, and the
-set-ups are no paper's.
+weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`, so that only a
+method that is not there is tuned. The page says how long all runs take, and all trials. `git diff` of `board.csv` says
+which came out otherwise. The board does not compare papers: the images are few and small, and the set-ups are no
+paper's.
+
+`seconds.csv` has the processor time of runs with seed 0, in one thread, or of their first rounds: `rounds` of `of`.
 """
 
 import csv
@@ -124,6 +127,8 @@ WITH_PUBLIC = ("fedmd", "feddf", "feddf-client", "rhfl", "fedmatch", "fccl", "fc
 def fixed(method: str, protocol: str) -> dict[str, Any]:
     """Options of a method that are not tuned with it."""
     found = {"protocol": protocol, "dataset": "digits", **(PUBLIC if method in WITH_PUBLIC else {})}
+    if method == "fedproc":  # under FedFA's protocols it has the form of FedFA's code, which has no temperature
+        found["prototypes"] = "means"
     base, option = ON_TOP.get(method, ("", ""))
     return found | ({option: tuned()[protocol][base][option]} if base in tuned().get(protocol, {}) else {})
 
@@ -300,6 +305,16 @@ def read() -> dict[str, list[Line]]:
     return boards
 
 
+def seconds(protocol: str) -> dict[str, float]:
+    """What a run of each line takes of a core; of a line that was not timed, what the dearest that was takes."""
+    with (HERE / "seconds.csv").open(newline="") as file:
+        timed = {
+            row["method"]: float(row["seconds"]) * int(row["of"]) / int(row["rounds"])
+            for row in csv.DictReader(file) if row["protocol"] == protocol
+        }  # fmt: skip
+    return {line: timed.get(line, max(timed.values())) for line in lines_of(protocol)}
+
+
 def told(found: Interval | None, form: str = ".2f") -> str:
     """A mean with its interval, as text."""
     if found is None:
@@ -362,17 +377,23 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
 
 def page(boards: dict[str, list[Line]]) -> str:
     """The text of README.md."""
-    trials = sum(prod(map(len, grid(at, method).values())) for at in boards for method in GRIDS[at])
+    trials = {(at, method): prod(map(len, grid(at, method).values())) for at in boards for method in GRIDS[at]}
+    runs = {(at, line): taken for at in boards for line, taken in seconds(at).items()}
+    hours = len(SEEDS) * sum(runs.values()) / 3600 / PROCESSES
+    more = sum(count * runs[key] for key, count in trials.items()) / 3600 / PROCESSES
     machines = sorted(set().union(*(line.machines for board in boards.values() for line in board)))
     lines = [
         "# One board of all methods",
         "",
         f"Every method on the built-in digits, seeds {SEEDS[0]} to {SEEDS[-1]}, options tuned on another seed by "
         "held-out training examples: three learning rates, with each up to four values of the option named "
-        f"({trials} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM have the "
-        "weight that FedProx and MOON were tuned to, which was decided after a first board, with their default "
-        "weights. `python results/board/board.py` does all runs again with the options that were chosen, "
-        "`options.json`; without that file it tunes first, in hours. `--page` writes only this page from "
+        f"({sum(trials.values())} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM "
+        "have the weight that FedProx and MOON were tuned to, which was decided after a first board, with their "
+        f"default weights. `python results/board/board.py` does all {len(SEEDS) * len(runs)} runs again with the "
+        f"options that were chosen, `options.json`: at most {hours:.1f} hours of two cores, computed from "
+        "`seconds.csv`, the processor time of a run or of its first rounds while other programs ran; a line that is "
+        "not there counts as the dearest of its board. Without `options.json` it tunes first, "
+        f"{more:.1f} hours more if a trial takes what a run does. `--page` writes only this page from "
         f"`board.csv`, which has every run with its `params_sha256` ({'; '.join(machines)}). The images are few and "
         "small and the set-ups are no paper's: the board says whether a method earns its keep on an easy task, not "
         "what it does on the papers' data.",
