@@ -69,6 +69,17 @@ def test_the_readme_and_the_page_say_how_fast_rounds_are_on_a_gpu():
     assert list(rows) == ["w1", "w2", "w3"]
 
 
+def test_the_readme_says_how_much_longer_the_same_bits_each_time_take():
+    with (ROOT / "results/speed/noted.csv").open(encoding="utf-8", newline="") as text:
+        rows = [row for row in csv.DictReader(text) if row["section"] == "An NVIDIA H200"]
+    fastest, same = (
+        [float(row["value"]) for row in rows if (row["what"], row["measured"]) == (what, "seconds a round")]
+        for what in ("the fastest", "all deterministic")
+    )
+    assert fastest
+    assert f"a round of w1 takes {fmean(same) / fmean(fastest):.1f} times as long." in README
+
+
 def test_what_is_said_of_others_is_what_was_measured():
     spec = importlib.util.spec_from_file_location("peers", ROOT / "results/speed/peers/peers.py")
     peers = importlib.util.module_from_spec(spec)

@@ -27,7 +27,7 @@ def scaling_rows(file: Path) -> list[dict]:
         file: The CSV.
     """
     with file.open(encoding="utf-8", newline="") as lines:
-        rows = {row["workload"]: row for row in csv.DictReader(lines) if " K=" in row["workload"]}
+        rows = {row["workload"]: row for row in csv.DictReader(lines) if " K=" in row.get("workload", "")}
     numbers = ("cohort_size", "batch_size", *(name for _, *names in SIDES for name in names))
     return [{**row, **{name: json.loads(row[name]) for name in numbers}} for row in rows.values()]
 
