@@ -20,6 +20,21 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 NO_NUMBERS = r"(?sm)^#[^\n]*|`[^`]*`|\]\([^)]*\)|\{\{.*?\}\}|(Table|Figs?\.|Figure|Eq\.|Dirichlet)\s[\d.]+"
 SETTINGS = ("10", "20", "50")  # of a setting's name, and the rounds that a mean is of
+BETWEEN_BACKTICKS = {  # numbers of settings, by study
+    "fccl-digits-real-4-base": "40 300",
+    "fccl-digits-real-4-resnets": "0.53",  # tested with FCCL+
+    "fedfa-fmnist-c2-momentum": "0.5",
+    "fedfa-fmnist-c2-phases": "2021",
+    "fedfa-fmnist-iid": "0.1 0.5 85",
+    "fedfa-fmnist-validation": "100 500 2021",
+    "fedfa-fmnist-validation-settings": "100 192 2021",
+}
+TABLE_8 = {  # a column of FedFA's Table 8 of which a study quotes rounds
+    "fedfa-fmnist-c2": "FMNIST #C=2",
+    "fedfa-fmnist-a0.1": "FMNIST alpha=0.1",
+    "fedfa-fmnist-a0.1-draws": "FMNIST alpha=0.1",
+    "fedfa-fmnist-a0.5": "FMNIST alpha=0.5",
+}
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 
 
@@ -80,32 +95,115 @@ def test_a_large_number_in_the_prose_of_a_study_is_read_and_not_typed():
     assert typed == {}, "write them as fedcli/results/prose.py says"
 
 
-def test_a_result_between_backticks_is_one_that_is_computed_here_from_what_is_committed():
-    """Decimals of settings stand between backticks, too."""
-    notebook = json.loads((RESULTS / "records" / "fedfa-fmnist-c2" / "notebook.json").read_text())
+def test_a_number_between_backticks_is_a_setting_or_computed_here_from_what_is_committed():
+    known = {study: set(numbers.split()) for study, numbers in BETWEEN_BACKTICKS.items()} | computed()
+    for file in (*RESULTS.glob("records/*/intro.md"), *RESULTS.glob("papers/notes/*.md")):
+        spans = re.findall(r"`([^`]+)`", re.sub(r"(?s)\{\{.*?\}\}", "", file.read_text(encoding="utf-8")))
+        whole = {span for span in spans if re.fullmatch(r"[+-]?\d[\d,]*(\.\d+)?", span)}
+        parts = {part for span in {*spans} - whole for part in re.findall(r"(?<![\w.:=(])(?<![a-z]-)\d+\.\d+", span)}
+        assert (whole | parts) - known.get(file.parent.name, set()) == set(), file
+
+
+def computed():
+    """By study, what stands between backticks on its page and is no setting."""
+    records = RESULTS / "records"
+    notebook = json.loads((records / "fedfa-fmnist-c2" / "notebook.json").read_text())
     fmnist, cifar10 = notebook["fmnist"], notebook["cifar10"]
-    known = {f"{value:.2f}" for value in fmnist.values() if isinstance(value, float)}
-    known |= {f"{one['FedAvg'] - one['MOON']:.2f}" for one in (fmnist, cifar10)}
-    known |= {f"{fmnist['FedFA'] - fmnist['FedAvg']:+.1f}"}
-    validation = RESULTS / "records" / "fedfa-fmnist-validation"
+    of_authors = {f"{value:.2f}" for value in fmnist.values() if isinstance(value, float)}
+    of_authors |= {f"{one['FedAvg'] - one['MOON']:.2f}" for one in (fmnist, cifar10)}
+    of_authors |= {f"{fmnist['FedFA'] - fmnist['FedAvg']:+.1f}"}
+    of_chance = {"3", "95"}
     for first, others in (("fedavg", "seeds"), ("fedavg-other-pairs", "pairs")):
-        runs = tables.find_records(
-            [validation / first, RESULTS / "records" / "fedfa-fmnist-validation-chance" / others]
-        )
-        known |= {f"{end:.1f}" for end in of_one_more(find_metric("last").values(runs))}
-    typed = {
-        number: file.parent.name
-        for file in (*RESULTS.glob("records/*/intro.md"), *RESULTS.glob("papers/notes/*.md"))
-        for number in re.findall(r"`([+-]?\d[\d,]*\.\d+)`", file.read_text(encoding="utf-8"))
-    }
-    settings = {"0.003", "0.01", "0.03", "0.1", "0.3", "0.5"}
-    assert typed.keys() - known - settings - {"0.53"} == set()  # the last is tested with FCCL+
+        folders = [records / "fedfa-fmnist-validation" / first, records / "fedfa-fmnist-validation-chance" / others]
+        ends = of_one_more(find_metric("last").values(tables.find_records(folders)))
+        of_chance |= {f"{end:.1f}" for end in ends}
+    tuning = [json.loads(file.read_text()) for file in records.glob("fedfa-fmnist-c2-tuned/*/tuned.json")]
+    tuned = {str(number) for one in tuning for number in (one["seed"], one["rounds"], len(one["trials"]))}
+    tuned |= {f"{value:g}" for one in tuning for values in one["grid"].values() for value in values}
+    rounds = {column: {*map(str, printed_rounds(column).values())} for column in TABLE_8.values()}
+    of_table_8 = {study: rounds[column] for study, column in TABLE_8.items()}
+    of_table_8["fedfa-fmnist-c2"] |= of_authors | {"2023"}
+    return {**of_table_8, "fedfa-fmnist-validation-chance": of_chance, "fedfa-fmnist-c2-tuned": tuned}
+
+
+def printed_rounds(column):
+    """After how many rounds the methods reach a target, as Table 8 prints it."""
+    cells = comparison.printed(find_table("fedfa:8")).items()
+    return {row: cell["rounds_to_target"] for (row, of), cell in cells if of == column and "rounds_to_target" in cell}
 
 
 def of_one_more(values):
     """Where one more value lies in 95 of 100 cases, by Student's t."""
     half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) * (1 + 1 / len(values)) ** 0.5
     return fmean(values) - half, fmean(values) + half
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        ("fedfa-fmnist-c2", "the paper prints `{FedProc}` and `{MOON}`."),
+        ("fedfa-fmnist-c2", "it prints `{FedAvg}` for both."),
+        ("fedfa-fmnist-c2", "it prints `{FedProx}` for both."),
+        ("fedfa-fmnist-c2", "FedDyn reaches it after {{}}, where it prints `{FedDyn}`,"),
+        ("fedfa-fmnist-a0.1", "the paper prints `{FedProc}` for FedProc and `{FedAvg}` for FedAvg."),
+        ("fedfa-fmnist-a0.1", "the paper prints `{FedAvg}` for both."),
+        ("fedfa-fmnist-a0.1", "the paper prints `{FedDyn}` for both."),
+        ("fedfa-fmnist-a0.1", "FedFA needs {{}} rounds here and {FedFA} there."),
+        ("fedfa-fmnist-a0.1-draws", "the `{FedAvg}` rounds that the paper prints."),
+        (
+            "fedfa-fmnist-a0.5",
+            "The paper prints `{FedAvg}`, `{FedProx}`, `{FedDyn}`, `{FedFA}`, `{MOON}` and `{FedProc}`,",
+        ),
+    ],
+)
+def test_what_is_quoted_of_table_8_is_printed_there(study, words):
+    text = (RESULTS / "records" / study / "intro.md").read_text(encoding="utf-8")
+    plain = " ".join(re.sub(r"(?s)\{\{.*?\}\}", "{}", text).split())
+    assert words.format_map(printed_rounds(TABLE_8[study])) in plain
+
+
+def test_the_rounds_of_table_8_stand_beside_ours_in_the_same_round_and_the_next():
+    text = (RESULTS / "records" / "fedfa-fmnist-iid" / "intro.md").read_text(encoding="utf-8")
+    cells = r'\{\{ printed fedfa:8 "(.+?)" "(.+?)" \}\} \| \{\{ at:(\d+)/200 \w+ \}\} \| \{\{ at:(\d+)/200 \w+ \}\}'
+    rows = re.findall(r"\| (\d+) \| " + cells, text)
+    assert len(rows) == 6
+    for number, row, column, same, following in rows:
+        assert int(number) == printed_rounds(column)[row] == int(same) == int(following) - 1
+
+
+def test_the_tuned_methods_had_as_many_trials_as_the_page_says():
+    folder = RESULTS / "records" / "fedfa-fmnist-c2-tuned"
+    trials = {file.parent.name: len(json.loads(file.read_text())["trials"]) for file in folder.glob("*/tuned.json")}
+    assert (trials["fedprox"], trials["feddyn"]) == (trials["moon"], trials["fedfa"])
+    said = "FedAvg had `{fedavg}` trials, FedProx and MOON `{moon}`, FedDyn and FedFA `{fedfa}`, one each"
+    assert said.format_map(trials) in " ".join((folder / "intro.md").read_text(encoding="utf-8").split())
+
+
+def test_local_training_of_300_epochs_has_so_many():
+    (epochs,) = {
+        record["config"]["rounds"] * record["config"]["local_epochs"]
+        for method in ("local", "fccl-plus-fntd-alone")
+        for record in tables.find_records([RESULTS / "records" / "fccl-digits-real-4-resnets" / method])
+    }
+    assert epochs == 300
+
+
+def test_by_their_classifiers_fedsa_and_fedproto_are_within_a_point_of_training_alone():
+    means = {
+        (runs, name): fmean(
+            find_metric(name).values(tables.find_records([RESULTS / "records" / "fedsa-cifar10-device" / runs]))
+        )
+        for runs, name in (("local", "selected"), ("fedsa", "classifier"), ("fedproto", "classifier"))
+    }
+    assert max(means.values()) - min(means.values()) < 1
+
+
+def test_clients_of_the_experiment_of_f_2_have_the_images_that_the_page_says():
+    folder = RESULTS / "records" / "fedfa-fmnist-validation"
+    (skewed,) = tables.find_records([folder / "fedavg"])
+    (even,) = tables.find_records([folder / "fedavg-iid"])
+    assert all(sorted(counts)[-3:] == [0, 500, 500] for counts in skewed["partition"]["class_counts"])
+    assert {sum(counts) for counts in even["partition"]["class_counts"]} == {1000}  # ten classes
 
 
 def test_there_are_results():
@@ -209,7 +307,7 @@ def test_what_a_client_of_fedfm_and_scaffold_holds_is_the_papers_to_a_thousand()
         assert abs(held - 1000 * there["mean"]) < 1000, there
 
 
-def test_the_writtenof_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):
+def test_the_pages_of_the_papers_equal_their_files_and_the_records(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
     monkeypatch.chdir(ROOT)
     made = pages.pages(Path("results"))
@@ -223,7 +321,7 @@ def test_the_writtenof_the_papers_equal_their_files_and_the_records(monkeypatch,
     assert pages.pages(RESULTS) == made  # wherever it is called from
 
 
-def test_the_links_of_the_writtenlead_somewhere():
+def test_the_links_of_the_pages_lead_somewhere():
     for file in (*RESULTS.glob("*.md"), *RESULTS.glob("papers/*.md")):
         for target in re.findall(r"\]\(([^)#:\s]+)\)", file.read_text(encoding="utf-8")):
             assert (file.parent / target).exists(), (file.name, target)
@@ -234,8 +332,16 @@ def test_the_links_of_the_writtenlead_somewhere():
 def test_the_first_page_names_the_tables_that_have_been_run_in_full():
     whole = pages.run_in_full(claims.by_method([RESULTS / "records"]))
     assert [table.name for table in whole] == ["fedfa:5", "fedfa:6", "fedfa:7"]
+    left_out = {
+        (table.name, row)
+        for table in whole
+        for row, column in comparison.printed(table)
+        if (row, column) not in {(cell.row, cell.column) for cell in table.cells}
+    }
+    assert left_out == {("fedfa:7", 'FedFA "ideal" init (anchors of a finished run)')}
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "FedFA's Tables 5, 6 and 7 have been run in full, but for the row of Table 7 " in told
+    said = "FedFA's Tables 5, 6 and 7 have been run in full, but for the row of Table 7 that starts from the anchors of"
+    assert f"{said} a finished run; no others have." in told
 
 
 def test_one_cell_is_redone_by_a_command_of_the_first_page_of_results():
