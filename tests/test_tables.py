@@ -195,6 +195,16 @@ def test_costs_are_those_of_a_finished_run(failed):
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
 
 
+def test_costs_are_means_over_rounds_and_runs():
+    runs = [record(seed=0, done=4), record(seed=1, done=4)]
+    for run, sent in zip(runs, [(10, 10, 20, 20), (20, 20, 30, 30)], strict=True):
+        for entry, floats in zip(run["rounds"], sent, strict=True):
+            entry["floats_up"] = floats
+    (row,) = cells(markdown(runs))
+    assert row["Floats up / down, client and round"] == "20 / 12,345"
+    assert [line["floats_up"] for line in csv.DictReader(csv_text(runs).splitlines())] == ["15", "25"]
+
+
 def test_a_group_without_a_finished_run_has_no_numbers():
     running = record(status="running", done=0)
     running["summary"] = None

@@ -420,22 +420,24 @@ def _cost(record: Record, key: str) -> int | None:
     return (record["cost"] or {}).get(key)
 
 
-for _key, _help in (
-    ("floats_up", "floats a client sends in a round"),
-    ("floats_down", "floats a client receives in a round"),
-    ("memory_floats", "floats a client must hold"),
+def _of_a_round(record: Record, key: str) -> float | None:
+    """The mean over rounds, as one may send more than another; older records have the last one's alone."""
+    last = _cost(record, key)
+    return None if last is None else fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
+
+
+for _name, _help, _read in (
+    ("floats-up", "floats a client sends in a round, on average", partial(_of_a_round, key="floats_up")),
+    ("floats-down", "floats a client receives in a round, on average", partial(_of_a_round, key="floats_down")),
+    ("memory-floats", "floats a client must hold", partial(_cost, key="memory_floats")),
 ):
-    metric(_key.replace("_", "-"), _help, unit="floats", better="")(partial(_cost, key=_key))
+    metric(_name, _help, unit="floats", better="")(_read)
 
 
 @metric("total-floats", "floats sent up by all clients in all rounds, as the papers count", unit="floats", better="")
 def _all_sent(record: Record) -> float | None:
-    last = _cost(record, "floats_up")
-    if last is None:
-        return None
-    config = record["config"]  # a round may send more than another; older records have the last one's alone
-    per_round = fmean(entry.get("floats_up", last) for entry in record["rounds"])
-    return per_round * config["cohort_size"] * config["rounds"]
+    per_round, config = _of_a_round(record, "floats_up"), record["config"]
+    return None if per_round is None else per_round * config["cohort_size"] * config["rounds"]
 
 
 @metric("total-memory-floats", "the memory of all clients, counted anew in each round", unit="floats", better="")

@@ -305,12 +305,10 @@ def _seconds(records: list[dict]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _floats(record: dict) -> str:
-    """Floats one client sends and receives in a round."""
-    cost = record.get("cost") or {}
-    return " / ".join(
-        f"{cost[key]:,}" if cost.get(key) is not None else MISSING for key in ("floats_up", "floats_down")
-    )
+def _floats(records: Sequence[dict]) -> str:
+    """Floats one client sends and receives in a round, on average."""
+    sent = [[find_metric(name).value(record) for record in records] for name in ("floats-up", "floats-down")]
+    return " / ".join(MISSING if None in values else f"{fmean(values):,.0f}" for values in sent)
 
 
 def _progress(record: dict) -> str:
@@ -354,7 +352,7 @@ def _rows(groups: list[SeedGroup], own: Sequence[Metric]) -> list[dict[str, str]
                 **{metric.title: _mean(metric, runs) for metric in own},
                 "Rounds": str(runs[0]["config"].get("rounds", MISSING)),
                 "Validation at the selected round, %": _mean(find_metric("validation"), runs),
-                "Floats up / down, client and round": _floats((done or runs)[0]),
+                "Floats up / down, client and round": _floats(done or runs),
                 "Seconds a round, median": _seconds(done),
             }
         )
@@ -439,7 +437,9 @@ def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
     row |= {"rounds_done": len(record["rounds"])}
     row |= {"post_accuracy": record["post"].get("test_accuracy")} if "post" in record else {}
     row |= {metric.title: metric.value(record) for metric in own}
-    row |= {key: cost.get(key) for key in ("floats_down", "floats_up", "memory_floats", "buffer_floats")}
+    sent = {key: find_metric(key.replace("_", "-")).value(record) for key in ("floats_down", "floats_up")}
+    row |= {key: None if value is None else round(value) for key, value in sent.items()}
+    row |= {key: cost.get(key) for key in ("memory_floats", "buffer_floats")}
     row |= {"parameters": record.get("model", {}).get("parameters"), "params_sha256": summary.get("params_sha256")}
     row |= {"seconds_round_median": _round_seconds(record), "seconds_total": _total_seconds(record)}
     row |= {key: record.get(key) for key in ("method_hash", "commit")}
