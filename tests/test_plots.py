@@ -50,6 +50,11 @@ def circles(figure):
     return grid.get_offsets(), grid.get_widths() ** 2
 
 
+def test_a_line_of_very_many_rounds_is_thin():
+    (short, long), _, _ = drawn(curves.learning_curves([curve("short"), curve("long", accuracies=(0.2, 0.4) * 200)]))
+    assert short.get_linewidth() > 1 > long.get_linewidth()
+
+
 def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation():
     runs = [curve(seed=0, accuracies=(0.2, 0.4)), curve(seed=1, accuracies=(0.4, 0.4)), curve("two")]
     (one, two), (band,), labels = drawn(curves.learning_curves(runs))

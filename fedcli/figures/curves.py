@@ -39,6 +39,7 @@ WORDS = {"break_long_words": False, "break_on_hyphens": False}
 UNBROKEN = "\N{NO-BREAK SPACE}"
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
 LINE_HEIGHT = 0.15  # inches that such a line takes, and one of the title
+MANY, THIN = 300, 0.7  # points of a line from which it is so thin, as it would look like a surface
 PAPER = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
 BOARD = (2.6, 2.3)  # inches, width and height of a panel of mixed runs without its legend
 PAIRED = 22  # characters of the longest name with which that legend has two columns
@@ -243,7 +244,7 @@ def _draw_curves(
 ) -> None:
     """Draws mean and band of each group."""
     for curve in curves:
-        own = dict(looks[curve.setting.label])
+        own = dict(looks[curve.setting.label]) | ({"linewidth": THIN} if len(curve.places) > MANY else {})
         colour, start = own["color"], own.pop("start")
         mean = curve.values.mean(0)
         if curve.has_band:
