@@ -198,6 +198,25 @@ def test_by_their_classifiers_fedsa_and_fedproto_are_within_a_point_of_training_
     assert max(means.values()) - min(means.values()) < 1
 
 
+def test_in_full_fedproto_is_behind_by_its_prototypes_alone_and_a_gpu_agrees_with_a_cpu():
+    records = RESULTS / "records"
+
+    def rounds_of(study, method, name):
+        found = tables.find_records([records / study / method])
+        return {one["seed"]: [entry[name] for entry in one["rounds"]] for one in found}
+
+    fifths = {}  # of the rounds, by method, the means over seeds
+    for method in ("fedsa", "fedproto"):
+        runs = rounds_of("fedsa-cifar10-device-full", method, "classifier_accuracy").values()
+        fifths[method] = [fmean(fmean(run[at : at + 200]) for run in runs) for at in range(0, 1000, 200)]
+    behind = [theirs < ours for ours, theirs in zip(fifths["fedsa"], fifths["fedproto"], strict=True)]
+    assert behind == [True, False, False, False, False]
+    for method in ("fedsa", "fedproto"):
+        both = [rounds_of(f"fedsa-cifar10-device{kind}", method, "test_accuracy") for kind in ("", "-full")]
+        assert both[0].keys() == both[1].keys()
+        assert all(abs(max(both[0][seed]) - max(both[1][seed][:200])) < 0.001 for seed in both[0])
+
+
 def test_clients_of_the_experiment_of_f_2_have_the_images_that_the_page_says():
     folder = RESULTS / "records" / "fedfa-fmnist-validation"
     (skewed,) = tables.find_records([folder / "fedavg"])
@@ -230,6 +249,7 @@ def test_every_study_has_a_short_answer_that_does_not_begin_with_what_only_its_q
         ("fedcme-fmnist-a0.5-k50-m10", "last", "fedcme", "fedavg", 3),
         ("fedcme-fmnist-a0.5-k50-m10", "mean-of-last:10", "fedcme", "fedavg", 3),
         ("fedsa-cifar10-device", "selected", "fedsa", "fedproto", 3),
+        ("fedsa-cifar10-device-full", "selected", "fedsa", "fedproto", 3),
     ],
 )
 def test_what_is_said_of_every_seed_is_so(study, metric, ours, theirs, count):
@@ -269,6 +289,8 @@ def test_what_is_said_of_some_seeds_is_so(study, ours, theirs, ahead, behind):
         ("fedfm-cifar10-resnet18", "quality:silhouette", "fedfm", "fedavg", False),
         ("fedfm-cifar10-resnet18", "selected", "fedfm", "fedavg", False),
         ("fedsa-cifar10-device", "selected", "fedsa", "local", False),
+        ("fedsa-cifar10-device-full", "selected", "fedsa", "fedproto", True),
+        ("fedsa-cifar10-device-full", "classifier", "fedsa", "fedproto", False),
         ("fmnist-dirichlet-0.1", "selected", "fedfm-weight-1", "fedavg", False),
     ],
 )
