@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+STUDIES := $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test torture lint smoke tables docs clean
@@ -44,7 +45,7 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/fedcli pages results
 	$(BIN)/python results/board/board.py --page
 	$(BIN)/python results/speed/peers/peers.py page
-	$(BIN)/fedcli report results/records --title "fedcli: the committed runs" --out results/report.html
+	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
 
 docs: install ## Write the reference of the code into docs/api, from its docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

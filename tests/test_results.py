@@ -14,7 +14,7 @@ from fedcli.figures import features, speed
 from fedcli.registry import find_method, find_table
 from fedcli.results import claims, comparison, pages, tables
 from fedcli.results.metrics import find_metric, lead
-from fedcli.runs.records import outdated
+from fedcli.runs.records import outdated, quiet
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -364,6 +364,14 @@ def test_the_first_page_names_the_tables_that_have_been_run_in_full():
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     said = "FedFA's Tables 5, 6 and 7 have been run in full, but for the row of Table 7 that starts from the anchors of"
     assert f"{said} a finished run; no others have." in told
+
+
+def test_hours_left_go_by_quiet_runs():
+    timed = tables.find_records([RESULTS / "records" / "timed"])
+    assert len(timed) == 14
+    assert all(quiet(one) and one["status"] == "finished" for one in timed)
+    told = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert f"data set and network on {timed[0]['hardware']['name']} (cpu); none like the other runs has been" in told
 
 
 def test_one_cell_is_redone_by_a_command_of_the_first_page_of_results():
