@@ -56,10 +56,9 @@ def board(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "HERE", tmp_path)
     (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
-    timed = [
-        f"{at},{line},{rounds},4,45" for at in RUNS for line, rounds in (("local", 1), ("scaffold", 2), ("moon", 1))
-    ]
-    (tmp_path / "seconds.csv").write_text("\n".join(["protocol,method,rounds,of,seconds", *timed, ""]))
+    half = ("scaffold", "fccl")
+    timed = [f"{at},{line},{60 if line in half else 120}" for at in RUNS for line in module.lines_of(at)]
+    (tmp_path / "seconds.csv").write_text("\n".join(["protocol,method,seconds", *timed, ""]))
     with (tmp_path / "board.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -114,10 +113,11 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert (by_name["fedavg"]["Tuned"], by_name["fedavg"]["Seeds"]) == ("lr 0.2", "3")
     assert "(CPU, torch 2; another)" in page
     assert "(297 trials; " in page  # 3 x 57, 3 x 42
-    # 38 lines with 10 seeds in two processes: 45 x 4 seconds but for scaffold's half, of which there are 6 trials
+    # 18 and 20 lines with 10 seeds in two processes, 120 seconds each but for scaffold and fccl with 60
     assert " all 380 runs again " in page
-    assert "`options.json`: at most 9.4 hours of two cores," in page
-    assert " it tunes first, 7.3 hours more " in page
+    assert "`options.json`: 175 minutes of two cores for one global model," in page
+    assert " and 195 for models of their own, " in page
+    assert " it tunes first, 4.8 hours more " in page
     assert "(`fedfm:digits`)\n\nNot all of its runs have ended.\n" in page
     assert (
         "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox, fedfm-lite. Not to be told from it" in page
@@ -239,6 +239,31 @@ def test_page_alone_is_drawn_from_the_csv_and_rows_are_those_of_the_runs(board, 
     state = "running"
     with pytest.raises(SystemExit, match="the run 'here' has not ended"):
         list(board.rows("global"))
+
+
+def test_a_table_that_is_named_is_run_alone_and_the_rows_of_the_other_stay(board, tmp_path, monkeypatch):
+    before = board.stored()
+    asked = []
+    for name in ("tune_all", "write"):
+        monkeypatch.setattr(board, name, lambda *given: None)
+    monkeypatch.setattr(board, "side_by_side", lambda work, given: asked.extend(given) or [])
+    monkeypatch.setattr(board, "rows", lambda name: ({**row, "selected": 99.0} for row in before[:6]))
+    monkeypatch.setattr(sys, "argv", ["board.py", "global"])
+    board.main()
+    assert asked == [("global", seed) for seed in range(10)]
+    after = board.stored()
+    assert [row["selected"] for row in after[:6]] == ["99.0"] * 6
+    assert after[6:] == [row for row in before if row["protocol"] == PERSONAL]
+    assert "99.00" in (tmp_path / "README.md").read_text()
+    monkeypatch.setattr(sys, "argv", ["board.py", "globe"])
+    with pytest.raises(SystemExit, match=r"board.py global"):
+        board.main()
+
+
+def test_the_page_foresees_every_line(board, monkeypatch):
+    monkeypatch.setattr(board, "HERE", FILE.parent)
+    for protocol in board.HEADINGS:
+        assert board.seconds(protocol).keys() == board.lines_of(protocol).keys()
 
 
 def test_runs_that_have_ended_keep_their_records_alone(board, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """One board: every method on the built-in digits, ten seeds each, by options that were tuned on an eleventh.
 
     python results/board/board.py           # runs what has not run in runs/board, then writes CSV, page and figure
+    python results/board/board.py global    # the same for the two boards of one global model; or personal
     python results/board/board.py --page    # the page and its figure from the CSV alone
 
 Each method gets three learning rates, with each of them up to four values of the one option that says most of it, its
@@ -9,14 +10,14 @@ method that is not there is tuned. The page says how long all runs take, and all
 which came out otherwise. The board does not compare papers: the images are few and small, and the set-ups are no
 paper's.
 
-`seconds.csv` has the processor time of runs with seed 0, in one thread, or of their first rounds: `rounds` of `of`.
+`seconds.csv` has the mean seconds of the runs of some seeds, two at a time as here and nothing else.
 """
 
 import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from math import prod
@@ -282,14 +283,31 @@ class Line(NamedTuple):
         )
 
 
+def stored() -> list[dict[str, str]]:
+    """The rows of the CSV, a run each."""
+    if not (HERE / "board.csv").is_file():
+        return []
+    with (HERE / "board.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def keep(found: Sequence[dict[str, Any]], protocols: Sequence[str]) -> None:
+    """Puts all rows of some protocols into the CSV, in place of those that it has of them."""
+    places = list(HEADINGS)
+    others = [row for row in stored() if row["protocol"] not in protocols]
+    with (HERE / "board.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, found[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*others, *found], key=lambda row: places.index(row["protocol"])))
+
+
 def read() -> dict[str, list[Line]]:
     """The boards by protocol, the best mean first."""
     found: dict[str, dict[str, list[dict[str, str]]]] = {}
-    if not (HERE / "board.csv").is_file():
+    if not (runs := stored()):
         raise SystemExit("there is no board.csv yet; run this file without --page.")
-    with (HERE / "board.csv").open(newline="") as file:
-        for run in csv.DictReader(file):
-            found.setdefault(run["protocol"], {}).setdefault(run["method"], []).append(run)
+    for run in runs:
+        found.setdefault(run["protocol"], {}).setdefault(run["method"], []).append(run)
     boards = {}
     for protocol, methods in found.items():
         lines = []
@@ -306,13 +324,9 @@ def read() -> dict[str, list[Line]]:
 
 
 def seconds(protocol: str) -> dict[str, float]:
-    """What a run of each line takes of a core; of a line that was not timed, what the dearest that was takes."""
+    """What a run of each line takes beside another."""
     with (HERE / "seconds.csv").open(newline="") as file:
-        timed = {
-            row["method"]: float(row["seconds"]) * int(row["of"]) / int(row["rounds"])
-            for row in csv.DictReader(file) if row["protocol"] == protocol
-        }  # fmt: skip
-    return {line: timed.get(line, max(timed.values())) for line in lines_of(protocol)}
+        return {row["method"]: float(row["seconds"]) for row in csv.DictReader(file) if row["protocol"] == protocol}
 
 
 def told(found: Interval | None, form: str = ".2f") -> str:
@@ -378,9 +392,13 @@ def section(protocol: str, lines: list[Line]) -> Iterator[str]:
 def page(boards: dict[str, list[Line]]) -> str:
     """The text of README.md."""
     trials = {(at, method): prod(map(len, grid(at, method).values())) for at in boards for method in GRIDS[at]}
-    runs = {(at, line): taken for at in boards for line, taken in seconds(at).items()}
-    hours = len(SEEDS) * sum(runs.values()) / 3600 / PROCESSES
-    more = sum(count * runs[key] for key, count in trials.items()) / 3600 / PROCESSES
+    taken = {at: seconds(at) for at in boards}  # without a board that has not been run
+    hours = {
+        name: len(SEEDS) * sum(sum(taken.get(at, {}).values()) for at in protocols) / 3600 / PROCESSES
+        for name, (_, protocols) in TABLES.items()
+    }
+    count = len(SEEDS) * sum(len(lines_of(at)) for at in boards)
+    more = sum(number * taken[at][method] for (at, method), number in trials.items()) / 3600 / PROCESSES
     machines = sorted(set().union(*(line.machines for board in boards.values() for line in board)))
     lines = [
         "# One board of all methods",
@@ -389,10 +407,10 @@ def page(boards: dict[str, list[Line]]) -> str:
         "held-out training examples: three learning rates, with each up to four values of the option named "
         f"({sum(trials.values())} trials; ↓ and ↑ mark the lowest and the highest value tried). FedProx-FM and MOON-FM "
         "have the weight that FedProx and MOON were tuned to, which was decided after a first board, with their "
-        f"default weights. `python results/board/board.py` does all {len(SEEDS) * len(runs)} runs again with the "
-        f"options that were chosen, `options.json`: at most {hours:.1f} hours of two cores, computed from "
-        "`seconds.csv`, the processor time of a run or of its first rounds while other programs ran; a line that is "
-        "not there counts as the dearest of its board. Without `options.json` it tunes first, "
+        f"default weights. `python results/board/board.py` does all {count} runs again with the options that were "
+        f"chosen, `options.json`: {60 * hours['global']:.0f} minutes of two cores for one global model, which "
+        f"`board.py global` does alone, and {60 * hours['personal']:.0f} for models of their own, `board.py personal`, "
+        "by `seconds.csv`. Without `options.json` it tunes first, "
         f"{more:.1f} hours more if a trial takes what a run does. `--page` writes only this page from "
         f"`board.csv`, which has every run with its `params_sha256` ({'; '.join(machines)}). The images are few and "
         "small and the set-ups are no paper's: the board says whether a method earns its keep on an easy task, not "
@@ -439,22 +457,19 @@ def figure(boards: dict[str, list[Line]]) -> Figure:
 
 
 def main() -> None:
-    """Does what is left to do of all of it, one table after the other."""
-    if sys.argv[1:] not in ([], ["--page"]):
-        raise SystemExit(__doc__)
-    if sys.argv[1:]:
+    """Does what is left to do of the tables that are named, or of all, one after the other."""
+    wanted = sys.argv[1:] or [*TABLES]
+    if wanted == ["--page"]:
         write_page()
         return
-    found = []
-    for name, (_, protocols) in TABLES.items():
+    if not TABLES.keys() >= {*wanted}:
+        raise SystemExit(__doc__)
+    for name in wanted:
+        _, protocols = TABLES[name]
         tune_all(protocols)
         for given, errors in side_by_side(run_seed, [(name, seed) for seed in SEEDS]):
             print(*given, *(f"{folder}: {error}" for folder, error in errors.items()), sep="\n  ", flush=True)
-        found += rows(name)
-        with (HERE / "board.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, found[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(found)
+        keep(list(rows(name)), protocols)
         write_page()
 
 
