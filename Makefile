@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
-STUDIES := $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md))
+STUDIES := $(sort $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md)))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test torture lint smoke tables docs clean

@@ -10,7 +10,7 @@ method that is not there is tuned. The page says how long all runs take, and all
 which came out otherwise. The board does not compare papers: the images are few and small, and the set-ups are no
 paper's.
 
-`seconds.csv` has the mean seconds of the runs of some seeds, two at a time as here and nothing else.
+`seconds.csv` has the mean seconds of the runs of some seeds, two at a time as here and with nothing else going on.
 """
 
 import csv
