@@ -1,21 +1,437 @@
-"""All trials, each a seeded program that says how often it tried to break something, and what broke."""
+"""Misfortunes with fixed seeds: kills, damaged files, wild command lines, hostile records and imports.
 
+Each trial is a function of its number, which seeds what it draws; it returns what went wrong, or an empty text.
+"""
+
+import io
+import json
+import os
 import random
 import shutil
 import signal
+import tarfile
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+import numpy as np
+import torch
+from PIL import Image
 
+import fedcli
+from fedcli import registry, smoke
+from fedcli.data import files
+from fedcli.errors import UserError
+from fedcli.figures import quality
+from fedcli.runs import run as runs
+from fedcli.runs.config import recorded_fields
+from fedcli.runs.models import ROUNDS
+from fedcli.runs.records import params_hash, read_record, write_record
+from fedcli.runs.rounds import Listener
 from tests.programs import SMALL, start
-from tests.torture import damage, hostile, kills, lines
-from tests.torture.forks import call, fork
+from tests.test_runs import TINY, Stop, StopAfter, essence
+from tests.torture.commands import Ended, call, fork
 
 RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").rglob("record.json"))
-SECONDS = 30  # until a fuzzed command is interrupted
+
+
+# Kills, also while a file is written
+
+KILLED = (
+    "fedavg", "scaffold", "fedproto", "fedfm", "feddyn", "moon", "local", "fedgen", "fedtgp", "fedcme", "fml",
+    "fccl-plus",
+)  # fmt: skip
+KILLS = 4  # of a run, until it may end
+MOMENTS = 24  # at most, until a kill; a round has about 12
+
+
+class Doom(Listener):
+    """Kills its process at the so-many-th moment: in a batch, in a file half written, before or after its renaming."""
+
+    def __init__(self, moments: int):
+        self.left = moments
+        fsync, replace = os.fsync, Path.replace
+
+        def half_written(file: int) -> None:
+            if self.left == 1:
+                os.ftruncate(file, os.fstat(file).st_size // 2)
+            self.pass_moment()
+            fsync(file)
+
+        def renamed(path: Path, target: Path) -> None:
+            self.pass_moment()
+            replace(path, target)
+            self.pass_moment()
+
+        files.os.fsync, Path.replace = half_written, renamed
+
+    def pass_moment(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def samples(self, count: int) -> None:
+        self.pass_moment()
+
+
+def kill(number: int) -> str:
+    """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
+    draw, method = random.Random(number), registry.find_method(KILLED[number % len(KILLED)])
+    protocol, dataset = smoke.built_in(method)
+    options = {**TINY, "protocol": protocol, "dataset": dataset, "checkpoint_every": 1, "state_memory": "300K"}
+    if method.uses_public_data:
+        options |= {"public_examples": 12, "public_batch_size": 5}
+    with TemporaryDirectory() as place:
+        whole, killed = Path(place, "whole"), Path(place, "killed")
+        fedcli.run(method.name, out=whole, **options)
+
+        def go_on(moments: int) -> Ended:
+            return fork(lambda: fedcli.run(method.name, progress=Doom(moments), out=killed, continue_=True, **options))
+
+        for kills in range(KILLS):
+            end = go_on(draw.randint(1, MOMENTS))
+            if end.code == 0 and kills > 0:
+                break
+            if end.code != -signal.SIGKILL:
+                return f"{method.name}: {end.errors.strip().splitlines()[-1]}"
+        end = go_on(-1)
+        if end.code:
+            return f"{method.name}: {end.errors.strip()}"
+        ours, theirs = read_record(killed), read_record(whole)
+        if essence(ours)["rounds"] != essence(theirs)["rounds"] or ours["summary"] != theirs["summary"]:
+            return f"{method.name}: other numbers"
+        return "" if _names(killed) == _names(whole) else f"{method.name}: other files"
+
+
+def _names(folder: Path) -> list[str]:
+    """The files of a run, but for a checkpoint before the last, which a slow machine may not have."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(name for name in names if "before" not in name)
+
+
+# Damaged, cut and exchanged files
+
+PARTS = {
+    "global model": {"method": "fedfm"},
+    "client state": {"method": "scaffold"},
+    "personal": {"method": "local"},
+    "heterogeneous": {"method": "fedproto", "protocol": "fedsa:digits-mixed", "backbone": None},
+    "public": {
+        "method": "fccl-plus", "protocol": "fccl:digit-domains", "public_examples": 12, "public_batch_size": 6,
+        "cohort_size": 4, "backbone": None,
+    },
+    "server training": {"method": "fedgen"},
+    "finished, with features": {"method": "fedavg"},
+}  # fmt: skip
+
+
+@lru_cache
+def stopped_run(kind: str) -> tuple[Path, str]:
+    """A folder with `run`, which stopped after two of three rounds unless its kind says finished, and `other`, the
+    same with another seed; and what `run` comes to."""
+    folder, finished = Path(mkdtemp()), kind.startswith("finished")
+    options = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small", **PARTS[kind]}
+    del options["dataset"]  # each method has its own built-in one
+    for name, seed in (("run", 0), ("other", 1)):
+        with suppress(Stop):
+            fedcli.run(**options, seed=seed, out=folder / name, progress=StopAfter(9 if finished else 2))
+        if finished:
+            quality.add_quality(folder / name)
+    return folder, ending(shutil.copytree(folder / "run", folder / "whole"))
+
+
+def ending(folder: Path) -> str:
+    """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
+    if not (folder / quality.FEATURES).is_file():
+        return runs.resume(folder).record["summary"]["params_sha256"]
+    run, ((shown,), _) = fedcli.load(folder), quality.one_a_setting([folder])
+    parts = [quality.kept_outputs(shown)[1], *(run.model(round=name).state_dict() for name in ROUNDS)]
+    return params_hash((name, torch.as_tensor(value)) for part in parts for name, value in part.items())
+
+
+def spoil(folder: Path, other: Path, draw: random.Random) -> str:
+    """Flips a bit of a file of a run, cuts it, or puts the other run's in its place; says what it did."""
+    file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    counterpart = other / file.relative_to(folder)
+    if file.parent.name == "states" and not counterpart.is_file():
+        counterpart = next((other / "states").iterdir())
+    how = draw.choice(("flip", "cut", "exchange" if counterpart.is_file() else "cut"))
+    content = bytearray(counterpart.read_bytes() if how == "exchange" else file.read_bytes())
+    if how == "flip":
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif how == "cut":
+        del content[draw.randrange(len(content)) :]
+    file.write_bytes(content)
+    return f"{how} {file.name}"
+
+
+def damage(number: int) -> str:
+    """A run with a damaged file is refused in a line, or comes to the same end."""
+    kind = list(PARTS)[number % len(PARTS)]
+    source, end = stopped_run(kind)
+    with TemporaryDirectory() as place:
+        folder = shutil.copytree(source / "run", Path(place, "run"))
+        what = spoil(folder, source / "other", random.Random(number))
+        try:
+            reached = ending(folder)
+        except UserError as error:
+            return f"{kind}, {what}: a refusal of several lines" if "\n" in str(error) else ""
+    if what in ("exchange record.json", "exchange checkpoint.safetensors"):
+        return f"{kind}, {what}: not refused"
+    return "" if reached == end else f"{kind}, {what}: other bits"
+
+
+# Command lines
+
+WILD = (
+    "", " ", "-", "--", "0", "-1", "1_0", "٣", "1e999", "-1e-999", "nan", "inf", "1e300", "9" * 24, "9" * 5000,
+    "x" * 300, "a/" * 3000, "/etc/passwd", "/dev/null", ".", "..", "/", "\udcff", "\x1b[31m", "$\\frac$", "raises.py:x",
+    "./exits.py:x", "empty.py:METHOD", "./none.py:f", "true", "None", "auto", "iid", "dirichlet:0.5", "classes:20",
+    "dominant:1:share=1e-999999", "dominant:1:share=4/0", "domains+iid", "0.5", "2", "1,0", "0,1", "lr=0.1,0.1", "csv",
+    "best", "run", "fedfm:III", "digits", "fedavg", "run/record.json", "curves", "tsne",
+)  # fmt: skip
+USER_FILES = {
+    "raises.py": "raise RuntimeError('two\\nlines')\n",
+    "exits.py": "import sys\nsys.exit(0)\n",
+    "late.py": "import sys\nfrom dataclasses import replace\nfrom fedcli.papers.baselines import fedavg\n"
+    "METHOD = replace(fedavg.METHOD, name='late', run_round=lambda *given: sys.exit(0))\n",
+    "syntax.py": "def\n",
+    "empty.py": "",
+}
+COMMANDS = {
+    "table": ("--format", "--metric", "--page", "--out", "--only", "--seeds", "--rounds", "--jobs", "--runs"),
+    "plot": ("--kind", "--out", "--x", "--method"), "quality": ("--client", "--clients", "--method"),
+    "resume": ("--method", "--changed-method"), "verify": ("--out", "--device", "--method"), "show": ("--help",),
+    "data show": ("--partition", "--num-clients", "--partition-seed", "--out"), "data import": ("--help",),
+    "pages": ("--help",), "check fedavg --law 5": ("--law", "--device"),
+}  # fmt: skip
+SWITCHES = ("--clients", "--changed-method", "--help")
+
+
+def command_line(draw: random.Random) -> list[str]:
+    """A line in the grammar of the commands, with values that are right, at an edge, or mad."""
+    if draw.random() < 0.4:
+        command = draw.choice(list(COMMANDS))
+        line = [*command.split(), *(draw.choice(WILD) for _ in range(draw.randint(0, 2)))]
+        for flag in draw.sample(COMMANDS[command], draw.randint(0, min(2, len(COMMANDS[command])))):
+            line += [flag] if flag in SWITCHES else [flag, draw.choice(WILD)]
+        return [*line, "--dry-run"] if "fedfm:III" in line and command == "table" else line
+    name = draw.choice([*registry.methods(), *(f"./{file}" for file in USER_FILES), *WILD])
+    method = registry.methods().get(name)
+    fields = recorded_fields(method or registry.find_method("fedavg"))
+    line = [draw.choice(("run", "run", "run", "tune")), name, *SMALL, "--rounds", "1"]
+    for option in draw.sample(sorted(fields), draw.randint(0, 4)):
+        flag, value = "--" + option.replace("_", "-"), draw.choice([*(fields[option].metadata["choices"] or ()), *WILD])
+        if fields[option].type is bool:
+            line.append(flag if draw.random() < 0.5 else f"--no-{flag[2:]}")
+        else:
+            line += [f"{flag}={value}"] if draw.random() < 0.5 else [flag, value]
+    return line
+
+
+def fuzz(number: int) -> str:
+    """A command line ends well, or in one line that says what is wrong."""
+    line = command_line(random.Random(number))
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, text in USER_FILES.items():
+            (folder / name).write_text(text)
+        shutil.copytree(stopped_run("finished, with features")[0] / "run", folder / "run")
+        end = call(folder, *line, seconds=30)
+    return f"{[text[:60] for text in line]}: {end.fault[:200]}" if end.fault else ""
+
+
+# Records
+
+VALUES = (
+    None, True, -1, 0, 1.5, 10**30, -(10**400), 1e308, [], {}, [[]], {"": {}}, [None], float("nan"), float("inf"),
+    "<script>alert(1)</script>", "two\nlines", "=HYPERLINK(1)", "a|b", "`x`", "\u202eabc", "\ud800", "x" * 20_000,
+    "\x00", "%s{}", "[red]", "../../etc", "[a](b)", "\\input{x}", *WILD,
+)  # fmt: skip
+READERS = (
+    "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
+    "plot r --x floats", "plot r --x seconds", "plot r --kind drift", "plot r --kind domains", "resume r", "verify r",
+    "quality r", "plot r --kind confusion", "table --page r",
+)  # fmt: skip
+
+
+def entries(value: Any) -> list[tuple[Any, Any]]:
+    """Every dictionary or list inside a value, with each of its keys."""
+    pairs = []
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        pairs.append((value, key))
+        if isinstance(part, dict | list):
+            pairs += entries(part)
+    return pairs
+
+
+def hostile_record(number: int) -> str:
+    """A record with something wild in it is read or refused in a line by every command that reads records."""
+    draw, command = random.Random(number), READERS[number % len(READERS)]
+    record = json.loads(draw.choice(RECORDS).read_text())
+    del record["rounds"][3:]
+    with TemporaryDirectory() as place:
+        folder = Path(place, "r")
+        folder.mkdir()
+        (folder / "intro.md").write_text("# A study\n")
+        how = draw.choice(("value", "value", "value", "absent", "key", "bytes", "deep"))
+        container, key = draw.choice(entries(record))
+        if how == "absent":
+            del container[key]
+        elif how == "key" and isinstance(container, dict):
+            container[draw.choice(WILD)] = container.pop(key)
+        else:
+            container[key] = draw.choice(VALUES)
+        try:
+            write_record(folder, record)
+        except (ValueError, KeyError):  # no run could write it, so it has no digest
+            (folder / "record.json").write_text(json.dumps(record))
+        if how == "deep":
+            (folder / "record.json").write_text("[" * 100_000)
+        if how == "bytes":
+            spoil(folder, folder, draw)
+        end = call(Path(place), *command.split())
+    return f"{how} {key!r}, {command}: {end.fault[:200]}" if end.fault else ""
+
+
+# Archives, folders and images
+
+
+def image(size: int = 32) -> bytes:
+    """A black image as PNG."""
+    file = io.BytesIO()
+    Image.new("L", (size, size)).save(file, "PNG")
+    return file.getvalue()
+
+
+def folder_of(folder: Path, contents: dict[str, bytes]) -> Path:
+    """A folder with these files."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def tree(folder: Path, changed: dict[str, bytes]) -> Path:
+    """A folder of images in two classes, some of them changed."""
+    names = [f"{part}/{name}/{i}.png" for part in ("train", "test") for name in "ab" for i in range(2)]
+    return folder_of(folder, {**dict.fromkeys(names, image()), **changed})
+
+
+def npz(path: Path, **changed: Any) -> Path:
+    """An `.npz` of four images, with other arrays beside or instead."""
+    x, y = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
+    np.savez_compressed(path, **{"x_train": x, "y_train": y, "x_test": x, "y_test": y, **changed})
+    return path
+
+
+def npz_bomb(path: Path) -> Path:
+    """A few megabytes that unpack to gigabytes: a header that says so, and zeros."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x_train.npy", "w") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (3 << 20, 32, 32)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for _ in range(64):
+            file.write(bytes(1 << 22))
+    return path
+
+
+def listed(prefix: str = "") -> dict[str, bytes]:
+    """MNIST-M's files, which have no checksum."""
+    contents = {}
+    for part in ("train", "test"):
+        contents |= {f"{prefix}mnist_m_{part}/{label}.png": image() for label in range(10)}
+        lines = "".join(f"{label}.png {label}\n" for label in range(10))
+        contents[f"{prefix}mnist_m_{part}_labels.txt"] = lines.encode()
+    return contents
+
+
+def as_tar(path: Path, contents: dict[str, bytes], **attributes: Any) -> Path:
+    """A tar whose members have these attributes beside name and size."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            for key, value in attributes.items():
+                setattr(member, key, value)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def as_zip(path: Path, contents: dict[str, bytes]) -> Path:
+    """A zip."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return path
+
+
+def encrypted(path: Path) -> Path:
+    """The zip with the flag of a password in every header, local and central."""
+    content = path.read_bytes()
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        head, *members = content.split(mark)
+        content = head + b"".join(mark + part[: offset - 4] + b"\x01" + part[offset - 3 :] for part in members)
+    path.write_bytes(content)
+    return path
+
+
+def cut(path: Path, draw: random.Random) -> Path:
+    """The file without its end, or with other bytes in it."""
+    content = path.read_bytes()
+    position = draw.randrange(len(content))
+    path.write_bytes(content[:position] + (b"" if draw.random() < 0.5 else b"?" * 9 + content[position + 9 :]))
+    return path
+
+
+def fifo(path: Path) -> Path:
+    """A pipe that nobody writes into."""
+    os.mkfifo(path)
+    return path
+
+
+NOT_NUMBERS = json.dumps({"users": ["a"], "user_data": {"a": {"x": [[float("nan")] * 784], "y": [0]}}}).encode()
+NO_USERS = b'{"users": [1], "user_data": {"1": 3}}'
+NOT_TEXT = os.fsdecode(b"train/\xff\xfe/0.png")
+IMPORTS: tuple[tuple[str, Callable[[Path, random.Random], Path]], ...] = (
+    ("x", lambda to, draw: fifo(to / "x.npz")),
+    ("cinic10", lambda to, draw: fifo(to / "a.tar.gz")),
+    ("x", lambda to, draw: fifo(tree(to / "f", {}) / "train/a/z.png").parents[2]),
+    ("x", lambda to, draw: npz_bomb(to / "x.npz")),
+    ("x", lambda to, draw: tree(to / "f", {"train/a/0.png": image(30_000)})),
+    ("mnist-m", lambda to, draw: encrypted(as_zip(to / "t.zip", listed()))),
+    ("mnist-m", lambda to, draw: as_tar(to / "a.tgz", listed("../../"))),
+    ("mnist-m", lambda to, draw: as_tar(to / "a.tgz", listed(), type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+    ("mnist-m", lambda to, draw: as_tar(to / "a.tgz", {**listed(), "mnist_m_train/0.png": bytes(1 << 27)})),
+    ("femnist", lambda to, draw: folder_of(to / "l", {"all_data_0.json": b"[" * 100_000})),
+    ("femnist", lambda to, draw: folder_of(to / "l", {"all_data_0.json": NO_USERS})),
+    ("femnist", lambda to, draw: folder_of(to / "l", {"all_data_0.json": NOT_NUMBERS})),
+    ("x", lambda to, draw: tree(to / "n", {NOT_TEXT: image()})),
+    ("x", lambda to, draw: npz(to / "x.npz", y_train=np.array([{}, 1, 2, 3], object))),
+    ("x", lambda to, draw: npz(to / "x.npz", y_train=np.array([0, 2**62, 1, 0]))),
+    ("x", lambda to, draw: npz(to / "x.npz", class_names=np.array(["two\nlines \x1b[31m", "b"]))),
+    ("x", lambda to, draw: cut(npz(to / "x.npz"), draw)),
+    ("mnist-m", lambda to, draw: cut(as_tar(to / "a.tgz", listed()), draw)),
+    ("mnist-m", lambda to, draw: cut(as_zip(to / "t.zip", listed()), draw)),
+)
+
+
+def hostile_import(number: int) -> str:
+    """An archive, folder or image that hangs, bursts or leads astray is refused in a line, or harmless."""
+    name, make = IMPORTS[number % len(IMPORTS)]
+    with TemporaryDirectory() as place:
+        path = make(Path(place), random.Random(number))
+        end = call(Path(place), "data", "import", name, path)
+        if not end.code and not end.fault:
+            end = call(Path(place), "data", "show", name)
+    return f"import {number % len(IMPORTS)}: {end.fault[:200]}" if end.fault else ""
+
+
+# Control-C
+
 INTERRUPTED = """
 import os, runpy, signal, sys
 
@@ -34,135 +450,23 @@ fedcli.__main__.main()
 """
 
 
-class Result(NamedTuple):
-    """What became of a trial."""
-
-    tried: int
-    faults: list[str]
-
-
-def kill(count: int, first: int = 0) -> Result:
-    """Kills at random moments, in chains of about 25, over all of `kills.METHODS`."""
-    faults, hits = [], 0
-    each = -(-count // len(kills.METHODS))
-    for method in kills.METHODS:
-        with TemporaryDirectory() as folder:
-            hit, fault = kills.chain(method, Path(folder), each, first)
-        hits += hit
-        faults += [f"{method}: {fault}"] if fault else []
-    return Result(hits, faults)
-
-
-def kill_workers(count: int, first: int = 0) -> Result:
-    """Kills one of two workers at random moments, over all of `kills.METHODS`."""
-    faults, hits = [], 0
-    for trial in range(first, first + count):
-        method = kills.METHODS[trial % len(kills.METHODS)]
-        with TemporaryDirectory() as folder:
-            hit, fault = kills.kill_worker(method, Path(folder), trial)
-        hits += hit
-        faults += [f"{trial}, {method}: {fault}"] if fault else []
-    return Result(hits, faults)
-
-
-def flip(count: int, first: int = 0) -> Result:
-    """Flipped bits, cut files and files of another run, over all files of seven kinds of runs."""
-    faults = []
+def interrupt(number: int) -> str:
+    """Control-C at the so-many-th import of a program ends it in a line."""
+    moment = random.Random(number).randint(1, 1500)
     with TemporaryDirectory() as place:
-        root = Path(place)
-        made = {kind: damage.make(kind, root / str(number)) for number, kind in enumerate(damage.KINDS)}
-        for trial in range(first, first + count):
-            draw, number = random.Random(trial), trial % len(made)
-            kind, source = list(made)[number], root / str(number)
-            folder = shutil.copytree(source / "run", root / "spoilt")
-            what = damage.spoil(folder, source / "other", draw)
-
-            def resumed(folder=folder, end=made[kind], what=what) -> None:
-                if fault := damage.fault(folder, end, what):
-                    raise SystemExit(fault)
-
-            end = fork(resumed)
-            faults += [f"{trial}, {kind}, {what}: {end.err.strip()[-200:]}"] if end.code else []
-            shutil.rmtree(folder)
-    return Result(count, faults)
+        program = start(place, moment, "run", "fedavg", *SMALL, "--out", "run", program=("-c", INTERRUPTED))
+        _, errors = program.communicate()
+    if "Traceback" in errors:
+        return f"at import {moment}: a traceback"
+    ends_well = program.returncode == 128 + signal.SIGINT and errors.splitlines()[-1].startswith("interrupted")
+    return "" if ends_well else f"at import {moment}: exit code {program.returncode}, {errors.strip()[-200:]}"
 
 
-def fuzz(count: int, first: int = 0) -> Result:
-    """Fuzzed command lines."""
-    faults = []
-    with TemporaryDirectory() as place:
-        run = Path(place, "a", "run")
-        call(Path(place), "run", "fedavg", *SMALL, "--out", run)
-
-        @seed(first)
-        @settings(
-            max_examples=count, deadline=None, database=None, phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
-        @given(lines.lines)
-        def one(line: list[str]) -> None:
-            folder = Path(place, "b")
-            folder.mkdir()
-            lines.prepare(folder)
-            shutil.copytree(run, folder / "run")
-            end = call(folder, *line, seconds=SECONDS)
-            if end.fault:
-                faults.append(f"{[text[:60] for text in line]}: {end.fault[:200]}")
-            shutil.rmtree(folder)
-
-        one()
-    return Result(count, faults)
-
-
-def read_records(count: int, first: int = 0) -> Result:
-    """Records with something wild in them, looked at by every command that reads them."""
-    faults = []
-    for trial in range(first, first + count):
-        with TemporaryDirectory() as place:
-            draw = random.Random(trial)
-            what = hostile.spoil_record(draw.choice(RECORDS), Path(place, "r"), draw)
-            command = [text.format("r") for text in hostile.LOOKS[trial % len(hostile.LOOKS)]]
-            end = call(Path(place), *command)
-            faults += [f"{trial}, {what}, {command}: {end.fault[:200]}"] if end.fault else []
-    return Result(count, faults)
-
-
-def read_archives(count: int, first: int = 0) -> Result:
-    """Archives, folders and images that hang, burst or lead astray."""
-    faults = []
-    for trial in range(first, first + count):
-        with TemporaryDirectory() as place:
-            kind = hostile.ARCHIVES[trial % len(hostile.ARCHIVES)]
-            name, path = hostile.archive(Path(place), kind, random.Random(trial))
-            end = call(Path(place), "data", "import", name, path)
-            if not end.code and not end.fault:
-                end = call(Path(place), "data", "show", name)
-            faults += [f"{trial}, {kind}: {end.fault[:200]}"] if end.fault else []
-    return Result(count, faults)
-
-
-def interrupt(count: int, first: int = 0) -> Result:
-    """Control-C at the so-many-th import of a program."""
-    faults = []
-    for trial in range(first, first + count):
-        moment = random.Random(trial).randint(1, 1500)
-        with TemporaryDirectory() as place:
-            command = ("run", "fedavg", *SMALL, "--out", "run")
-            program = start(place, moment, *command, program=("-c", INTERRUPTED))
-            _, said = program.communicate()
-        if program.returncode != 128 + signal.SIGINT or not said.splitlines()[-1].startswith("interrupted"):
-            faults.append(f"at import {moment}: exit code {program.returncode}, {said.strip()[-200:]}")
-        elif "Traceback" in said:
-            faults.append(f"at import {moment}: a traceback")
-    return Result(count, faults)
-
-
-TRIALS: dict[str, tuple[Callable[..., Result], int]] = {  # each with how often in an hour
-    "kills at random moments, over 12 methods": (kill, 300),
-    "one of two workers killed": (kill_workers, 12),
-    "flipped bits, cut and exchanged files of seven kinds of runs": (flip, 500),
+TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in an hour
+    "a run killed four times at random moments, over 12 methods": (kill, 84),
+    "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
-    "hostile records": (read_records, 260),
-    "hostile archives, folders and images": (read_archives, 63),
+    "hostile records": (hostile_record, 260),
+    "hostile archives, folders and images": (hostile_import, 60),
     "Control-C while modules are imported": (interrupt, 20),
 }
