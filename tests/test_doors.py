@@ -357,8 +357,10 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round)
         ("loss = loss * loss.item()", "reads a number out of a tensor"),
         ("loss = loss if loss > 1 else loss", "reads a number out of a tensor"),
         ("loss = loss + 0 * torch.rand(3).sum()", "draws random numbers"),
+        ("loss = loss + 0 * torch.rand(3, generator=torch.Generator()).sum()", "draws random numbers"),
         ("loss = loss + 0 * torch.nn.functional.dropout(features).sum()", "draws random numbers"),
         ("loss = torch.where(loss > 1, loss, loss)", ""),
+        ("loss = loss + 0 * torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3).sum()", ""),
     ],
 )
 def test_what_cannot_train_together_is_refused_alone_too_with_the_line(line, words):
@@ -459,6 +461,13 @@ def net(forward, layers=""):
 )
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(body, words):
     refused(lambda: build(body), words, "net.py")
+
+
+def test_a_transformer_without_dropout_is_trained():
+    layer = "self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0, batch_first=True)"
+    build(net("return self.fc(self.layer(self.first(x)[:, None])[:, 0])", layer))
+    run = fedcli.run("fedavg", out="run", rounds=1, **{**OPTIONS, "backbone": "./net.py:net"}, **SMALL)
+    assert run.record["status"] == "finished"
 
 
 def test_one_that_only_counts_is_fine_and_its_counts_are_put_back():
