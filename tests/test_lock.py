@@ -28,9 +28,9 @@ def names(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_second_process_is_refused_and_a_signal_interrupts_the_first(number, tmp_path):
+def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint(number, tmp_path):
     waiting = Waiting(tmp_path)
-    options = SMALL
+    options = (*SMALL, "--checkpoint-every", "3")
     first = start(tmp_path, "run", "./waits.py", *options, "--out", "run")
     assert waiting.one() == first.pid
     with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process; one at a time"):
