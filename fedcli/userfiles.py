@@ -30,8 +30,7 @@ def absolute(text: str) -> str:
     """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
     if text.startswith("file:"):
         return f"file:{Path(text.removeprefix('file:')).resolve()}"
-    parts = text.split(",")
-    return ",".join(":".join(filter(None, place(part))) if is_from_file(part) else part for part in parts)
+    return replace_paths(text, {})
 
 
 def short_name(text: str) -> str:
@@ -66,17 +65,8 @@ def own_paths(values: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(place(text)[0] for text in texts))
 
 
-def user_files(values: Iterable[Any]) -> dict[str, str]:
-    """Path and `file_hash` of each file of the user's own.
-
-    Args:
-        values: A run's method and the values of its options; those that name no file count for nothing.
-    """
-    return {path: file_hash(path) for path in own_paths(values)}
-
-
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
-    """An option's value with other paths of the user's files, by their old absolute ones."""
+    """An option's value with absolute paths of the user's files, of which some are others now."""
     if not isinstance(value, str) or not own_paths([value]):
         return value
     parts = value.split(",")
@@ -196,10 +186,8 @@ def _importing(folder: Path) -> Callable[..., ModuleType]:
 
     def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
         beside = folder / f"{name}.py"
-        return (
-            import_file(str(beside), "Python")
-            if beside.is_file()
-            else builtins.__import__(name, *arguments, **keywords)
-        )
+        if beside.is_file():
+            return import_file(str(beside), "Python")
+        return builtins.__import__(name, *arguments, **keywords)
 
     return import_

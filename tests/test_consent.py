@@ -146,6 +146,18 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
     refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with --continue, or choose another")
 
 
+def test_so_does_a_run_of_a_table(work):
+    fixed = Path("mine.py").read_text()
+    given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
+    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "./mine.py", given),), seeds=(0,))
+    Path("mine.py").write_text(fixed.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
+    assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch())) == [
+        reproduce.plan(table, Path("runs")).runs[0].folder
+    ]
+    Path("mine.py").write_text(fixed)
+    assert jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch()) == {}
+
+
 @pytest.mark.parametrize("several", [1, 2])
 def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 2}

@@ -205,35 +205,12 @@ def test_a_step_of_a_users_own_has_its_options_on_the_command_line():
 # Finding
 
 
-def test_what_is_a_file_and_what_it_is_called():
-    assert all(map(userfiles.is_from_file, ("./a.py:b", "a.py", "/x/a.py:b:c")))
-    assert not any(map(userfiles.is_from_file, ("fedavg", "dominant:1:share=4/9", "a.pyc")))
-    here = Path.cwd()
-    assert userfiles.absolute("cnn-small,./nets.py:tiny") == f"cnn-small,{here}/nets.py:tiny"
-    assert userfiles.absolute("fedavg") == "fedavg"
-    assert [userfiles.short_name(text) for text in ("./nets.py:tiny", "digits", "a/mine.py")] == [
-        "tiny",
-        "digits",
-        "mine",
-    ]
-    assert userfiles.user_files(["a", None, 3, "x,./nets.py:a,nets.py:b"]) == {
-        f"{here}/nets.py": userfiles.file_hash("nets.py")
-    }
-
-
 def test_a_file_is_imported_once_and_anew_when_it_has_changed():
     Path("counts.py").write_text("def f(): return 1\n")
     one, two = (userfiles.from_file("counts.py:f", "metric") for _ in range(2))
     assert one.function is two.function
     Path("counts.py").write_text("def f(): return 2\n")
     assert userfiles.from_file("counts.py:f", "metric")() == 2
-
-
-def test_a_file_called_papers_hides_nothing():
-    Path("papers.py").write_text(NETS)
-    userfiles.from_file("papers.py:tiny", "backbone")
-    assert "papers" not in sys.modules
-    assert registry.find_method("fedavg").file.parent.parent.name == "papers"
 
 
 @pytest.mark.parametrize(

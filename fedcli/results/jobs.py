@@ -179,7 +179,8 @@ def process() -> None:
 
 def _about(run: PlannedRun) -> dict[str, Any]:
     """What `make` needs to know of a run."""
-    files = None if run.record is None else own_paths([run.method, *run.setup.values().values()])
+    goes_on = runs.read_begun(run.folder) is not None
+    files = own_paths([run.method, *run.setup.values().values()]) if goes_on else None
     return {"method": run.method, "folder": str(run.folder), "given": run.given, "files": files}
 
 

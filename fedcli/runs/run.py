@@ -187,7 +187,7 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     Raises:
         UserError: If the folder holds a run of another method or with another option, or something else.
     """
-    record = _read_begun(folder) if going_on else None
+    record = read_begun(folder) if going_on else None
     if record is None:
         free_folder(folder)
         return None
@@ -205,7 +205,7 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     return record
 
 
-def _read_begun(folder: Path) -> dict[str, Any] | None:
+def read_begun(folder: Path) -> dict[str, Any] | None:
     """The record of a run that has ended or that has finished a round; None where a new run loses nothing."""
     if not (folder / RECORD).is_file():
         return None
@@ -473,7 +473,7 @@ def free_folder(folder: Path) -> None:
         UserError: There is something else.
     """
     holds_run = (folder / RECORD).is_file()
-    if is_free(folder) or (holds_run and _read_begun(folder) is None):
+    if is_free(folder) or (holds_run and read_begun(folder) is None):
         return
     kind = InUse if (folder / LOCK).exists() else UserError
     remedy = "go on with --continue, or choose another" if holds_run else "choose another"
