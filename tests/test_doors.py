@@ -505,27 +505,18 @@ for line in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The words that start a program from a wheel in a folder of its own, which is given lines of commands."""
-    root, place = Path(__file__).parent.parent, tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    (place / "source").mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers"):
-        os.symlink(root / name, place / "source" / name)
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", place / "wheels", place / "source"]
-    subprocess.run(wheel, check=True)
-    (made,) = (place / "wheels").glob("*.whl")
-    target = ["--no-compile", "--target", place / "target"]
-    subprocess.run([*pip, "install", "--no-deps", *target, made], check=True)
-    there = {path.name for path in (place / "target").iterdir() if path.name != "bin"}
-    assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
-    return [sys.executable, "-c", PROGRAM.format(place=str(place / "target"))]
-
-
-def test_a_wheel_runs_them_beside_a_file_called_papers(installed):
+def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     """The wheel has one top-level package, and what is around the working folder does not get into its way."""
-    root = Path(__file__).parent.parent
+    root, pip = Path(__file__).parent.parent, [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    (tmp_path / "source").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers"):
+        os.symlink(root / name, tmp_path / "source" / name)
+    make = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tmp_path / "source"]
+    subprocess.run(make, check=True)
+    install = [*pip, "install", "--no-deps", "--no-compile", "--target", tmp_path / "target"]
+    subprocess.run([*install, *tmp_path.glob("*.whl")], check=True)
+    there = {path.name for path in (tmp_path / "target").iterdir() if path.name != "bin"}
+    assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
     for name in ("my_method.py", "my_parts.py"):
@@ -539,7 +530,8 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(installed):
         "check ./my_method.py --device cpu --law 1 --law 3 --law 5",
         "check ./broken.py --device cpu --law 3 --law 5",
     )
-    done = subprocess.run([*installed, *lines], capture_output=True, text=True)
+    program = PROGRAM.format(place=str(tmp_path / "target"))
+    done = subprocess.run([sys.executable, "-c", program, *lines], capture_output=True, text=True)
     assert done.stderr.startswith("./broken.py, law 3: remembered-means, clients that took part whose state is not")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.data.files import is_leftover, remove_leftovers, write_atomically
+from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS
@@ -93,18 +93,6 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     another.rename(folder / f".record.json.{NO_PROCESS}.partial")
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
     assert names(folder) == [CHECKPOINT, "record.json"]
-
-
-def test_only_the_temporaries_of_dead_processes_are_removed(tmp_path):
-    mine, another, dead = (
-        tmp_path / f".a b.txt.{number}.partial" for number in (os.getpid(), os.getppid(), NO_PROCESS)
-    )
-    others = [tmp_path / name for name in (".hidden", "a.1.partial", ".a.partial", ".a.x.partial")]
-    for file in (mine, another, dead, *others):
-        file.touch()
-    assert [is_leftover(file) for file in (mine, another, dead)] == [True, False, True]
-    remove_leftovers(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([another, *others])
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):

@@ -40,8 +40,8 @@ def with_own_files(
             continue
         if not changed:
             raise UserError(
-                f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}, in older "
-                "records with the files that it imports); go on with --changed-method, or start a new run."
+                f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
+                "records count what it imports, too); go on with --changed-method, or start a new run."
             )
         files[file] += THEN + file_hash(file)
     config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
