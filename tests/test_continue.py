@@ -159,7 +159,17 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("9m", 540), ("2h", 7200), ("1h30m", 5400), ("90", 90), ("9 m", None), ("", None), ("-1", None)],
+    [
+        ("90s", 90),
+        ("9m", 540),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("90", 90),
+        (540, 540),
+        ("9 m", None),
+        ("", None),
+        ("-1", None),
+    ],
 )
 def test_a_time_limit_is_a_time(text, seconds, monkeypatch):
     limits = []

@@ -4,6 +4,7 @@ PyTorch and the papers are imported inside the commands, so that help comes at o
 """
 
 import io
+import math
 import os
 import re
 import sys
@@ -60,7 +61,7 @@ class _Root(TyperGroup):
         except KeyboardInterrupt as error:
             stop(f"{str(error) or 'interrupted'}.", exit_code(error))
         finally:
-            set_time_limit(None)
+            set_time_limit(math.inf)
 
 
 app = typer.Typer(
@@ -111,6 +112,6 @@ def main() -> None:
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):
         file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))
-        # A file's name may be no text.
-        setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
+        about = {"encoding": getattr(sys, name).encoding, "errors": "backslashreplace"}  # a file's name may be no text
+        setattr(sys, name, io.TextIOWrapper(file, **about, line_buffering=True))
     app(prog_name="fedcli")

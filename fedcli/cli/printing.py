@@ -184,13 +184,16 @@ def parse_seeds(text: str) -> list[int | str]:
     return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in text.split(",")]
 
 
-def limit_time(text: str | None) -> None:
+def limit_time(limit: str | int | None) -> None:
     """Read a `--time-limit`, which counts from now; None for none."""
-    parts = _TIME.fullmatch(f"{text}s" if text is not None and text.isdecimal() else text or "")
-    if text is not None and not (parts and any(parts.groups())):
-        raise UserError(f"--time-limit must be a time (got '{text}'); write 90s, 9m, 2h, 1h30m or seconds.")
+    if limit is None:
+        return
+    text = f"{limit}s" if str(limit).isdecimal() else str(limit)
+    parts = _TIME.fullmatch(text)
+    if not text or parts is None:
+        raise UserError(f"--time-limit must be a time (got '{limit}'); write 90s, 9m, 2h, 1h30m or seconds.")
     hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    set_time_limit(None if text is None else 3600 * hours + 60 * minutes + seconds)
+    set_time_limit(3600 * hours + 60 * minutes + seconds)
 
 
 def find_cluster(on: str | None, cpus: float | None, gpus: float | None, elsewhere: bool = False) -> Any:

@@ -47,10 +47,10 @@ def interrupt_on_signals() -> None:
             signal.signal(number, end)
 
 
-def set_time_limit(seconds: float | None) -> None:
-    """Gives the runs of this program so many seconds from now, or any time."""
+def set_time_limit(seconds: float) -> None:
+    """Gives the runs of this program so many seconds from now."""
     global _deadline
-    _deadline = math.inf if seconds is None else time.monotonic() + seconds
+    _deadline = time.monotonic() + seconds
 
 
 def time_left() -> float:
