@@ -1,17 +1,14 @@
 """Files of the user's own: `./file.py:NAME` in an option, their paths and hashes, their import, and who is to blame."""
 
-import ast
 import builtins
 import hashlib
-import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.machinery import PathFinder
+from modulefinder import ModuleFinder
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -21,6 +18,7 @@ from fedcli.errors import UserError, unknown
 
 _FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
 _PREFIX = "fedcli_file_"  # of the names of their modules
+THEN = ", then "  # between the hashes of a file that was changed while a run rested
 
 
 def is_from_file(text: str) -> bool:
@@ -32,8 +30,7 @@ def absolute(text: str) -> str:
     """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
     if text.startswith("file:"):
         return f"file:{Path(text.removeprefix('file:')).resolve()}"
-    parts = text.split(",")
-    return ",".join(":".join(filter(None, place(part))) if is_from_file(part) else part for part in parts)
+    return replace_paths(text, {})
 
 
 def short_name(text: str) -> str:
@@ -42,46 +39,24 @@ def short_name(text: str) -> str:
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
-    files = [str(path), *sorted(files_beside(path).values())]
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
+    """SHA-256 of a file, its first 16 hexadecimal digits."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
-def files_beside(path: str | Path) -> dict[str, str]:
-    """The files beside a user's file that it imports, and those that these import, by the names of their modules.
-
-    A name that leads elsewhere too, to the standard library or a package that is installed, leads there.
-    """
-    found: dict[str, str] = {}
-    todo = [Path(path).resolve()]
-    while todo:
-        file = todo.pop()
-        try:
-            names = _imported(file.read_bytes())
-        except (SyntaxError, ValueError):  # its import will say so
-            continue
-        for name in names:
-            beside = file.parent / f"{name}.py"
-            if name not in found and beside != Path(path).resolve() and beside.is_file() and _leads_to(name, beside):
-                found[name] = str(beside)
-                todo.append(beside)
-    return found
+def is_hash_of(recorded: str, path: str | Path) -> bool:
+    """Whether a record's hash, the last of several, is that of a file as it is now."""
+    last = recorded.rpartition(THEN)[2]
+    return last == file_hash(path) or last == _old_hash(path)
 
 
-@lru_cache(maxsize=64)
-def _imported(text: bytes) -> tuple[str, ...]:
-    """The names of the modules that a file's text imports; every run asks for those of its method's file again."""
-    nodes = list(ast.walk(ast.parse(text)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [one.module for one in nodes if isinstance(one, ast.ImportFrom) and one.module and not one.level]
-    return tuple(names)
-
-
-def _leads_to(name: str, file: Path) -> bool:
-    """Whether no other file than this one is the module of that name."""
-    known = getattr(sys.modules.get(name), "__spec__", None) or PathFinder.find_spec(name)
-    origin = getattr(known, "origin", None)
-    return name not in sys.stdlib_module_names and (origin is None or Path(origin).resolve() == file)
+def _old_hash(path: str | Path) -> str:
+    """The hash in older records, of a file together with those beside it that it imports; none of them is run."""
+    folder = Path(path).resolve().parent
+    finder = ModuleFinder([str(folder)])
+    with suppress(SyntaxError):
+        finder.run_script(str(path))
+    files = sorted(module.__file__ for name, module in finder.modules.items() if name != "__main__")
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in [path, *files])).hexdigest()[:16]
 
 
 def own_paths(values: Iterable[Any]) -> list[str]:
@@ -90,23 +65,16 @@ def own_paths(values: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(place(text)[0] for text in texts))
 
 
-def user_files(values: Iterable[Any]) -> dict[str, str]:
-    """Path and `file_hash` of each file of the user's own.
-
-    Args:
-        values: A run's method and the values of its options; those that name no file count for nothing.
-    """
-    return {path: file_hash(path) for path in own_paths(values)}
-
-
-def replace_paths(value: Any, places: Mapping[str, str]) -> Any:
-    """An option's value with other paths of the user's files, by their old absolute ones."""
+def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
+    """An option's value with absolute paths of the user's files, of which some are others now."""
     if not isinstance(value, str) or not own_paths([value]):
         return value
-    parts = [(part, *(place(part) if is_from_file(part) else ("", ""))) for part in value.split(",")]
-    return ",".join(
-        ":".join(filter(None, (places.get(path, path), name))) if path else part for part, path, name in parts
-    )
+    parts = value.split(",")
+    for number, part in enumerate(parts):
+        if is_from_file(part):
+            path, name = place(part)
+            parts[number] = ":".join(filter(None, (paths.get(path, path), name)))
+    return ",".join(parts)
 
 
 @dataclass(frozen=True)
@@ -196,8 +164,7 @@ def import_file(path: str, kind: str) -> ModuleType:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module
         try:
-            if beside := files_beside(path):
-                vars(module)["__builtins__"] = {**vars(builtins), "__import__": _importing(beside)}
+            vars(module)["__builtins__"] = {**vars(builtins), "__import__": _importing(Path(path).parent)}
             with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
         except BaseException:
@@ -211,12 +178,16 @@ def is_own(module: ModuleType) -> bool:
     return module.__name__.startswith(_PREFIX)
 
 
-def _importing(beside: Mapping[str, str]) -> Callable[..., ModuleType]:
-    """What `import` calls in a user's file, which finds the files beside it; they stay out of `sys.modules`."""
+def _importing(folder: Path) -> Callable[..., ModuleType]:
+    """What `import` calls in a user's file: a file in its folder goes before all else, as where Python runs a script.
+
+    It stays out of `sys.modules` under its plain name, which files in two folders may have.
+    """
 
     def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
-        if name in beside:
-            return import_file(beside[name], "Python")
+        beside = folder / f"{name}.py"
+        if beside.is_file():
+            return import_file(str(beside), "Python")
         return builtins.__import__(name, *arguments, **keywords)
 
     return import_

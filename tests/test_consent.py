@@ -1,5 +1,6 @@
 """No code from data: a path in a record is imported only if the user names the file, unchanged."""
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
 from fedcli.results import jobs, reproduce
-from fedcli.results.tables import commands
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record, write_record
+from fedcli.userfiles import file_hash
 from tests.test_runs import TINY, Stop, StopAfter
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
@@ -49,17 +50,18 @@ def refused(function, *parts):
     assert "\n" not in str(caught.value)
 
 
-def malicious():
-    """A record from elsewhere whose method is a file that is here and does something."""
+def malicious(folder="run", **changes):
+    """Lets a run's record name, as its method or where `changes` says, a file that does something when imported."""
     Path("evil.py").write_text(Path("mine.py").read_text().replace("'imported'", "'evil-ran'"))
-    record = read_record(Path("run"))
-    path = str(Path("evil.py").resolve())
-    record |= {"method_source": path, "user_files": {path: "0" * 16}}
-    write_record(Path("run"), record)
+    path, record = str(Path("evil.py").resolve()), read_record(Path(folder))
+    changes = changes or {"method_source": path}
+    record["config"] |= {name: value for name, value in changes.items() if name in record["config"]}
+    changes = {name: value for name, value in changes.items() if name in record}
+    write_record(Path(folder), {**record, "user_files": {path: "0" * 16}, "status": "finished", **changes})
 
 
 COMMANDS = [
-    ("resume", "run"), ("quality", "run"), ("quality", "run", "--clients"),
+    ("resume", "run"), ("quality", "run"), ("quality", "run", "--clients"), ("verify", "run"), ("export", "run"),
     ("plot", "run", "--kind", "correlation"),
 ]  # fmt: skip
 
@@ -68,10 +70,7 @@ COMMANDS = [
 @pytest.mark.parametrize("named", [(), ("--method", "evil.py")], ids=["unnamed", "another file than the recorded one"])
 def test_no_command_imports_a_file_that_only_a_record_names(command, named, work):
     begun()
-    malicious()
-    if command[0] != "resume":
-        record = read_record(Path("run"))
-        write_record(Path("run"), {**record, "status": "finished"})
+    malicious(method_source=f"{work}/evil.py", status="interrupted" if command[0] == "resume" else "finished")
     result = CliRunner().invoke(cli.app, [*command, *named])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
@@ -79,31 +78,29 @@ def test_no_command_imports_a_file_that_only_a_record_names(command, named, work
     assert not Path("evil-ran").exists()
 
 
-def test_a_named_file_goes_on_also_from_a_new_place(work):
-    begun()
+def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
+    begun(backbone="./nets.py:tiny", rounds=2)
+    refused(
+        lambda: runs.resume("run"), "mine.py", f"'fedcli resume run --method {work}/mine.py --method {work}/nets.py'"
+    )
+    refused(lambda: runs.resume("run", method="./mine.py"), "nets.py")
     Path("new").mkdir()
     shutil.move("mine.py", "new/place.py")
-    refused(lambda: runs.resume("run"), f"'{work}/mine.py'", "--method")
-    again = runs.resume("run", method="new/place.py").record
-    assert again["status"] == "finished"
-    assert again["method_source"] == str(work / "new/place.py")
-    assert list(again["user_files"]) == [str(work / "new/place.py")]
-    assert "," not in again["method_hash"]
-
-
-def test_parts_need_the_same_consent(work):
-    begun("fedavg", backbone="./nets.py:tiny", rounds=2)
-    refused(lambda: runs.resume("run"), "nets.py", f"'fedcli resume run --method {work}/nets.py' does")
-    refused(lambda: runs.resume("run", method="./mine.py"), "nets.py")
-    refused(lambda: runs.resume("run", method="./none.py"), "there is no file at", "none.py")
-    Path("new").mkdir()
     shutil.move("nets.py", "new/nets.py")
+    files = ["new/place.py", "new/nets.py"]
+    before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
-    refused(lambda: runs.resume("run", method="new/nets.py"), "has changed since", "--changed-method")
-    again = runs.resume("run", method=["new/nets.py"], changed_method=True).record
+    after = file_hash("new/nets.py")
+    refused(
+        lambda: runs.resume("run", method=files), "changed since", f"hash {after}, was {before}", "--changed-method"
+    )
+    again = runs.resume("run", method=files, changed_method=True).record
+    assert (again["status"], again["resumed"]) == ("finished", [2])
+    assert again["method_source"] == str(work / "new/place.py")
     assert again["config"]["backbone"] == f"{work}/new/nets.py:tiny"
-    (known,) = again["user_files"].values()
-    assert known.count(", then ") == 1
+    assert again["user_files"] == {
+        str(work / "new/place.py"): file_hash("new/place.py"), str(work / "new/nets.py"): f"{before}, then {after}"
+    }  # fmt: skip
 
 
 def test_continue_is_consent_and_knows_a_moved_file(work):
@@ -119,6 +116,48 @@ def test_continue_is_consent_and_knows_a_moved_file(work):
     )
 
 
+def test_a_record_whose_hash_covers_the_files_beside_goes_on_as_long_as_they_are_the_same(work):
+    begun(rounds=2)
+    Path("mine.py").write_text("import helpers\n" + Path("mine.py").read_text())
+    Path("helpers.py").write_text("from json import loads\nimport shapes, torch\n")
+    Path("shapes.py").write_text("NUMBER = 0\n")
+    files = [Path(name).read_bytes() for name in ("mine.py", "helpers.py", "shapes.py")]
+    old = hashlib.sha256(b"".join(files)).hexdigest()[:16]
+    write_record(Path("run"), {**read_record(Path("run")), "method_hash": old, "user_files": {f"{work}/mine.py": old}})
+    Path("shapes.py").write_text("NUMBER = 1\n")
+    refused(lambda: runs.resume("run", method="mine.py"), f"was {old}", "imports", "--changed-method")
+    Path("shapes.py").write_text("NUMBER = 0\n")
+    again = runs.resume("run", method="mine.py").record
+    assert (again["status"], again["method_hash"], again["user_files"]) == ("finished", old, {f"{work}/mine.py": old})
+    assert runs.open_run(Path("run"), ["mine.py"]).method.name == "mine"
+
+
+@pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
+def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again, work):
+    options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
+    Path("mine.py").write_text(
+        Path("mine.py").read_text().replace("    clients, terms =", "    1 / 0\n    clients, terms =")
+    )
+    refused(lambda: fedcli.run("./mine.py", **options), "mine.py' fails in line", "ZeroDivisionError")
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("    1 / 0\n", ""))
+    record = fedcli.run("./mine.py", **options, **again).record
+    assert (record["status"], record["resumed"]) == ("finished", [])
+    assert record["method_hash"] == file_hash("mine.py")
+    refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with --continue, or choose another")
+
+
+def test_so_does_a_run_of_a_table(work):
+    fixed = Path("mine.py").read_text()
+    given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
+    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "./mine.py", given),), seeds=(0,))
+    Path("mine.py").write_text(fixed.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
+    assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch())) == [
+        reproduce.plan(table, Path("runs")).runs[0].folder
+    ]
+    Path("mine.py").write_text(fixed)
+    assert jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch()) == {}
+
+
 @pytest.mark.parametrize("several", [1, 2])
 def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
@@ -129,36 +168,22 @@ def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
     assert jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=several) == {}
     record = read_record(folder)
     assert (record["resumed"], record["status"]) == ([1], "finished")
-    Path("evil.py").write_text(Path("mine.py").read_text().replace("'imported'", "'evil-ran'"))
-    path = str(work / "evil.py")
-    record |= {"method_source": path, "user_files": {path: "0" * 16}, "status": "interrupted"}
-    write_record(folder, record)
+    malicious(folder, method_source=f"{work}/evil.py", status="interrupted")
     assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=several)) == [folder]
     assert not Path("evil-ran").exists()
 
 
 @pytest.mark.parametrize("name", ["method", "method_source", "protocol", "dataset", "backbone", "post"])
-def test_a_report_imports_no_file_that_a_record_names(name, work):
+def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     begun("fedavg")
-    Path("evil.py").write_text("open('evil-ran', 'a').close()\n")
     record = read_record(Path("run"))
-    values = record if name in record else record["config"]
-    values[name] = f"{work}/evil.py:some"
     record["origin"] |= {"backbone": "given", "post": "given"}
-    write_record(Path("run"), {**record, "command": "fedcli run fedavg", "status": "finished"})
+    older = {"reduced": True, "load": []}  # which say no more
+    write_record(Path("run"), {**record, **older, "command": "fedcli run fedavg"})
+    malicious(**{name: f"{work}/evil.py:some"})
     assert CliRunner().invoke(cli.app, ["report", "run", "--out", "report.html"]).exit_code == 0
     assert "<pre>fedcli run fedavg</pre>" in Path("report.html").read_text()
-    assert commands([read_record(Path("run"))]) == ["fedcli run fedavg"]
-    assert not Path("evil-ran").exists()
-
-
-def test_no_data_set_of_a_record_is_asked_for_its_size(work):
-    begun("fedavg")
-    Path("evil.py").write_text("open('evil-ran', 'a').close()\ndef some(): return {}\n")
-    record = read_record(Path("run"))
-    record["config"] |= {"dataset": f"{work}/evil.py:some", "train_examples": None}
-    write_record(Path("run"), {**record, "reduced": True, "load": []})  # older records say no more
     assert CliRunner().invoke(cli.app, ["table", "run"]).exit_code == 0
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
-    assert [cost.known for cost in reproduce.estimate(reproduce.plan(table, Path())).values()] == [0]
+    reproduce.estimate(reproduce.plan(table, Path()))
     assert not Path("evil-ran").exists()

@@ -7,12 +7,15 @@ from typer.testing import CliRunner
 
 import fedcli
 from fedcli.cli import app as cli
-from fedcli.cli import display
+from fedcli.cli import display, printing
 from fedcli.errors import UserError
+from fedcli.results import jobs
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
+from fedcli.runs.config import flags_of
 from fedcli.runs.owner import InUse
 from fedcli.runs.records import read_record
+from fedcli.runs.signals import OutOfTime
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
 
@@ -152,3 +155,68 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(tmp_path, monkeypat
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "no unfinished run below (got 2 that have ended)" in result.stderr
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("9m", 540),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("90", 90),
+        (540, 540),
+        ("9 m", None),
+        ("", None),
+        ("-1", None),
+    ],
+)
+def test_a_time_limit_is_a_time(text, seconds, monkeypatch):
+    limits = []
+    monkeypatch.setattr(printing, "set_time_limit", limits.append)
+    if seconds is None:
+        with pytest.raises(UserError, match=r"--time-limit must be a time \(got '.*'\); write 90s"):
+            printing.limit_time(text)
+    else:
+        printing.limit_time(text)
+        assert limits == [seconds]
+
+
+TINY_FLAGS = flags_of({**TINY, "checkpoint_every": 100})
+
+
+def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY).record
+    command = ["run", "fedavg", *TINY_FLAGS, "--seeds", "0,1", "--out", tmp_path / "runs", "--time-limit", "0"]
+    folder = tmp_path / "runs" / "seed-0"
+    result = invoke(*command)
+    assert result.exit_code == 0
+    assert result.stderr == f"time limit reached after 1/4 rounds, 3 are left; 'fedcli resume {folder}' goes on.\n"
+    assert invoke("resume", folder, "--time-limit", "0").exit_code == 0
+    assert invoke(*command[:-1], "1h", "--continue").exit_code == 0
+    record = read_record(folder)
+    assert record["resumed"] == [1, 2]
+    assert essence(record)["rounds"] == essence(whole)["rounds"]
+    assert record["summary"] == whole["summary"]
+    assert read_record(tmp_path / "runs" / "seed-1")["status"] == "finished"
+
+
+def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypatch):
+    left = iter([1000, 1000, 1000, 1e-9])
+    monkeypatch.setattr(rounds, "time_left", lambda: next(left))  # asked twice a round
+    with pytest.raises(OutOfTime):
+        fedcli.run("fedavg", out=tmp_path / "run", **TINY)
+    assert len(read_record(tmp_path / "run")["rounds"]) == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2"), ("tune", "fedavg", "--grid", "lr=0.1,0.2")],
+)
+def test_a_time_limit_ends_a_grid_and_its_processes(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "time_left", lambda: -1)
+    result = invoke(*command, *TINY_FLAGS, "--out", tmp_path / "grid", "--time-limit", "0")
+    assert result.exit_code == 0
+    assert "time limit reached after " in result.stderr
+    assert "finished" not in [read_record(file)["status"] for file in (tmp_path / "grid").rglob("record.json")]

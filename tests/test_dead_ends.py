@@ -13,9 +13,8 @@ from fedcli.figures import plots
 from fedcli.results import jobs, reproduce
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.records import read_record
 from tests.programs import SMALL, start
-from tests.test_lock import NO_PROCESS, names
+from tests.test_lock import names
 from tests.test_runs import TINY, Stop, essence
 
 LIMITED = """
@@ -39,15 +38,6 @@ def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tm
     again = runs.resume(tmp_path / "a run")
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **again.record["config"])
     assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
-
-
-def test_a_run_begins_where_a_kill_came_before_its_first_record(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / ".lock").write_text(str(NO_PROCESS))
-    (folder / f".record.json.{NO_PROCESS}.partial").write_text('{"sche')
-    assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
-    assert names(folder) == [CHECKPOINT, "record.json"]
 
 
 def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):
@@ -81,13 +71,3 @@ def test_a_figure_is_whole_or_not_there(tmp_path, monkeypatch):
         plots.write(tmp_path / "a", Figure)
     assert (tmp_path / "a.png").read_bytes() == before
     assert names(tmp_path) == ["a.pdf", "a.png"]
-
-
-def test_the_end_of_a_run_is_in_its_record_although_its_figures_fail(tmp_path, monkeypatch):
-    def full(*given):
-        raise OSError(28, "No space left on device", "curve.png")
-
-    monkeypatch.setattr(display, "draw", full)
-    with pytest.raises(OSError, match="No space left"):
-        fedcli.run("fedavg", out=tmp_path / "run", progress=display.Display(display.Console()), **TINY)
-    assert read_record(tmp_path / "run")["status"] == "finished"

@@ -3,6 +3,8 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import io
+import math
 import os
 import re
 import sys
@@ -17,7 +19,7 @@ from typer.core import TyperGroup
 from fedcli.cli import data, figures, machine, methods, running, tables
 from fedcli.cli.printing import Command, Lasting, is_lack_of_memory, short, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
-from fedcli.runs.signals import as_interruptions, exit_code
+from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
 
 class _Root(TyperGroup):
@@ -38,8 +40,7 @@ class _Root(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
-            with as_interruptions():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except UserError as error:
             show_traceback(ctx, error)
             stop(f"error: {error}", 2)
@@ -58,7 +59,9 @@ class _Root(TyperGroup):
                 "--local-epochs or network needs less.", 1,
             )  # fmt: skip
         except KeyboardInterrupt as error:
-            stop("interrupted.", exit_code(error))
+            stop(f"{str(error) or 'interrupted'}.", exit_code(error))
+        finally:
+            set_time_limit(math.inf)
 
 
 app = typer.Typer(
@@ -105,10 +108,10 @@ app.command(cls=figures.PlotCommand)(figures.plot)
 
 def main() -> None:
     """Run the program `fedcli`; of several workers of a run the first alone is heard."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
-        for name in ("stdout", "stderr"):
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open for as long as the program runs)
-    for name in ("stdout", "stderr"):
-        getattr(sys, name).reconfigure(errors="backslashreplace")  # a file's name may be no text
-        setattr(sys, name, Lasting(getattr(sys, name)))
+    interrupt_on_signals()
+    silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))
+        about = {"encoding": getattr(sys, name).encoding, "errors": "backslashreplace"}  # a file's name may be no text
+        setattr(sys, name, io.TextIOWrapper(file, **about, line_buffering=True))
     app(prog_name="fedcli")

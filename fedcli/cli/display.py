@@ -390,7 +390,10 @@ def run_plan(
         with display:
             return execute(plan, display, **where)
     except KeyboardInterrupt as error:  # outside: its bars, which go, would take the line with them
-        stop(f"interrupted after {display.ended} of {display.total} runs; {again} goes on.", exit_code(error))
+        stop(
+            f"{str(error) or 'interrupted'} after {display.ended} of {display.total} runs; {again} goes on.",
+            exit_code(error),
+        )
 
 
 STYLES = {"best": "bold", "": ""}

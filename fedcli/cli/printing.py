@@ -1,12 +1,13 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
 import errno
-import os
+import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from traceback import format_exception
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,41 +18,22 @@ from typer.core import TyperCommand
 from fedcli import registry
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, printable
+from fedcli.runs.signals import set_time_limit
 
 Result = TypeVar("Result")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
+TIME_LIMIT = "Time after which runs end at a checkpoint, to be taken up later, as 9m, 2h, 1h30m, or seconds."
+_TIME = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 
 
-class Lasting:
-    """A text stream that goes silent where writing fails: a closed terminal or pipe ends no training.
+class Lasting(io.FileIO):
+    """A file that takes everything and loses what cannot be written: a closed terminal or pipe ends no training."""
 
-    Args:
-        stream: What is written to, as long as it takes anything.
-    """
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write a text, or nothing."""
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        """Write what is kept back, or nothing."""
-        self._try(self._stream.flush)
-
-    def _try(self, action: Callable[[], Any]) -> None:
-        """Do something to the stream; after an error all that is written to its file, also by others, goes nowhere."""
-        try:
-            action()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+    def write(self, data: Any) -> int:
+        """Write bytes, or nothing."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
 
 
 class Command(TyperCommand):
@@ -200,6 +182,18 @@ def try_write(out: Path, write: Callable[[], Result], flag: str = "--out") -> Re
 def parse_seeds(text: str) -> list[int | str]:
     """Read the seeds of `--seeds 0,1,2`; a part that is no number stays as it is, and is refused with the others."""
     return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in text.split(",")]
+
+
+def limit_time(limit: str | int | None) -> None:
+    """Read a `--time-limit`, which counts from now; None for none."""
+    if limit is None:
+        return
+    text = f"{limit}s" if str(limit).isdecimal() else str(limit)
+    parts = _TIME.fullmatch(text)
+    if not text or parts is None:
+        raise UserError(f"--time-limit must be a time (got '{limit}'); write 90s, 9m, 2h, 1h30m or seconds.")
+    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    set_time_limit(3600 * hours + 60 * minutes + seconds)
 
 
 def find_cluster(on: str | None, cpus: float | None, gpus: float | None, elsewhere: bool = False) -> Any:

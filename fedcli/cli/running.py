@@ -19,11 +19,13 @@ from typer.core import TyperGroup
 
 from fedcli import declarations, registry
 from fedcli.cli.printing import (
+    TIME_LIMIT,
     Command,
     completion,
     console,
     consoles,
     find_cluster,
+    limit_time,
     parse_seeds,
     print_table,
     stop,
@@ -43,6 +45,7 @@ FILES = "Options from files"
 LOG_FILE = "File to which the lines of the run are added, without the bar."
 QUIET = "Print nothing but errors."
 SHOWN = (("log_file", str, LOG_FILE, "Output"), ("quiet", bool, QUIET, "Output"))
+LIMIT = ("time_limit", str, TIME_LIMIT, "Machine")
 LOG = "Where each round's numbers go as well: tensorboard, wandb, ./file.py:NAME, or several, divided by commas."
 
 
@@ -175,6 +178,7 @@ def _tune(method: str, given: dict[str, Any]) -> None:
     from fedcli.cli.display import run_plan
     from fedcli.results.tune import TUNED, at_the_edge, tune
 
+    limit_time(given.pop("time_limit"))
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
     cluster = find_cluster(*(given.pop(name) for name in ON))
     spread = cluster and (lambda plan: run_plan(plan, consoles(**shown, stderr=True), cluster=cluster))
@@ -203,6 +207,7 @@ def _run(method: str, given: dict[str, Any]) -> None:
     from fedcli.runs.workers import joined
 
     given, sources = gather(method, given)
+    limit_time(given.pop("time_limit", None))
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", 1)
     shown = {name: given.pop(name, None) for name in ("quiet", "log_file")}
     seeds = parse_seeds(seeds) if isinstance(seeds, str) else seeds
@@ -294,10 +299,10 @@ def watch(
     except KeyboardInterrupt as error:
         if display.folder is None:
             end("interrupted before the first round.", exit_code(error))
-        place = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-        end(
-            f"interrupted after {place}; '{_resume_command(display.folder, display.record)}' goes on.", exit_code(error)
-        )
+        done, rounds = len(display.record["rounds"]), display.record["config"]["rounds"]
+        left = f", {rounds - done} are left" if not exit_code(error) else ""
+        again = _resume_command(display.folder, display.record)
+        end(f"{str(error) or 'interrupted'} after {done}/{rounds} rounds{left}; '{again}' goes on.", exit_code(error))
 
 
 def _to_launch(workers: int | None) -> bool:
@@ -350,6 +355,7 @@ def resume(
         bool, typer.Option("--changed-method", help="Go on although such a file has changed since.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Divide each round among so many processes.")] = None,
+    time_limit: Annotated[str | None, typer.Option(help=TIME_LIMIT)] = None,
     log_file: Annotated[str | None, typer.Option(help=LOG_FILE)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help=QUIET)] = False,
     log: Annotated[str | None, typer.Option(help=LOG)] = None,
@@ -358,6 +364,7 @@ def resume(
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
 
+    limit_time(time_limit)
     if _to_launch(workers):
         _launch(workers)
     failed, options = False, {"method": method or (), "changed_method": changed_method}
@@ -378,7 +385,7 @@ def resume(
                 typer.echo(f"error: {error}", err=True)
                 failed = True
             except typer.Exit as end:
-                if end.exit_code != 1 or alone:  # an interruption, which is one of all runs
+                if end.exit_code != 1 or alone:  # an interruption or the end of the time, which are of all runs
                     raise
                 failed = True
     if failed:
@@ -437,6 +444,7 @@ class _Run(MethodGroup):
             ("log", str, LOG, "Output"),
             *SHOWN,
             *ON_OPTIONS,
+            LIMIT,
         ),
     }
 
@@ -458,6 +466,7 @@ class _Tune(MethodGroup):
             ),
             *SHOWN,
             *ON_OPTIONS,
+            LIMIT,
         ),
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from fedcli import declarations, registry
 from fedcli.cli.figures import DATASET, LABEL, ONLY
-from fedcli.cli.printing import console, find_cluster, parse_seeds, print_or_write, try_write
+from fedcli.cli.printing import TIME_LIMIT, console, find_cluster, limit_time, parse_seeds, print_or_write, try_write
 from fedcli.errors import UserError
 
 
@@ -93,6 +93,7 @@ def table(
         float | None,
         typer.Option(help="GPUs for it; 0.25 packs four on one. \\[default: 0]", rich_help_panel=PAPERS),
     ] = None,
+    time_limit: Annotated[str | None, typer.Option(help=TIME_LIMIT, rich_help_panel=PAPERS)] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -118,7 +119,7 @@ def table(
                "--title": title}  # fmt: skip
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
            "--train-examples": train_examples, "--jobs": jobs > 1, "--records-only": records_only, "--on": on,
-           "--runs": folder}  # fmt: skip
+           "--time-limit": time_limit, "--runs": folder}  # fmt: skip
     names = [run for run in runs or () if ":" in run and not Path(run).exists()]
     if given := [flag for flag, value in of_runs.items() if value and (names or page is not None)]:
         what = names[0] if names else f"--page {page}"
@@ -126,6 +127,7 @@ def table(
     if names and (len(runs) > 1 or page is not None):
         raise UserError(f"one paper's table at a time (got {names[0]} with others); give it alone.")
     if names:
+        limit_time(time_limit)
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
         chosen = None if seeds is None else parse_seeds(seeds)
         options = {"seeds": chosen, "only": only or (), "limits": limits}

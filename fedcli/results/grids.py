@@ -12,7 +12,7 @@ from fedcli.results.tables import settings_text
 from fedcli.runs.config import resolve
 from fedcli.runs.experiment import Grid, combinations, place
 from fedcli.runs.prepare import check
-from fedcli.runs.run import begun, check_seeds, free_folder, new_folder, read_tuned
+from fedcli.runs.run import begun, check_seeds, new_folder, read_tuned
 
 AUTO = ("checkpoint_every", "auto")  # the word for what is done where nothing is given
 
@@ -73,9 +73,8 @@ def plan(
     for (values, seed), setup in zip(cases, setups, strict=True):
         parts = [place(values)] if values else []
         own = folder.joinpath(*parts, *(f"seed-{number}" for number in seed.values()))
-        record = begun(setup, own) if continue_ else None
+        record = begun(setup, own, bool(continue_))
         if record is None:
-            free_folder(own)
             check(setup)
         launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
         label = settings_text(values) or chosen.name

@@ -26,7 +26,7 @@ from fedcli.runs.config import MAY_BE_FILES
 from fedcli.runs.models import remove_models
 from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
-from fedcli.runs.signals import as_interruptions, end_with_parent, exit_code
+from fedcli.runs.signals import OutOfTime, end_with_parent, exit_code, interrupt_on_signals, time_left
 from fedcli.userfiles import absolute, own_paths
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
@@ -166,10 +166,10 @@ def make(
 
 def process() -> None:
     """Makes the run that this program was started for; what went wrong is its last line."""
+    interrupt_on_signals()
     end_with_parent()
     try:
-        with as_interruptions():
-            make(**json.loads(sys.argv[1]))
+        make(**json.loads(sys.argv[1]))
     except KeyboardInterrupt as error:
         sys.stderr.write("interrupted; the same command goes on.\n")
         sys.exit(exit_code(error))
@@ -179,7 +179,8 @@ def process() -> None:
 
 def _about(run: PlannedRun) -> dict[str, Any]:
     """What `make` needs to know of a run."""
-    files = None if run.record is None else own_paths([run.method, *run.setup.values().values()])
+    goes_on = runs.read_begun(run.folder) is not None
+    files = own_paths([run.method, *run.setup.values().values()]) if goes_on else None
     return {"method": run.method, "folder": str(run.folder), "given": run.given, "files": files}
 
 
@@ -196,6 +197,8 @@ def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[P
                     slot = slots.pop(0)
                     active[run.folder] = run, _launch(run, jobs, output, device_of(slot)), output, slot
                 time.sleep(POLL)
+                if time_left() <= 0:
+                    raise OutOfTime
                 for folder, (run, process, output, slot) in list(active.items()):
                     ended = process.poll() is not None
                     record = read_record(folder) if (folder / RECORD).is_file() else None
@@ -243,6 +246,8 @@ def on_cluster(todo: Sequence[PlannedRun], watch: Watch, cluster: Cluster) -> di
         changes = {run.folder: _last_change(run.folder) for run in todo}
         while waiting:
             ended, _ = ray.wait(list(waiting), timeout=POLL)
+            if time_left() <= 0:
+                raise OutOfTime
             for reference, run in list(waiting.items()):
                 changed = _last_change(run.folder)
                 if reference not in ended and changed == changes[run.folder]:

@@ -149,7 +149,7 @@ def tune(
         record = _finished(own_folder, setup)
         if record is None:
             try:
-                if (own_folder / RECORD).is_file():
+                if runs.read_begun(own_folder) is not None:
                     own = userfiles.own_paths([method, *setup.values().values()])
                     runs.resume(own_folder, method=own, progress=progress)
                 else:

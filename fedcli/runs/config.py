@@ -140,7 +140,7 @@ MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "b
 # Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
 EXPERIMENT = (
     "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
-    "cpus_per_run", "gpus_per_run",
+    "cpus_per_run", "gpus_per_run", "time_limit",
 )  # fmt: skip
 _NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", "spread", *EXPERIMENT}
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.userfiles import file_hash, own_paths, replace_paths
-
-THEN = ", then "  # between the hashes of a file that was changed while a run rested
+from fedcli.userfiles import THEN, file_hash, is_hash_of, own_paths, replace_paths
 
 
 def with_own_files(
@@ -25,50 +23,37 @@ def with_own_files(
     Raises:
         UserError: If the record has a file that is not named, or is not the one the run began with.
     """
-    recorded = own_files(record)
-    now = {path: file_hash(path) for path in own_paths(map(str, named)) if _exists(path)}
-    places, files = {}, {}
-    for path, known in recorded.items():
-        last = known.rsplit(THEN, 1)[-1]
-        found = _find(path, last, now)
-        if found is None:
-            needed = " ".join(f"--method {shlex.quote(one)}" for one in recorded)
+    recorded, now = own_files(record), own_paths(map(str, named))
+    paths, files = {}, {}
+    for path, hashes in recorded.items():
+        same = [file for file in now if file == path or is_hash_of(hashes, file)]
+        same += [file for file in now if Path(file).name == Path(path).name]
+        if not same:
+            needed = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
             raise UserError(
-                f"the record has code of yours in '{path}' (hash {last or 'unknown'}), which is run only if you name "
+                f"the record has code of yours in '{path}' (hash {hashes or 'unknown'}), which is run only if you name "
                 f"the file, at its place of now; '{command} {needed}' does."
             )
-        if last and now[found] != last:
-            if not changed:
-                raise UserError(
-                    f"the file '{found}' has changed since the run began (hash {now[found]}, was {known}); go on with "
-                    "--changed-method, or start a new run."
-                )
-            known = f"{known}{THEN}{now[found]}"
-        places[path], files[found] = found, known or now[found]
-    if not recorded:
-        return record
-    config = {key: replace_paths(value, places) for key, value in record["config"].items()}
-    source = replace_paths(record["method_source"], places)
-    return {**record, "method_source": source, "config": config, "user_files": files}
+        file = paths[path] = same[0]
+        files[file] = hashes or file_hash(file)
+        if is_hash_of(files[file], file):
+            continue
+        if not changed:
+            raise UserError(
+                f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
+                "records count what it imports, too); go on with --changed-method, or start a new run."
+            )
+        files[file] += THEN + file_hash(file)
+    config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
+    return {
+        **record,
+        "method_source": replace_paths(record["method_source"], paths),
+        "config": config,
+        "user_files": files,
+    }
 
 
 def own_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, each with its hash, which is empty where an older record has none."""
-    known = record.get("user_files", {})
-    method = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"])
-    needed = own_paths([record["method_source"], *record["config"].values()])
-    return {path: known.get(path, method.get(path, "")) for path in needed}
-
-
-def _exists(path: str) -> bool:
-    """True where the file that the user names is there; refused where it is not."""
-    if not Path(path).is_file():
-        raise UserError(f"there is no file at '{path}' (got it by --method); give the path of a Python file.")
-    return True
-
-
-def _find(path: str, last: str, now: dict[str, str]) -> str | None:
-    """Which of the files that are named stands for a recorded one: by hash, place, or name; None for none."""
-    same = [file for file, digest in now.items() if digest == last]
-    alike = [file for file in now if Path(file).name == Path(path).name]
-    return path if path in same or (path in now and not same) else next(iter([*same, *alike]), None)
+    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
+    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}

@@ -1,15 +1,17 @@
 """The owner of a folder of runs: one process at a time, known by a lock that dies with it."""
 
-import fcntl
-import os
+import errno
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fedcli.data.files import is_leftover, remove_leftovers
 from fedcli.errors import UserError
 
 LOCK = ".lock"
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that has none
 
 
 class InUse(UserError):
@@ -30,19 +32,27 @@ def owned(folder: Path) -> Iterator[None]:
         InUse: Another process owns the folder.
         UserError: It cannot be written.
     """
+    # A mark in place of the lock would outlive a kill, and keep a job that is queued again from its own folder.
+    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = _lock(folder)
-    except OSError as error:
-        raise UserError(
-            f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
+        lock.acquire()
+    except Timeout as error:
+        raise InUse(
+            f"the folder '{folder}' is in use by another process; one at a time may write there; wait for it, or "
+            "choose another folder."
         ) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise UserError(
+                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
+            ) from error
     try:
         remove_leftovers(folder)
         yield
     finally:
         (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
-        os.close(file)
+        lock.release()
 
 
 def is_free(folder: Path) -> bool:
@@ -50,27 +60,3 @@ def is_free(folder: Path) -> bool:
     if not folder.exists():
         return True
     return folder.is_dir() and all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
-
-
-def _lock(folder: Path) -> int:
-    """The file of the folder's lock, open and locked; it holds the number of this process."""
-    while True:
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.read(file, 20).decode(errors="replace").strip()
-            os.close(file)
-            raise InUse(
-                f"the folder '{folder}' is in use (got process {owner or 'unknown'}); one process at a time may write "
-                "there; wait for it, or choose another folder."
-            ) from error
-        except OSError:  # a file system without locks
-            return file
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), os.stat(folder / LOCK)):
-                os.ftruncate(file, 0)
-                with suppress(OSError):  # a full disk; the lock holds without the number
-                    os.write(file, str(os.getpid()).encode())
-                return file
-        os.close(file)  # its owner removed it between the two calls; there is another one now

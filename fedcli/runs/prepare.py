@@ -23,7 +23,7 @@ from fedcli.runs.rounds import Listener
 from fedcli.runs.store import Store
 from fedcli.runs.strict import Strict
 from fedcli.runs.workers import current
-from fedcli.userfiles import user_files
+from fedcli.userfiles import file_hash, own_paths
 
 SMALL_NETWORK = 100_000  # parameters
 
@@ -216,7 +216,7 @@ def new_record(
         "method_source": source,
         "method_hash": setup.method.file_hash,
         "numerics": numerics(setup.method),
-        "user_files": user_files([source, *setup.values().values()]),
+        "user_files": {path: file_hash(path) for path in own_paths([source, *setup.values().values()])},
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,

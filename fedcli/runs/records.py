@@ -28,8 +28,7 @@ from fedcli.declarations import Method, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, protocols
 from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
-from fedcli.runs.consent import THEN
-from fedcli.userfiles import own_paths, replace_paths
+from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -188,7 +187,7 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
         record: Of the run.
         method: Its method as it is now.
     """
-    changed_file = not is_packaged(record) and not record["method_hash"].endswith(method.file_hash)
+    changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
     lost_options = record["config"].keys() - recorded_fields(method).keys()
     return changed_file or numerics_of(record) != numerics(method) or bool(lost_options)
 

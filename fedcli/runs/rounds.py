@@ -1,6 +1,7 @@
 """The rounds of a run: each is trained and evaluated, and then recorded, checkpointed and shown."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fedcli.runs.config import Setup
 from fedcli.runs.finite import refuse_non_finite
 from fedcli.runs.models import Selected, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
-from fedcli.runs.signals import as_interruptions
+from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.store import Unkept, trimmed
 from fedcli.runs.workers import current
 
@@ -55,7 +56,6 @@ def first_state(setup: Setup, fed: Federation) -> Any:
         return setup.method.init(fed, setup.options)
 
 
-@as_interruptions()
 def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Any:
     """Runs the rounds that the record does not have, and returns the state after the last."""
     config, rounds, writes = setup.run, record["rounds"], current().number == 0
@@ -65,10 +65,15 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     pace, selected = Pace(config.checkpoint_every, config.rounds), Selected(folder, setup, fed, record, state)
+    saved, slowest = len(rounds), 0.0  # rounds that the last checkpoint has, and seconds of the longest
+    whole = True  # whether record and state are those after the same round
     try:
         for number in range(len(rounds), config.rounds):
+            begin = time.perf_counter()
             with setup.method.blamed(*_NO_MISTAKES):
-                state, entry = one_round(setup, fed, state, fed.cohort(number))
+                after, entry = one_round(setup, fed, state, fed.cohort(number))
+            whole = False
+            state = after
             rounds.append(entry)
             _take_notes(fed, record["engine"], number, progress)
             record["cost"] = _cost(setup, fed)
@@ -82,8 +87,13 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
                 state = trimmed(state, fed.cohort(config.rounds).client_ids)
             if writes and pace.due(number):
                 pace.timed(_checkpoint, folder, record, state, selected)
+                saved = len(rounds)
                 write_record(folder, record)
+            whole = True
             progress.round(entry)
+            slowest = max(slowest, time.perf_counter() - begin)
+            if number + 1 < config.rounds and _is_out_of_time(slowest):
+                raise OutOfTime
         record["summary"] = summarise(rounds, setup.selection)
         if writes:  # not by others, since what they keep is soon removed
             record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
@@ -92,6 +102,8 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
         record["status"] = "finished"
     except KeyboardInterrupt:
         record["status"] = "interrupted"
+        if writes and whole and len(rounds) > saved:
+            _checkpoint(folder, record, state, selected)
         raise
     except Exception as error:
         record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
@@ -105,6 +117,11 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
         finally:
             progress.finish(record)
     return state
+
+
+def _is_out_of_time(seconds: float) -> bool:
+    """Whether another round of so many seconds would pass the time limit; all workers decide the same."""
+    return time_left() < math.inf and current().first(lambda: time_left() < seconds)
 
 
 def _checkpoint(folder: Path, record: dict[str, Any], state: Any, selected: Selected) -> None:

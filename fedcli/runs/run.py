@@ -1,6 +1,7 @@
 """A run from beginning to end: its folder, how it begins in it, and how it is taken up again."""
 
 import dataclasses
+import itertools
 import json
 import shlex
 import time
@@ -16,13 +17,12 @@ import torch
 from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data import datasets
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
-from fedcli.runs.consent import THEN, own_files, with_own_files
+from fedcli.runs.consent import own_files, with_own_files
 from fedcli.runs.models import Classifier, all_params, find_model
 from fedcli.runs.owner import LOCK, InUse, is_free, owned
 from fedcli.runs.prepare import check, flushed_denormals, machine_settings, new_record, prepare, refuse_empty_parts
@@ -39,7 +39,7 @@ from fedcli.runs.records import (
 )
 from fedcli.runs.rounds import Listener, first_state, go_on
 from fedcli.runs.workers import current, launched
-from fedcli.userfiles import absolute, is_from_file, own_paths, replace_paths, short_name, user_files
+from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, replace_paths, short_name
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,12 @@ def run(
 
     Args:
         method: Name of a method, or path of a method file.
-        out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
-        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`; none of these may exist.
+        out: Folder of the run, which must not hold one with a finished round; `runs/<time>-<method>-<dataset>` where
+            not given.
+        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`, which must be free like it.
         tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
         continue_: Go on with what is in `out` already, by the same call: skip a run that has ended, resume one that has
-            begun, start the rest. The `state` of a skipped run is None.
+            finished a round, start the rest. The `state` of a skipped run is None.
         sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
@@ -104,14 +105,18 @@ def run(
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
     setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **given)
     source = absolute(method) if is_from_file(method) else find_method(method).name
+    going_on = continue_ or current().restarted
+    done = []
     try:
-        records = current().first(lambda: find_begun(setups, folders, continue_ or current().restarted))
+        records = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
         for setup in setups[1:]:
             check(setup)  # refused now rather than after the first run; the first is checked as it begins
-        done = [
-            _begin(setup, folder, source, progress) if record is None else _continue(folder, setup, source, progress)
-            for setup, folder, record in zip(setups, folders, records, strict=True)
-        ]
+        for setup, folder, record in zip(setups, folders, records, strict=True):
+            if record is None:
+                done.append(_begin(setup, folder, source, progress))
+            else:
+                files = own_paths([source, *setup.values().values()])
+                done.append(_take_up(folder, files, False, progress, skip_ended=True))
     finally:
         if out is None:
             remove_unused(folders[0] if seeds is None else folders[0].parent)
@@ -143,40 +148,18 @@ def plan(
         options, source_of = read_tuned(tuned, chosen)
         origin |= {name: source_of for name in options if name not in given}
         given = {**options, **given}
-
-    def resolved(values: Mapping[str, Any]) -> Setup:
-        setup = resolve(chosen, values)
-        refuse_without_effect(setup, {name: value for name, value in values.items() if name not in origin})
-        return dataclasses.replace(setup, origin={**setup.origin, **origin})
-
     if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if out is None and launched():
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
-    each = [given] if seeds is None else [{**given, "seed": seed} for seed in check_seeds(seeds)]
-    setups = [resolved(values) for values in each]
+    setups = []
+    for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
+        setup = resolve(chosen, {**given, **seed})
+        refuse_without_effect(setup, {name: value for name, value in given.items() if name not in origin})
+        setups.append(dataclasses.replace(setup, origin={**setup.origin, **origin}))
     parent = Path(out or new_folder(setups[0]))
     folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
     return setups, folders
-
-
-def find_begun(setups: Sequence[Setup], folders: Sequence[Path], going_on: bool) -> list[dict[str, Any] | None]:
-    """The records of runs that have begun in their folders; None of the others, whose folders must be free.
-
-    Args:
-        setups: Of the runs.
-        folders: Theirs.
-        going_on: Whether one may have begun.
-
-    Raises:
-        UserError: If a folder holds something else.
-    """
-    pairs = list(zip(setups, folders, strict=True))
-    records = [begun(setup, folder) if going_on else None for setup, folder in pairs]
-    for folder, record in zip(folders, records, strict=True):
-        if record is None:
-            free_folder(folder)
-    return records
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
@@ -193,21 +176,27 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
 
 
-def begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
-    """The record of a run that has begun in a folder; None for a folder without one.
+def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
+    """The record that a run goes on from; None where it begins, in a folder that must be free then.
+
+    Args:
+        setup: Of the run.
+        folder: Its own.
+        going_on: Whether it may go on.
 
     Raises:
-        UserError: If it is a run of another method or with another option.
+        UserError: If the folder holds a run of another method or with another option, or something else.
     """
-    if not (folder / RECORD).is_file():
+    record = read_begun(folder) if going_on else None
+    if record is None:
+        free_folder(folder)
         return None
-    record, fields = read_record(folder), recorded_fields(setup.method, setup.run.post)
+    fields = recorded_fields(setup.method, setup.run.post)
     pairs = {"method": (record["method"], setup.method.name)}
     pairs |= {name: (recorded_value(record["config"], fields[name]), now) for name, now in setup.values().items()}
-    then = {path: known.rsplit(THEN, 1)[-1] for path, known in own_files(record).items() if known}
     for name, (before, now) in pairs.items():
-        own = user_files([now])  # a file that was only moved is the same
-        if before != now and replace_paths(before, then) != replace_paths(now, own):
+        names = {path: Path(path).name for path in own_paths([before, now])}  # a file that was moved is the same
+        if before != now and replace_paths(before, names) != replace_paths(now, names):
             flag = name if name == "method" else "--" + name.replace("_", "-")
             raise UserError(
                 f"the folder '{folder}' holds a run with another {flag} (got {now}, was {before}); give the same "
@@ -216,21 +205,17 @@ def begun(setup: Setup, folder: Path) -> dict[str, Any] | None:
     return record
 
 
+def read_begun(folder: Path) -> dict[str, Any] | None:
+    """The record of a run that has ended or that has finished a round; None where a new run loses nothing."""
+    if not (folder / RECORD).is_file():
+        return None
+    record = read_record(folder)
+    return record if record["rounds"] or (folder / CHECKPOINT).is_file() or has_ended(record) else None
+
+
 def has_ended(record: dict[str, Any]) -> bool:
     """True for a run that has finished, or has diverged and would again."""
     return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
-
-
-def _continue(folder: Path, setup: Setup, source: str, progress: Listener | None) -> Run:
-    """Skips a run that has ended, and resumes another."""
-    with _owned_by_first(folder):  # which clears what a kill after the last record has left
-        record = current().first(lambda: read_record(folder))  # its process may have ended it meanwhile
-        if not has_ended(record):
-            return _resume(folder, record, own_paths([source, *setup.values().values()]), False, progress)
-        if record["status"] == "finished" and current().number == 0:
-            clear_finished(folder)
-        (progress or Listener()).skip(record, folder)
-    return Run(record, None, folder, tuple(own_files(record)))
 
 
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
@@ -285,6 +270,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         with _owned_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
+                clear(folder)
                 write_record(folder, record)
             fed.store.open(folder, identity(record), current().number)
             state = go_on(setup, fed, record, state, folder, progress or Listener())
@@ -318,22 +304,19 @@ def find_unfinished(path: Path) -> list[Path]:
     """
     if not path.is_dir() or (path / RECORD).is_file():
         return [path]
-    below = sorted(file.parent for file in path.rglob(RECORD))
-    found = [folder for folder in below if not _reads_as_ended(folder)]
-    if not found:
+    below, unfinished = sorted(file.parent for file in path.rglob(RECORD)), []
+    for folder in below:
+        try:
+            if not has_ended(read_record(folder)):
+                unfinished.append(folder)
+        except UserError:
+            unfinished.append(folder)  # a damaged record is left to `resume`, which says so
+    if not unfinished:
         raise UserError(
             f"there is no record at '{path / RECORD}', and no unfinished run below (got {len(below)} that have ended); "
             "give the folder of a run, or of several."
         )
-    return found
-
-
-def _reads_as_ended(folder: Path) -> bool:
-    """Whether a run needs no resuming; one whose record is damaged is left to `resume`, which says so."""
-    try:
-        return has_ended(read_record(folder))
-    except UserError:
-        return False
+    return unfinished
 
 
 def resume(
@@ -356,55 +339,60 @@ def resume(
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    folder, named = Path(path), [method] if isinstance(method, str | Path) else method
-    read_record(folder)  # refuses what is no run, and makes no folder
-    with _owned_by_first(folder):
-        record = current().first(lambda: read_record(folder))
-        if current().restarted and has_ended(record):
-            return Run(record, None, folder, tuple(own_files(record)))
-        return _resume(folder, record, named, changed_method, progress)
+    named = [method] if isinstance(method, str | Path) else method
+    read_record(Path(path))  # refuses what is no run, and makes no folder
+    return _take_up(Path(path), named, changed_method, progress, current().restarted)
 
 
 @flushed_denormals()
-def _resume(
-    folder: Path, record: dict[str, Any], named: Sequence[str | Path], changed_method: bool, progress: Listener | None
+def _take_up(
+    folder: Path, named: Sequence[str | Path], changed_method: bool, progress: Listener | None, skip_ended: bool
 ) -> Run:
-    """Takes up the run of a folder that this process owns."""
-    if record["status"] == "finished":
-        raise UserError(f"the run '{folder}' has finished (all {record['config']['rounds']} rounds); start a new one.")
-    record = with_own_files(record, named, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
-    method = find_method(record["method_source"])
-    other_file = not record["method_hash"].endswith(method.file_hash)
-    if (other_file or outdated(record, method)) and not changed_method:
-        raise UserError(
-            f"the code of '{method.name}' has changed since the run began ({_versions(record, method)}); "
-            f"go on with --changed-method, or start a new run."
-        )
-    setup, fed = restore(record, method, progress)
-    if other_file:
-        record["method_hash"] = f"{record['method_hash']}{THEN}{method.file_hash}"
-    with machine_settings(fed):
-        state, known, note = read_checkpoint(folder, record, setup, fed)
-        record.update(known)
-        record["resumed"].append(len(record["rounds"]))
-        if moved := note_move(record, fed.device):
-            fed.engine.notes.append(moved)
-        record.pop("error", None)
-        current().refuse_differences(_same_everywhere(setup, record), setup.device)
-        if note is not None and current().number == 0:
-            fed.engine.notes.append(note)
-            (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
-        current().first(lambda: clear(folder))  # before another worker writes there
-        fed.store.open(folder, identity(record), current().number)
-        state = go_on(setup, fed, record, state, folder, progress or Listener())
+    """Resumes the run in a folder; one that has ended meanwhile is skipped or refused."""
+    progress = progress or Listener()
+    with _owned_by_first(folder):  # which clears what a kill after the last record has left
+        record = current().first(lambda: read_record(folder))
+        if skip_ended and has_ended(record):
+            if record["status"] == "finished" and current().number == 0:
+                clear_finished(folder)
+            progress.skip(record, folder)
+            return Run(record, None, folder, tuple(own_files(record)))
+        if record["status"] == "finished":
+            rounds = record["config"]["rounds"]
+            raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
+        record = with_own_files(record, named, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        method = find_method(record["method_source"])
+        other_file = not is_hash_of(record["method_hash"], method.file)
+        if (other_file or outdated(record, method)) and not changed_method:
+            raise _changed_code(record, method, "go on with --changed-method, or start a new run")
+        setup, fed = restore(record, method, progress)
+        if other_file:
+            record["method_hash"] += THEN + method.file_hash
+        with machine_settings(fed):
+            state, known, note = read_checkpoint(folder, record, setup, fed)
+            record.update(known)
+            record["resumed"].append(len(record["rounds"]))
+            if moved := note_move(record, fed.device):
+                fed.engine.notes.append(moved)
+            record.pop("error", None)
+            current().refuse_differences(_same_everywhere(setup, record), setup.device)
+            if note is not None and current().number == 0:
+                fed.engine.notes.append(note)
+                (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
+            current().first(lambda: clear(folder))  # before another worker writes there
+            fed.store.open(folder, identity(record), current().number)
+            state = go_on(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(own_files(record)))
 
 
-def _versions(record: dict[str, Any], method: Method) -> str:
-    """What tells a record's code from that of now: the hash of the method's file and the numerics."""
+def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
+    """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
     then, now = numerics_of(record), numerics(method)
     numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
-    return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
+    return UserError(
+        f"the code of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
+        f"{record['method_hash']}{numbers}); {remedy}."
+    )
 
 
 def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
@@ -416,7 +404,14 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
     setup = resolve(method, recorded_options(record["config"], method))
     setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
     dataset, parts, fed = prepare(setup, progress)
-    _refuse_other_data(record, dataset, parts)
+    for what, then, now in (
+        ("data set", record["dataset_fingerprint"], dataset.fingerprint),
+        ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
+    ):
+        if then != now:
+            raise UserError(
+                f"the {what} is not the one the run began with (fingerprint {now}, was {then}); import it again."
+            )
     about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
     most = fed.config.cohort_size
     if fed.config.clients_per_chunk == "auto":
@@ -456,10 +451,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     record = with_own_files(record, method, "the same command with")
     method = find_method(record["method_source"])
     if outdated(record, method):
-        raise UserError(
-            f"the code of '{method.name}' has changed since the run '{folder}' ({_versions(record, method)}); "
-            f"run the experiment again."
-        )
+        raise _changed_code(record, method, "run the experiment again")
     setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
     wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
@@ -473,34 +465,29 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     return OpenRun(folder, record, method, setup, fed, state)
 
 
-def free_folder(out: str | Path) -> Path:
-    """The folder of a run that begins, which must be free.
+def free_folder(folder: Path) -> None:
+    """Refuses the folder of a run that begins, unless it is free or holds a run that has finished no round.
 
     Raises:
         InUse: Somebody has a lock there, and may be about to write a record.
         UserError: There is something else.
     """
-    folder = Path(out)
-    if not is_free(folder):
-        kind = InUse if (folder / LOCK).exists() else UserError
-        raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten, choose another.")
-    return folder
+    holds_run = (folder / RECORD).is_file()
+    if is_free(folder) or (holds_run and read_begun(folder) is None):
+        return
+    kind = InUse if (folder / LOCK).exists() else UserError
+    remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+    raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
 
 
 def new_folder(setup: Setup) -> Path:
     """Makes a folder named after the time, the method and the data set; two processes never get the same."""
     name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
-    for folder in (name, *(Path(f"{name}-{count}") for count in range(2, 1000))):
-        try:
+    for number in itertools.count(1):
+        folder = name if number == 1 else Path(f"{name}-{number}")
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(
-                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
-            ) from error
-    raise UserError(f"there are too many runs of this second (got 1000 like '{name}'); name a folder with --out.")
 
 
 def remove_unused(folder: Path) -> None:
@@ -508,14 +495,3 @@ def remove_unused(folder: Path) -> None:
     for empty in (folder, folder.parent):
         with suppress(OSError):
             empty.rmdir()
-
-
-def _refuse_other_data(record: dict[str, Any], dataset: datasets.Dataset, parts: list) -> None:
-    for what, then, now in (
-        ("data set", record["dataset_fingerprint"], dataset.fingerprint),
-        ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
-    ):
-        if then != now:
-            raise UserError(
-                f"the {what} is not the one the run began with (fingerprint {now}, was {then}); import it again."
-            )

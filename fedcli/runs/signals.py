@@ -1,27 +1,34 @@
-"""How a program ends: by a signal as by Control-C, and with the process that started it."""
+"""How a program ends from outside: by a signal as by Control-C, at a time limit, with the process that started it."""
 
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # of a batch system that stops a job, and of a terminal that is closed
-GRACE = 10.0  # seconds to end in, after which a process whose parent is dead is killed
+_deadline = math.inf  # of this program's runs, by `time.monotonic`
 
 
 class Ended(KeyboardInterrupt):
-    """The end by a signal other than Control-C's; whoever handles that one handles this.
+    """The end by a signal of a batch system or of a terminal that closes; whoever handles Control-C handles this.
 
     Attributes:
         code: Exit code, 128 and the signal's number as in a shell: 143 for SIGTERM, 129 for SIGHUP.
     """
 
     def __init__(self, number: int):
-        super().__init__(signal.Signals(number).name)
+        super().__init__("interrupted")
         self.code = 128 + number
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The end by `--time-limit`, which is a good one."""
+
+    code = 0
+
+    def __init__(self):
+        super().__init__("time limit reached")
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
@@ -29,35 +36,34 @@ def exit_code(error: KeyboardInterrupt) -> int:
     return getattr(error, "code", 128 + signal.SIGINT)
 
 
-@contextmanager
-def as_interruptions() -> Iterator[None]:
-    """Raises `Ended` inside for `ENDING`, but for those that are ignored, as under `nohup`, or handled already."""
-    main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
-    taken = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, _end)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+def interrupt_on_signals() -> None:
+    """Lets SIGTERM and SIGHUP raise `Ended`, unless they are ignored, as under `nohup`."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise Ended(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
 
 
-def _end(number: int, frame: object) -> NoReturn:
-    raise Ended(number)
+def set_time_limit(seconds: float) -> None:
+    """Gives the runs of this program so many seconds from now."""
+    global _deadline
+    _deadline = time.monotonic() + seconds
+
+
+def time_left() -> float:
+    """Seconds until the time limit, below 0 after it."""
+    return _deadline - time.monotonic()
 
 
 def end_with_parent(pipe: int = 0) -> None:
-    """Ends this process when a pipe does, standard input or another that its parent holds open while it lives.
-
-    The pipe closes however the parent ends, by SIGKILL too. This process ends as by SIGTERM, or hard after `GRACE`.
-    """
+    """Ends this process as by SIGTERM when a pipe closes, as standard input does however the parent ends."""
 
     def watch() -> None:
         while os.read(pipe, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE)
-        os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -8,11 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedcli.core.clients import Aux, Client, Step, Update, under_vmap
 from fedcli.core.federation import Cohort, Federation
 
-REFUSED = {
-    torch.Tag.nondeterministic_seeded: "draws random numbers; what is drawn comes with the batch",
-    torch.Tag.data_dependent_output: "reads a number out of a tensor, as .item(), float() and if do; use torch.where",
-}
-
 
 class Refusing(TorchDispatchMode):
     """Refuses operations that clients who train together cannot do, in the line that does one."""
@@ -23,11 +18,19 @@ class Refusing(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Calls an operation, unless it is one of those."""
-        for tag, what in REFUSED.items():
-            if tag in function.tags:
-                raise RuntimeError(f"a local objective {what}")
-        return function(*args, **(kwargs or {}))
+        """Calls an operation, unless it is one of those; attention without dropout may draw, and does not."""
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in function.tags:
+            what = "reads a number out of a tensor, as .item(), float() and if do; use torch.where"
+            raise RuntimeError(f"a local objective {what}")
+        if torch.Tag.nondeterministic_seeded not in function.tags:
+            return function(*args, **kwargs)
+        generator = kwargs.get("generator") or torch.default_generator
+        before = generator.get_state()
+        result = function(*args, **kwargs)
+        if not torch.equal(before, generator.get_state()):
+            raise RuntimeError("a local objective draws random numbers; what is drawn comes with the batch")
+        return result
 
 
 class Strict(Federation):
