@@ -4,9 +4,9 @@ import json
 import random
 import shutil
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedcli.errors import UserError
 from fedcli.runs import checkpoints, records
@@ -38,7 +38,7 @@ def test_after_damage_a_run_goes_on_from_the_checkpoint_before(part, made, tmp_p
     folder = shutil.copytree(source / "run", tmp_path / "run")
     file = folder / checkpoints.CHECKPOINT
     content = bytearray(file.read_bytes())
-    content[{"digest": 40, "length": 0, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
+    content[{"digest": 60, "length": 0, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
     file.write_bytes(content[: 1000 if part == "cut" else None])
     record = runs.resume(folder).record
     assert record["summary"]["params_sha256"] == end
@@ -69,15 +69,6 @@ def test_another_runs_checkpoint_is_refused_and_left_alone(made, tmp_path):
         runs.resume(folder)
     file.write_bytes(own)
     assert runs.resume(folder).record["summary"]["params_sha256"] == end
-
-
-def test_an_older_checkpoint_is_refused(made, tmp_path):
-    folder = shutil.copytree(made["personal"][0] / "run", tmp_path / "run")
-    for file in folder.glob("checkpoint*"):
-        file.unlink()
-    torch.save({}, folder / "checkpoint.pt")
-    with pytest.raises(UserError, match="has the form of an older version"):
-        runs.resume(folder)
 
 
 def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(made, tmp_path):
@@ -116,13 +107,8 @@ def test_a_tree_is_read_as_it_was_written(tmp_path):
 
 
 def test_a_file_has_the_form_of_safetensors(tmp_path):
-    checkpoints.save(tmp_path / "file", {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor([1, 2])}, {})
-    content = (tmp_path / "file").read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    assert size % 8 == 0
-    assert set(header["__metadata__"]) == {"sha256", "tree", "about"}
-    assert all(isinstance(value, str) for value in header["__metadata__"].values())
-    assert header["/x"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [16, 40]}
-    assert header["/y"] == {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
-    assert np.frombuffer(content[8 + size + 16 :], "<f4").tolist() == [0, 1, 2, 3, 4, 5]
+    shared = torch.arange(6.0)
+    checkpoints.save(tmp_path / "file", {"x": shared.reshape(2, 3), "y": shared[2:4]}, {})
+    tensors = load_file(tmp_path / "file")
+    assert torch.equal(tensors["/x"], shared.reshape(2, 3))
+    assert torch.equal(tensors["/y"], shared[2:4])

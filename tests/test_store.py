@@ -67,7 +67,7 @@ def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
     newest = made.keep(new, states(3), 2)
     assert held(newest) == {1: 1, 2: 22, 3: 3}
     if memory == 0:
-        assert files(tmp_path) == ["000001-0", "000002-1-1", "000003-2"]  # nobody holds 2's first and second any more
+        assert files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]  # nobody holds 2's first two any more
 
 
 def test_states_are_copies_and_nothing_is_written_before_there_is_a_folder(tmp_path):

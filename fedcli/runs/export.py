@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Protocol
 from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
-from fedcli.runs.checkpoints import write_tensors
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.models import Classifier
@@ -93,7 +93,7 @@ def _tensors(model: Classifier, run: Run) -> Callable[[Path], None]:
     """What writes a model's tensors by name: `body.` and `head.` of the network, `mean` and `std` of the pixels."""
     tensors = {name.removeprefix("network."): value for name, value in model.state_dict().items()}
     about = {"format": "pt", "method": run.record["method"], "class_names": json.dumps(run.record["class_names"])}
-    return lambda path: write_tensors(path, tensors, about)
+    return lambda path: save_file(tensors, path, about)
 
 
 def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:
