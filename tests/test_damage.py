@@ -82,33 +82,17 @@ def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(m
     assert records.read_record(folder) == whole
 
 
-def test_a_tree_is_read_as_it_was_written(tmp_path):
-    draw = torch.Generator().manual_seed(0)
+def test_tensors_are_read_as_they_were_written(tmp_path):
+    shared = torch.tensor([float("nan"), float("-inf"), 1, 2])
     tree = {
-        3: (torch.randn(2, 3, generator=draw), None, 1.5), 10: [torch.tensor(7), torch.zeros(0, 4), "word"],
-        "a": {"b/c": torch.tensor([True, False, True])}, "a/b": {"c": torch.randn(3, generator=draw).double()},
-        "half": torch.randn(5, generator=draw).bfloat16(), "expanded": torch.tensor([1, 2]).expand(3, 2).T,
-        "nan": torch.tensor([float("nan"), float("-inf")]), "empty": {}, "int": 2**60,
+        "half": shared.bfloat16(), "double": shared.double(), "scalar": torch.tensor(7), "empty": torch.zeros(0, 4),
+        "mask": shared > 1, "part": shared[1:], "shared": shared, "strided": torch.arange(6).expand(3, 6).T,
     }  # fmt: skip
     about = {"number": 0.1, "list": [1, None]}
     checkpoints.save(tmp_path / "file", tree, about)
-    found, said = checkpoints.load(tmp_path / "file")
+    tensors = load_file(tmp_path / "file")  # as another program reads it
+    loaded, said = checkpoints.load(tmp_path / "file")
     assert said == about
-    assert list(found) == list(tree)
-    assert (found[3][1:], found[10][2], found["empty"], found["int"]) == ((None, 1.5), "word", {}, 2**60)
-    pairs = [
-        (found[3][0], tree[3][0]), *zip(found[10][:2], tree[10][:2], strict=True), (found["half"], tree["half"]),
-        (found["a"]["b/c"], tree["a"]["b/c"]), (found["a/b"]["c"], tree["a/b"]["c"]),
-        (found["expanded"], tree["expanded"]), (found["nan"], tree["nan"]),
-    ]  # fmt: skip
-    for one, other in pairs:
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert torch.equal(one.nan_to_num(9), other.nan_to_num(9))
-
-
-def test_a_file_has_the_form_of_safetensors(tmp_path):
-    shared = torch.arange(6.0)
-    checkpoints.save(tmp_path / "file", {"x": shared.reshape(2, 3), "y": shared[2:4]}, {})
-    tensors = load_file(tmp_path / "file")
-    assert torch.equal(tensors["/x"], shared.reshape(2, 3))
-    assert torch.equal(tensors["/y"], shared[2:4])
+    for name, tensor in tree.items():
+        torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, equal_nan=True)

@@ -82,8 +82,10 @@ def verify(path: Path, digest: str | None = None) -> None:
         digest: What `save` returned, where that is known.
 
     Raises:
-        Damaged: If a byte is not the one that was written, or it is another file.
+        Damaged: If a byte is not the one that was written, or it is another file or none.
     """
+    if not path.is_file():
+        raise Damaged("it is missing")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         match = DIGEST.search(head)
@@ -115,7 +117,7 @@ def load(
         The tree, and what else the file says.
 
     Raises:
-        Damaged: If a byte is not the one that was written.
+        Damaged: See `verify`.
         UserError: If a NamedTuple is none of the types.
     """
     verify(path, digest)
@@ -207,7 +209,7 @@ def clear(folder: Path, *, running: bool = False) -> None:
         return
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
-        with suppress(FileNotFoundError, Damaged):
+        with suppress(Damaged):
             verify(checkpoint)
             names.update(_read_metadata(checkpoint)[1].get("states", []))
     for file in (folder / STATES).iterdir():
@@ -239,15 +241,13 @@ def read_checkpoint(
         UserError: If the checkpoints are damaged, or one is another run's or of another kind.
     """
     initial = setup.method.init(fed, setup.options)
-    types = {kind.__name__: kind for kind in setup.method.state_types}
-    types["kept"] = lambda *rows: fed.store.reopen(folder, rows)
     files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
     if not files:
         return Checkpoint(initial, {"rounds": [], "cost": None}, None)
     damage = []
     for file in files[:1] if newest_only else files:
         try:
-            state, about = load(file, types, fed.device)
+            state, about = load(file, fed.store.reopen(folder), fed.device)
             if about.get("identity") != identity(record):
                 raise UserError(
                     f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "

@@ -246,13 +246,11 @@ def _selected_models(folder: Path, record: dict[str, Any]) -> Models:
         models, about = checkpoints.load(file, {Models.__name__: Models})
         if (about.get("identity"), about.get("round")) == (identity(record), selected_round):
             return models
-        reason = "those of another run or round"
-    except FileNotFoundError:
-        reason = "no file"
+        reason = "it is of another run or round"
     except (Damaged, UserError) as error:
-        reason = f"another or a damaged file: {error}"
+        reason = error
     raise UserError(
-        f"'{file}' does not hold the models of the selected round {selected_round + 1} (got {reason}; up to "
+        f"'{file}' does not hold the models of the selected round {selected_round + 1} ({reason}; up to "
         f"{LARGEST >> 30} GiB, all clients' together, are kept); take those of the last with --round last."
     )
 
@@ -266,16 +264,12 @@ def _last_models(folder: Path, record: dict[str, Any], method: Method) -> Models
     file, num_clients = folder / CHECKPOINT, record["config"]["num_clients"]
     expected = record["summary"]["params_sha256"]
     store = Store(None, num_clients, torch.device("cpu"), method.state_types)
-    types = {kind.__name__: kind for kind in method.state_types}
     try:
-        state, _ = checkpoints.load(file, {**types, "kept": lambda *rows: store.reopen(folder, rows)})
-        reason = params_hash(all_params(method, state, num_clients))
-        if reason == expected:
+        state, _ = checkpoints.load(file, store.reopen(folder))
+        digest = params_hash(all_params(method, state, num_clients))
+        if digest == expected:
             return models_of(method, state)
-    except FileNotFoundError:
-        reason = "no file"
+        reason = f"got {digest}, was {expected}"
     except Damaged as error:
-        reason = f"a damaged file: {error}"
-    raise UserError(
-        f"'{file}' does not hold the models of the last round (got {reason}, was {expected}); run the experiment again."
-    )
+        reason = error
+    raise UserError(f"'{file}' does not hold the models of the last round ({reason}); run the experiment again.")

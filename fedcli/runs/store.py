@@ -9,7 +9,7 @@ import ctypes
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,10 @@ class Store:
             versions[client] = self._add(client, state, round)
         return Kept(self, dict(sorted(versions.items())))
 
-    def reopen(self, folder: Path, rows: Iterable[tuple[int, str, int, str]]) -> "Kept":
-        """Returns the versions that a checkpoint in a folder names; see `Kept.rows`."""
+    def reopen(self, folder: Path) -> dict[str, Callable]:
+        """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
         self._folder = folder
-        return Kept(self, {client: Version(client, *row) for client, *row in rows})
+        return {**self._types, "kept": lambda *rows: Kept(self, {row[0]: Version(*row) for row in rows})}
 
     def read(self, version: Version) -> Tree:
         """Reads a version; its tensors are on the device or the host, and not to be changed.
@@ -217,7 +217,6 @@ class Kept(Mapping[int, Tree]):
         """Writes what has not been written, for a checkpoint."""
         for version in self.versions.values():
             self.store.write(version)
-        self.store.settle()
 
     def verify(self) -> None:
         """Reads all files through.
@@ -229,8 +228,8 @@ class Kept(Mapping[int, Tree]):
             file = self.store.path(version)
             try:
                 verify(file, version.digest)
-            except (OSError, Damaged) as error:
-                raise Damaged(f"it names '{file}', {error}") from error
+            except Damaged as error:
+                raise Damaged(f"it names '{file}': {error}") from error
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
