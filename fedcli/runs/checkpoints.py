@@ -49,28 +49,40 @@ class Checkpoint(NamedTuple):
     note: str | None  # what was wrong with a newer checkpoint
 
 
-def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> str:
-    """Writes a tree of tensors, numbers and texts to a file.
+def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None = None) -> str:
+    """Writes a tree of tensors, numbers and texts to a file, atomically.
 
     Args:
         path: The file.
         tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
         about: What else the file says, as JSON can hold it.
+        previous: Where the file that is replaced is kept.
 
     Returns:
         The file's SHA-256, taken as it stands in it.
+
+    Raises:
+        OSError: If the disk does not take it.
     """
+    digest = ""
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
         tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     text = json.dumps({"sha256": ZEROS, "tree": structure, "about": dict(about)})
-    save_file(tensors, path, {METADATA: text})
-    with path.open("rb+") as file:
-        position = file.read(HEAD_BYTES).index(ZEROS.encode())
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(position)
-        file.write(digest.encode())
+
+    def write(temporary: Path) -> None:
+        nonlocal digest
+        save_file(tensors, temporary, {METADATA: text})
+        with temporary.open("rb+") as file:
+            position = file.read(HEAD_BYTES).index(ZEROS.encode())
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(position)
+            file.write(digest.encode())
+        if previous is not None and path.is_file():
+            path.replace(previous)
+
+    write_atomically(path, write)
     return digest
 
 
@@ -180,7 +192,7 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
 
     After a kill either file, this or the record, may be the older one.
     """
-    file, stored = folder / CHECKPOINT, _stored(state)
+    stored = _stored(state)
     for part in stored:
         part.write()
     about = {
@@ -188,13 +200,7 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
         "record": {key: record[key] for key in IN_CHECKPOINT},
         "states": [name for part in stored for _, name, *_ in part.rows()],
     }
-
-    def write(path: Path) -> None:
-        save(path, state, about)
-        if file.is_file():
-            file.replace(folder / PREVIOUS)
-
-    write_atomically(file, write)
+    save(folder / CHECKPOINT, state, about, previous=folder / PREVIOUS)
     clear(folder, running=True)
 
 

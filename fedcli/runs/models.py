@@ -13,7 +13,6 @@ from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.federation import Federation
-from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -83,8 +82,7 @@ class Selected:
         """Writes what is held, unless the checkpoint of this round will."""
         if self._models is None or self._round == record["rounds"][-1]["round"]:
             return
-        about = {"identity": identity(record), "round": self._round}
-        write_atomically(self._file, lambda path: checkpoints.save(path, self._models, about))
+        checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
         self._round = self._models = None
 
     def clear(self, record: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import ctypes
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree, leaves, stored, to_names, tree_map
-from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.checkpoints import OF_WORKER, STATES, Damaged, load, save, verify
 
@@ -181,15 +180,10 @@ class Store:
         """Writes a state to the file of its version."""
         while self.path(version).exists():  # of a client that has kept two in this round
             version.name += "-again"
-        about = {"identity": self._identity, "client": version.client}
-
-        def write(path: Path) -> None:
-            version.digest = save(path, state, about)
-
-        file = self.path(version)
+        file, about = self.path(version), {"identity": self._identity, "client": version.client}
         try:
             file.parent.mkdir(exist_ok=True)
-            write_atomically(file, write)
+            version.digest = save(file, state, about)
         except OSError as error:
             raise Unkept(error.errno, error.strerror, str(file)) from error
         self._spilled[file] = weakref.ref(version)
@@ -235,14 +229,15 @@ class Kept(Mapping[int, Tree]):
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
         return [(version.client, version.name, version.nbytes, version.digest) for version in self.versions.values()]
 
+    def only(self, clients: Container[int]) -> "Kept":
+        """Leaves out what all but these clients keep."""
+        return Kept(self.store, {client: version for client, version in self.versions.items() if client in clients})
+
 
 def trimmed(state: Any, clients: Iterable[int]) -> Any:
     """Leaves out of a server's state what all but these clients keep."""
     clients = set(map(int, clients))
-    parts = {}
-    for name, kept in stored(state).items():
-        versions = {client: version for client, version in kept.versions.items() if client in clients}
-        parts[name] = Kept(kept.store, versions)
+    parts = {name: kept.only(clients) for name, kept in stored(state).items()}
     return state._replace(**parts) if parts else state
 
 
