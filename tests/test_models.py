@@ -142,8 +142,11 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     assert models.SELECTED in names(made["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
         assert models.SELECTED not in names(made[kind].path)
-    monkeypatch.setattr(models, "LARGEST", 1000)
     method, options = RUNS["global"]
+    better = fedcli.run(method, out=tmp_path / "better", **{**TINY, **options, "rounds": 4})
+    assert better.record["summary"]["selected_round"] == 3  # after another round was selected, and kept
+    assert models.SELECTED not in names(better.path)
+    monkeypatch.setattr(models, "LARGEST", 1000)
     run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
     assert models.SELECTED not in names(run.path)
     refused(run.model, models.SELECTED, "it is missing", "--round last")

@@ -50,6 +50,7 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(t
     assert torch.equal(first[1].params["w"], torch.ones(10))  # used now: 2 goes first
     later = made.keep(first, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
+    assert [version.client for version in later.versions.values() if version.state is not None] == [1, 4]
     assert held(later) == {1: 1, 2: 2, 4: 4}
     assert isinstance(later[2], ClientState)
     assert (list(later), len(later), 2 in later, 7 in later) == ([1, 2, 4], 3, True, False)
