@@ -4,9 +4,9 @@ import json
 import random
 import shutil
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedcli.errors import UserError
 from fedcli.runs import checkpoints, records
@@ -38,7 +38,7 @@ def test_after_damage_a_run_goes_on_from_the_checkpoint_before(part, made, tmp_p
     folder = shutil.copytree(source / "run", tmp_path / "run")
     file = folder / checkpoints.CHECKPOINT
     content = bytearray(file.read_bytes())
-    content[{"digest": 40, "length": 0, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
+    content[{"digest": 60, "length": 0, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
     file.write_bytes(content[: 1000 if part == "cut" else None])
     record = runs.resume(folder).record
     assert record["summary"]["params_sha256"] == end
@@ -71,15 +71,6 @@ def test_another_runs_checkpoint_is_refused_and_left_alone(made, tmp_path):
     assert runs.resume(folder).record["summary"]["params_sha256"] == end
 
 
-def test_an_older_checkpoint_is_refused(made, tmp_path):
-    folder = shutil.copytree(made["personal"][0] / "run", tmp_path / "run")
-    for file in folder.glob("checkpoint*"):
-        file.unlink()
-    torch.save({}, folder / "checkpoint.pt")
-    with pytest.raises(UserError, match="has the form of an older version"):
-        runs.resume(folder)
-
-
 def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(made, tmp_path):
     folder = shutil.copytree(made["global model"][0] / "run", tmp_path / "run")
     file, whole = folder / "record.json", records.read_record(folder)
@@ -91,38 +82,17 @@ def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(m
     assert records.read_record(folder) == whole
 
 
-def test_a_tree_is_read_as_it_was_written(tmp_path):
-    draw = torch.Generator().manual_seed(0)
+def test_tensors_are_read_as_they_were_written(tmp_path):
+    shared = torch.tensor([float("nan"), float("-inf"), 1, 2])
     tree = {
-        3: (torch.randn(2, 3, generator=draw), None, 1.5), 10: [torch.tensor(7), torch.zeros(0, 4), "word"],
-        "a": {"b/c": torch.tensor([True, False, True])}, "a/b": {"c": torch.randn(3, generator=draw).double()},
-        "half": torch.randn(5, generator=draw).bfloat16(), "expanded": torch.tensor([1, 2]).expand(3, 2).T,
-        "nan": torch.tensor([float("nan"), float("-inf")]), "empty": {}, "int": 2**60,
+        "half": shared.bfloat16(), "double": shared.double(), "scalar": torch.tensor(7), "empty": torch.zeros(0, 4),
+        "mask": shared > 1, "part": shared[1:], "shared": shared, "strided": torch.arange(6).expand(3, 6).T,
     }  # fmt: skip
     about = {"number": 0.1, "list": [1, None]}
     checkpoints.save(tmp_path / "file", tree, about)
-    found, said = checkpoints.load(tmp_path / "file")
+    tensors = load_file(tmp_path / "file")  # as another program reads it
+    loaded, said = checkpoints.load(tmp_path / "file")
     assert said == about
-    assert list(found) == list(tree)
-    assert (found[3][1:], found[10][2], found["empty"], found["int"]) == ((None, 1.5), "word", {}, 2**60)
-    pairs = [
-        (found[3][0], tree[3][0]), *zip(found[10][:2], tree[10][:2], strict=True), (found["half"], tree["half"]),
-        (found["a"]["b/c"], tree["a"]["b/c"]), (found["a/b"]["c"], tree["a/b"]["c"]),
-        (found["expanded"], tree["expanded"]), (found["nan"], tree["nan"]),
-    ]  # fmt: skip
-    for one, other in pairs:
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert torch.equal(one.nan_to_num(9), other.nan_to_num(9))
-
-
-def test_a_file_has_the_form_of_safetensors(tmp_path):
-    checkpoints.save(tmp_path / "file", {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor([1, 2])}, {})
-    content = (tmp_path / "file").read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    assert size % 8 == 0
-    assert set(header["__metadata__"]) == {"sha256", "tree", "about"}
-    assert all(isinstance(value, str) for value in header["__metadata__"].values())
-    assert header["/x"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [16, 40]}
-    assert header["/y"] == {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
-    assert np.frombuffer(content[8 + size + 16 :], "<f4").tolist() == [0, 1, 2, 3, 4, 5]
+    for name, tensor in tree.items():
+        torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, equal_nan=True)

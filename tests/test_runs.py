@@ -87,7 +87,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path)
 
 
 KILLER = """
-import os, signal
+import json, os, signal
 import fedcli.runs.checkpoints, fedcli.runs.rounds
 from dataclasses import replace
 from fedcli.registry import find_method
@@ -99,14 +99,15 @@ def run_round(state, cohort, fed, config):
         os.kill(os.getpid(), signal.SIGKILL)
     return fedavg.run_round(state, cohort, fed, config)
 
-save = fedcli.runs.checkpoints.save
-def half_a_save(path, state, about):
-    save(path, state, about)
+save_file = fedcli.runs.checkpoints.save_file
+def half_a_save(tensors, path, metadata):
+    save_file(tensors, path, metadata)
+    about = json.loads(metadata["fedcli"])["about"]
     if len(about.get("record", {"rounds": ()})["rounds"]) == 2 and not os.path.exists("killed-in-save"):
         open("killed-in-save", "w").close()
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
-fedcli.runs.checkpoints.save = half_a_save
+fedcli.runs.checkpoints.save_file = half_a_save
 
 write = fedcli.runs.rounds.write_record
 def no_write(folder, record):

@@ -50,6 +50,7 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(t
     assert torch.equal(first[1].params["w"], torch.ones(10))  # used now: 2 goes first
     later = made.keep(first, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
+    assert [version.client for version in later.versions.values() if version.state is not None] == [1, 4]
     assert held(later) == {1: 1, 2: 2, 4: 4}
     assert isinstance(later[2], ClientState)
     assert (list(later), len(later), 2 in later, 7 in later) == ([1, 2, 4], 3, True, False)
@@ -67,7 +68,7 @@ def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
     newest = made.keep(new, states(3), 2)
     assert held(newest) == {1: 1, 2: 22, 3: 3}
     if memory == 0:
-        assert files(tmp_path) == ["000001-0", "000002-1-1", "000003-2"]  # nobody holds 2's first and second any more
+        assert files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]  # nobody holds 2's first two any more
 
 
 def test_states_are_copies_and_nothing_is_written_before_there_is_a_folder(tmp_path):
@@ -93,7 +94,7 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
     with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(its SHA-256 is .*resume"):
         kept[1]
     one.unlink()
-    with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(.*No such file"):
+    with pytest.raises(UserError, match=r"what client 1 keeps in '.*' cannot be read \(it is missing"):
         kept[1]
 
 
@@ -183,49 +184,24 @@ def stopped(tmp_path_factory):
     return folder, whole.record["summary"]["params_sha256"]
 
 
-def spoil(folder, other, how):
-    """Spoils what a client has kept in the second round."""
-    first, second = sorted((folder / STATES).glob("*-1.safetensors"))
-    content = first.read_bytes()
-    if how == "flip":
-        first.write_bytes(content[:-3] + bytes([content[-3] ^ 8]) + content[-2:])
-    elif how == "cut":
-        first.write_bytes(content[:-1])
-    elif how == "empty":
-        first.write_bytes(b"")
-    elif how == "missing":
-        first.unlink()
-    elif how == "exchanged":
-        first.write_bytes(second.read_bytes())
-        second.write_bytes(content)
-    else:
-        shutil.copy(next((other / STATES).glob("*-1.safetensors")), first)
-    return first
-
-
-@pytest.mark.parametrize("how", ["flip", "cut", "empty", "missing", "exchanged", "another run's"])
+@pytest.mark.parametrize("how", ["cut", "missing", "exchanged", "another run's"])
 def test_a_damaged_state_is_refused_with_its_checkpoint(how, stopped, tmp_path):
     source, end = stopped
     folder = shutil.copytree(source / "run", tmp_path / "run")
-    file = spoil(folder, source / "other", how)
+    file, second = sorted((folder / STATES).glob("*-1.safetensors"))
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif how == "missing":
+        file.unlink()
+    elif how == "exchanged":
+        shutil.copy(second, file)
+    else:
+        shutil.copy(next((source / "other" / STATES).glob("*-1.safetensors")), file)
     record = runs.resume(folder).record
     assert record["summary"]["params_sha256"] == end
     assert record["resumed"] == [1]
     [note] = record["engine"]["notes"]
-    assert f"is damaged (it names '{file}', " in note["text"]
-
-
-def test_where_both_checkpoints_name_a_damaged_state_the_line_says_what_to_do(stopped, tmp_path):
-    source, end = stopped
-    folder = shutil.copytree(source / "run", tmp_path / "run")
-    spoil(folder, source / "other", "cut")
-    next((folder / STATES).glob("*-0.safetensors")).unlink()
-    with pytest.raises(UserError, match=r"is damaged \(it names .* is damaged \(it names .*delete both") as caught:
-        runs.resume(folder)
-    assert "\n" not in str(caught.value)
-    for checkpoint in folder.glob("checkpoint*"):
-        checkpoint.unlink()
-    assert runs.resume(folder).record["summary"]["params_sha256"] == end
+    assert f"is damaged (it names '{file}': " in note["text"]
 
 
 def test_what_a_kill_leaves_is_removed_when_the_run_goes_on(stopped, tmp_path):

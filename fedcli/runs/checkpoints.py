@@ -1,41 +1,38 @@
-"""The files that a run goes on from: trees of tensors with what is said of them, whole and of one run, or refused.
+"""The files that a run goes on from: its checkpoints, and the trees of tensors in them and in those of clients' states.
 
-A file has the form of safetensors, which other programs read: the length of its header in 8 bytes, little end first;
-the header in JSON, each tensor's `dtype`, `shape` and `data_offsets` by name; then the tensors' bytes. The header's
-`__metadata__` begins with the SHA-256 of the whole file, taken with zeros in its own place. In it are also the run's
-identity, the structure of the tree, in which tensors are named, and what the record said by then.
+A file has the form of safetensors. What it says beside its tensors is one JSON text of its metadata, since the library
+orders several by chance: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree,
+see `to_names`; and what the caller adds. Older files have a text for each of the three.
 """
 
 import hashlib
 import json
-import mmap
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fedcli.core.federation import Federation
-from fedcli.core.trees import Tree
+from fedcli.core.trees import Tree, from_names, leaves, to_names
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
 from fedcli.runs.records import identity
 
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
-OLD = "checkpoint.pt"  # as versions before this form named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
 OF_WORKER = "-w"  # in the names of what every worker but the first keeps there for itself
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-START = b'{"__metadata__":{"sha256":"'  # of a header, up to the digest
-DIGEST = slice(8 + len(START), 8 + len(START) + 64)
+METADATA = "fedcli"  # key of the JSON text
+DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
+HEAD_BYTES = 1024  # of a file, which hold its digest
+ZEROS = "0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
 
@@ -44,47 +41,74 @@ class Damaged(Exception):
     """A file is not as it was written; the text says by what that shows."""
 
 
-class Found(NamedTuple):
+class Checkpoint(NamedTuple):
     """What a run goes on from."""
 
     state: Any  # the method's
-    known: dict[str, Any]  # of the record
+    record: dict[str, Any]  # what the record said by then
     note: str | None  # what was wrong with a newer checkpoint
 
 
-def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> str:
-    """Writes a tree of tensors, numbers and texts to a file.
+def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None = None) -> str:
+    """Writes a tree of tensors, numbers and texts to a file, atomically.
 
     Args:
         path: The file.
         tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
-        about: What else the file says, as JSON can say it.
+        about: What else the file says, as JSON can hold it.
+        previous: Where the file that is replaced is kept.
 
     Returns:
         The file's SHA-256, taken as it stands in it.
+
+    Raises:
+        OSError: If the disk does not take it.
     """
-    tensors: dict[str, Tensor] = {}
-    structure = _named(tree, "", tensors)
-    return write_tensors(path, tensors, {"tree": json.dumps(structure), "about": json.dumps(dict(about))})
+    digest = ""
+    structure, tensors = to_names(tree)
+    for name, tensor in tensors.items():  # the library refuses tensors that share memory
+        tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    text = json.dumps({"sha256": ZEROS, "tree": structure, "about": dict(about)})
+
+    def write(temporary: Path) -> None:
+        nonlocal digest
+        save_file(tensors, temporary, {METADATA: text})
+        with temporary.open("rb+") as file:
+            position = file.read(HEAD_BYTES).index(ZEROS.encode())
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(position)
+            file.write(digest.encode())
+        if previous is not None and path.is_file():
+            path.replace(previous)
+
+    write_atomically(path, write)
+    return digest
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Writes tensors by name to a file, and texts that say more; returns its SHA-256 as `save` does."""
-    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # every one at a multiple
-    header, offset = {"__metadata__": {"sha256": "0" * 64, **metadata}}, 0
-    for name, tensor in tensors.items():
-        span = [offset, offset := offset + tensor.nbytes]
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
-            digest.update(part)
-            file.write(part)
-        file.seek(DIGEST.start)
-        file.write(digest.hexdigest().encode())
-    return digest.hexdigest()
+def verify(path: Path, digest: str | None = None) -> None:
+    """Reads a file through that `save` has written.
+
+    Args:
+        path: The file.
+        digest: What `save` returned, where that is known.
+
+    Raises:
+        Damaged: If a byte is not the one that was written, or it is another file or none.
+    """
+    if not path.is_file():
+        raise Damaged("it is missing")
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        match = DIGEST.search(head)
+        if match is None:
+            raise Damaged("it is cut or has no SHA-256")
+        blank = head[: match.start(1)] + ZEROS.encode() + head[match.end(1) :]
+        actual = hashlib.file_digest(file, lambda: hashlib.sha256(blank)).hexdigest()
+    written = match[1].decode()
+    for expected in (written, digest or written):
+        if actual != expected:
+            raise Damaged(f"its SHA-256 is {actual[:16]}, was {expected[:16]}")
 
 
 def load(
@@ -105,30 +129,34 @@ def load(
         The tree, and what else the file says.
 
     Raises:
-        Damaged: If a byte is not the one that was written.
+        Damaged: See `verify`.
         UserError: If a NamedTuple is none of the types.
     """
-    with _whole(path, digest) as content:
-        header = _header(content)
-        begin = 8 + int.from_bytes(content[:8], "little")
-        metadata = header.pop("__metadata__")
-        tensors = {}
-        for name, about in header.items():
-            start, end = about["data_offsets"]
-            raw = torch.empty(end - start, dtype=torch.uint8)  # of its own: rounding may depend on where bytes lie
-            raw.numpy()[:] = memoryview(content)[begin + start : begin + end]
-            tensors[name] = raw.view(DTYPES[about["dtype"]]).reshape(about["shape"])
-        return _rebuilt(json.loads(metadata["tree"]), tensors, types or {}, device), json.loads(metadata["about"])
+    verify(path, digest)
+    structure, about = _read_metadata(path)
+    tensors = {}
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118, the file is no mapping
+            tensor = file.get_tensor(name).clone()  # in memory of its own: rounding may depend on its alignment
+            tensors[name] = tensor.to(device)
+    try:
+        return from_names(structure, tensors, types or {}), about
+    except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
+        allowed = ", ".join(name for name in types or {} if name != "kept")
+        raise UserError(
+            f"the file '{path}' holds a state of another kind (got {error}; {allowed} are allowed); read it with the "
+            "method that wrote it."
+        ) from None
 
 
-def verify(path: Path, digest: str) -> None:
-    """Reads a file through that `save` has written.
-
-    Raises:
-        Damaged: If a byte is not the one that was written, or it is another file.
-    """
-    with _whole(path, digest):
-        pass
+def _read_metadata(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Returns the structure of a verified file's tree and what else the file says."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    if METADATA in metadata:
+        content = json.loads(metadata[METADATA])
+        return content["tree"], content["about"]
+    return json.loads(metadata["tree"]), json.loads(metadata["about"])
 
 
 class Pace:
@@ -164,22 +192,15 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
 
     After a kill either file, this or the record, may be the older one.
     """
-    file = folder / CHECKPOINT
-    kept = list(_kept(state))
-    for one in kept:
-        one.write()
+    stored = _stored(state)
+    for part in stored:
+        part.write()
     about = {
         "identity": identity(record),
         "record": {key: record[key] for key in IN_CHECKPOINT},
-        "states": [name for one in kept for _, name, *_ in one.rows()],
+        "states": [name for part in stored for _, name, *_ in part.rows()],
     }
-
-    def write(path: Path) -> None:
-        save(path, state, about)
-        if file.is_file():
-            file.replace(folder / PREVIOUS)
-
-    write_atomically(file, write)
+    save(folder / CHECKPOINT, state, about, previous=folder / PREVIOUS)
     clear(folder, running=True)
 
 
@@ -190,13 +211,18 @@ def clear(folder: Path, *, running: bool = False) -> None:
         folder: Of the run.
         running: Leave other workers' files, which they read and remove themselves.
     """
-    if (folder / STATES).is_dir():
-        named = {name for checkpoint in (CHECKPOINT, PREVIOUS) for name in _named_by(folder / checkpoint)}
-        for file in (folder / STATES).iterdir():
-            if file.name.removesuffix(".safetensors") not in named and not (running and OF_WORKER in file.name):
-                file.unlink()
-        if not named and not running:
-            (folder / STATES).rmdir()
+    if not (folder / STATES).is_dir():
+        return
+    names = set()
+    for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
+        with suppress(Damaged):
+            verify(checkpoint)
+            names.update(_read_metadata(checkpoint)[1].get("states", []))
+    for file in (folder / STATES).iterdir():
+        if file.name.removesuffix(".safetensors") not in names and not (running and OF_WORKER in file.name):
+            file.unlink()
+    if not names and not running:
+        (folder / STATES).rmdir()
 
 
 def clear_finished(folder: Path) -> None:
@@ -205,28 +231,10 @@ def clear_finished(folder: Path) -> None:
     clear(folder)
 
 
-def _named_by(checkpoint: Path) -> list[str]:
-    """The versions of what clients keep that a checkpoint names; none if it is missing or damaged."""
-    try:
-        with _whole(checkpoint) as content:
-            return json.loads(_header(content)["__metadata__"]["about"]).get("states", [])
-    except (FileNotFoundError, Damaged):
-        return []
-
-
-def _kept(tree: Tree) -> Iterator[Any]:
-    """What a store keeps in a state."""
-    if isinstance(tree, Mapping) and not isinstance(tree, dict):
-        yield tree
-    elif isinstance(tree, dict | tuple | list):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _kept(part)
-
-
 def read_checkpoint(
     folder: Path, record: dict[str, Any], setup: Setup, fed: Federation, *, newest_only: bool = False
-) -> Found:
-    """The state to go on from and what the record says up to it; the initial ones where there is no checkpoint.
+) -> Checkpoint:
+    """Returns the state to go on from and what the record says up to it; the initial ones where there is none.
 
     Args:
         folder: Of the run.
@@ -236,155 +244,71 @@ def read_checkpoint(
         newest_only: Whether the checkpoint before a damaged one does not do instead of it.
 
     Raises:
-        UserError: If the checkpoints are damaged, or one is another run's, of another kind or of an older form.
+        UserError: If the checkpoints are damaged, or one is another run's or of another kind.
     """
-    first = setup.method.init(fed, setup.options)
-    types = {kind.__name__: kind for kind in setup.method.state_types}
-    types["kept"] = lambda *rows: fed.store.reopen(folder, rows)
+    initial = setup.method.init(fed, setup.options)
     files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
     if not files:
-        if (folder / OLD).is_file():
-            raise UserError(
-                f"the checkpoint '{folder / OLD}' has the form of an older version; this one does not read it; delete "
-                "it to resume from the first round, or resume with that version."
-            )
-        return Found(first, {"rounds": [], "cost": None}, None)
+        return Checkpoint(initial, {"rounds": [], "cost": None}, None)
     damage = []
     for file in files[:1] if newest_only else files:
         try:
-            state, about = load(file, types, fed.device)
+            state, about = load(file, fed.store.reopen(folder), fed.device)
             if about.get("identity") != identity(record):
                 raise UserError(
                     f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "
                     f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
                 )
-            for kept in _kept(state):
-                kept.verify()
+            for part in _stored(state):
+                part.verify()
         except Damaged as error:
             damage.append(f"'{file}' is damaged ({error})")
             continue
-        if differing := next(_differences(first, state, "state"), None):
+        if difference := next(_differences(initial, state, "state"), None):
             raise UserError(
-                f"the checkpoint '{file}' holds a state of another kind ({differing}); "
+                f"the checkpoint '{file}' holds a state of another kind ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
         note = f"the checkpoint {damage[0]}; going on from the one before it" if damage else None
-        return Found(state, about["record"], note)
+        return Checkpoint(state, about["record"], note)
     raise UserError(
         f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
         "from the first round, or start a new run."
     )
 
 
-def tensors_of(tree: Tree) -> dict[str, Tensor]:
-    """The tensors of a tree by their path in it, as `params/conv.weight`."""
-    found: dict[str, Tensor] = {}
-    _named(tree, "", found)
-    return {path[1:]: tensor for path, tensor in found.items()}
+def _stored(state: Any) -> list[Any]:
+    """Returns the parts of a state that a store keeps."""
+    return [leaf for leaf in leaves(state) if isinstance(leaf, Mapping)]
 
 
-def _named(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The structure of a tree in JSON; its tensors are put into `tensors`, by their path in it."""
-    if isinstance(tree, Tensor):
-        while path in tensors:  # keys with a slash in them
-            path += "'"
-        tensors[path] = tree
-        return {"tensor": path}
-    if isinstance(tree, Mapping) and not isinstance(tree, dict):
-        return {"kept": tree.rows()}
-    if isinstance(tree, dict):
-        return {"dict": [[key, _named(value, f"{path}/{key}", tensors)] for key, value in tree.items()]}
-    if isinstance(tree, tuple | list):
-        names = getattr(tree, "_fields", range(len(tree)))
-        parts = [_named(part, f"{path}/{name}", tensors) for name, part in zip(names, tree, strict=True)]
-        return {type(tree).__name__: parts}
-    return tree
-
-
-def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, type], device: torch.device | str) -> Tree:
-    """The tree of a structure, the tensors on a device."""
-    if not isinstance(structure, dict):
-        return structure
-    [(kind, inside)] = structure.items()
-    if kind == "tensor":
-        return tensors[inside].to(device)
-    if kind == "dict":
-        return {key: _rebuilt(value, tensors, types, device) for key, value in inside}
-    parts = [_rebuilt(part, tensors, types, device) for part in inside]
-    if kind in ("tuple", "list"):
-        return tuple(parts) if kind == "tuple" else parts
-    if kind not in types:
-        allowed = ", ".join(name for name in types if name != "kept")
-        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {allowed} are allowed).")
-    try:
-        return types[kind](*parts)
-    except TypeError:
-        raise UserError(f"a checkpoint holds a state of another kind (got a {kind} of another method).") from None
-
-
-def _differences(first: Tree, found: Tree, path: str) -> Iterator[str]:
-    """Where a state has not the form of the initial one: types, names, shapes and dtypes.
+def _differences(initial: Tree, loaded: Tree, path: str) -> Iterator[str]:
+    """Yields where a loaded state has not the form of the initial one: types, names, shapes and dtypes.
 
     What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
     """
-    if first is None or found is None or (isinstance(first, Mapping | tuple | list) and not first):
+    if loaded is None or (isinstance(loaded, Mapping) and not isinstance(loaded, dict)):
         return
-    if isinstance(found, Mapping) and not isinstance(found, dict):  # what a store keeps
-        return
-    if isinstance(first, Tensor) and isinstance(found, Tensor):
-        forms = [f"{NAMES[one.dtype]} {list(one.shape)}" for one in (found, first)]
-        if found.dtype != first.dtype or (first.is_floating_point() and found.shape != first.shape):
+    if isinstance(initial, Tensor):
+        if not isinstance(loaded, Tensor):
+            yield f"got {path} {type(loaded).__name__}, should be a tensor"
+        elif loaded.dtype != initial.dtype or (initial.is_floating_point() and loaded.shape != initial.shape):
+            forms = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in (loaded, initial)]
             yield f"got {path} {forms[0]}, should be {forms[1]}"
-    elif not any(isinstance(part, Tensor | Mapping | tuple | list) for part in (first, found)):
-        return  # numbers and texts
-    elif type(first) is not type(found):
-        yield f"got {path} {type(found).__name__}, should be {type(first).__name__}"
-    elif isinstance(first, Mapping):
-        if odd := sorted(map(str, first.keys() ^ found.keys())):
-            yield f"got {path} with other names, as {odd[0]}"
-        else:
-            for key, value in first.items():
-                yield from _differences(value, found[key], f"{path}.{key}")
-    elif isinstance(first, tuple | list):
-        if len(first) != len(found):
-            yield f"got {path} of {len(found)} parts, should be {len(first)}"
-        else:
-            names = getattr(first, "_fields", range(len(first)))
-            for name, one, other in zip(names, first, found, strict=True):
-                yield from _differences(one, other, f"{path}.{name}")
+    elif isinstance(initial, dict | tuple | list) and initial:
+        if type(initial) is not type(loaded):
+            yield f"got {path} {type(loaded).__name__}, should be {type(initial).__name__}"
+            return
+        parts, expected = _by_name(loaded), _by_name(initial)
+        if names := sorted(map(str, parts.keys() ^ expected.keys())):
+            yield f"got {path} with other names, as {names[0]}"
+            return
+        for name, part in expected.items():
+            yield from _differences(part, parts[name], f"{path}.{name}")
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, in order."""
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-@contextmanager
-def _whole(path: Path, digest: str | None = None) -> Iterator[mmap.mmap]:
-    """The bytes of a file, read only where they are looked at, once it is sure that it is whole.
-
-    Raises:
-        Damaged: If it is not, or is another one than that with the digest.
-    """
-    with path.open("rb") as file:
-        if file.seek(0, 2) < DIGEST.stop:
-            raise Damaged("it is cut")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            found = _digest(content)
-            for wanted in (content[DIGEST].decode(errors="replace"), digest or found):
-                if found != wanted:
-                    raise Damaged(f"its SHA-256 is {found[:16]}, was {wanted[:16]}")
-            yield content
-
-
-def _header(content: mmap.mmap) -> dict[str, Any]:
-    """The header of a file that is whole."""
-    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-
-
-def _digest(content: mmap.mmap) -> str:
-    """SHA-256 of a file with zeros in the digest's place."""
-    digest = hashlib.sha256(content[: DIGEST.start] + b"0" * 64)
-    with memoryview(content) as view, view[DIGEST.stop :] as rest:
-        digest.update(rest)
-    return digest.hexdigest()
+def _by_name(tree: Tree) -> dict[Any, Tree]:
+    """Returns the parts of a dict, a NamedTuple, a tuple or a list by their names or positions."""
+    if isinstance(tree, dict):
+        return tree
+    return dict(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))

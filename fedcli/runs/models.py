@@ -1,7 +1,6 @@
 """The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.federation import Federation
-from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -67,44 +65,34 @@ class Selected:
     def __init__(self, folder: Path, setup: Setup, fed: Federation, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
         self._file, self._method, self._selection = folder / SELECTED, setup.method, setup.selection
-        sizes = [_bytes(network.module) for network in fed.networks]
-        self._wanted = _keeps_selected(
-            setup.selection, _bytes_of_all(setup, dict(zip(fed.backbones, sizes, strict=True)))
-        )
-        self._round: int | None = None  # whose models are held
-        self._models: Models | None = None
-        self._written: int | None = None  # whose models are in the file
+        kinds = fed.architecture if setup.method.personal else fed.architecture[:1]
+        self._wanted = _keeps_selected(setup.selection, sum(_bytes(fed.networks[kind].module) for kind in kinds))
+        self._round: int | None = None  # the selected one, where it is not in the file
+        self._models: Models | None = None  # of that round
         self.see(record, state)
         self.clear(record)
-        if self._file.is_file():  # of a later round it may be another machine's, and is written anew
-            with suppress(Damaged):
-                number = _read(self._file, record)[1]
-                chosen = summarise(record["rounds"], self._selection)["selected_round"]
-                self._written = number if number == chosen else None
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the selected one."""
-        chosen = summarise(record["rounds"], self._selection)["selected_round"]
-        if self._wanted and chosen is not None and chosen == record["rounds"][-1]["round"]:
-            self._round, self._models = chosen, models_of(self._method, state)
+        selected = summarise(record["rounds"], self._selection)["selected_round"]
+        if self._wanted and selected is not None and selected == record["rounds"][-1]["round"]:
+            self._round, self._models = selected, models_of(self._method, state)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Writes what is held, unless the file has it, or the checkpoint of this round will."""
-        if self._models is None or self._round in (self._written, record["rounds"][-1]["round"]):
+        """Writes what is held, unless the checkpoint of this round will."""
+        if self._models is None or self._round == record["rounds"][-1]["round"]:
             return
-        about = {"identity": identity(record), "round": self._round}
-        write_atomically(self._file, lambda path: checkpoints.save(path, self._models, about))
-        self._written = self._round
+        checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
+        self._round = self._models = None
 
     def clear(self, record: dict[str, Any]) -> None:
         """Removes the file where the checkpoint has the models of a better round."""
         if record["rounds"] and self._round == record["rounds"][-1]["round"]:
             self._file.unlink(missing_ok=True)
-            self._written = None
 
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
-    """Bytes of the models that a run leaves, at least; what else its clients keep is not counted.
+    """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted.
 
     Args:
         setup: The run.
@@ -112,26 +100,26 @@ def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -
         image_size: Their height and width in pixels.
         num_classes: Of its data set.
     """
-    names = set(setup.run.backbone.split(","))
-    size = _bytes_of_all(setup, {name: _bytes_of(name, channels, image_size, num_classes) for name in names})
-    return size * (1 + _keeps_selected(setup.selection, size))
+    nbytes = 0
+    for client in range(setup.run.num_clients if setup.method.personal else 1):
+        nbytes += _network_bytes(backbone_of(setup.run.backbone, client), channels, image_size, num_classes)
+    return nbytes * (2 if _keeps_selected(setup.selection, nbytes) else 1)
 
 
-def _keeps_selected(selection: str, size: int) -> bool:
-    """Whether the models of the selected round are kept beside the last ones, which have so many bytes."""
-    return selection.startswith("best-") and size <= LARGEST
+def backbone_of(backbone: str, client: int | None) -> str:
+    """Returns the network of a client, which has the (id mod their number)-th of those that `--backbone` names."""
+    names = backbone.split(",")
+    return names[(client or 0) % len(names)]
 
 
-def _bytes_of_all(setup: Setup, sizes: Mapping[str, int]) -> int:
-    """Bytes of the global model, or of all clients' own models together, of the networks' by name."""
-    names = setup.run.backbone.split(",")  # client i has the (i mod their number)-th
-    clients = 1 if setup.method.personal is None else setup.run.num_clients
-    return sum(sizes[names[i % len(names)]] for i in range(clients))
+def _keeps_selected(selection: str, nbytes: int) -> bool:
+    """Returns whether the models of the selected round are kept beside the last ones, which have so many bytes."""
+    return selection.startswith("best-") and nbytes <= LARGEST
 
 
 @cache
-def _bytes_of(backbone: str, channels: int, image_size: int, num_classes: int) -> int:
-    """Bytes of a network; of those that are not a user's, which are tried out, no weight is made."""
+def _network_bytes(backbone: str, channels: int, image_size: int, num_classes: int) -> int:
+    """Returns the bytes of a network; weights are made for a user's own alone, which may not know the meta device."""
     with torch.device("cpu" if is_from_file(backbone) else "meta"):
         return _bytes(backbones.build(backbone, channels, image_size, num_classes, seed=0))
 
@@ -145,21 +133,6 @@ def remove_models(folder: Path) -> None:
     for name in (CHECKPOINT, PREVIOUS, SELECTED):
         (folder / name).unlink(missing_ok=True)
     checkpoints.clear(folder)
-
-
-def _read(file: Path, record: dict[str, Any]) -> tuple[Models, int]:
-    """The models in a file and their round.
-
-    Raises:
-        Damaged: If a byte is not the one that was written, or they are another run's.
-    """
-    try:
-        models, about = checkpoints.load(file, {Models.__name__: Models})
-    except UserError as error:
-        raise Damaged("it is of another kind") from error
-    if about.get("identity") != identity(record):
-        raise Damaged("it is another run's")
-    return models, about["round"]
 
 
 class Classifier(nn.Module):
@@ -234,73 +207,67 @@ def find_model(
             f"the record of '{folder}' does not say which images its model takes; run the experiment again."
         )
     record = with_own_files(record, files, "the same command with")
-    method = find_method(record["method_source"])
-    _refuse_client(method, record, client)
-    models = _models(folder, record, method, round)
+    method, config = find_method(record["method_source"]), record["config"]
+    if method.personal is None and client is not None:
+        raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
+    if method.personal is not None and client not in range(config["num_clients"]):
+        raise UserError(
+            f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from 0 to "
+            f"{config['num_clients'] - 1} with --client."
+        )
+    selected = round == "selected" and record["summary"]["selected_round"] != record["rounds"][-1]["round"]
+    models = _selected_models(folder, record) if selected else _last_models(folder, record, method)
     if prototypes and models.prototypes is None:
         raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-    network = _network(record, client)
-    found = models.shared if client is None else models.own.get(client)
-    if found is not None:  # else the initial one, of a client that has never taken part
-        wanted = network.state_dict().keys()  # without the keys of dropout
-        network.load_state_dict({name: value for part in found for name, value in part.items() if name in wanted})
-    about, bf16 = record["normalisation"], record["config"]["precision"] == "bf16"
-    model = Classifier(network, about["mean"], about["std"], bf16, models.prototypes if prototypes else None)
+    channels, image_size = record["model"]["input"][:2]
+    backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
+    network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
+    network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
+    trained = models.shared if client is None else models.own.get(client)
+    if trained is not None:  # else the initial one, of a client that has never taken part
+        names = network.state_dict().keys()  # without the keys of dropout
+        values = {**trained[0], **trained[1]}
+        network.load_state_dict({name: value for name, value in values.items() if name in names})
+    pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
+    model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
     return model.eval().requires_grad_(False)
 
 
-def _refuse_client(method: Method, record: dict[str, Any], client: int | None) -> None:
-    """Refuses a client where there is one model for all, and none where each has its own."""
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
-    last = record["config"]["num_clients"] - 1
-    if method.personal is not None and client not in range(last + 1):
-        raise UserError(
-            f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from 0 to "
-            f"{last} with --client."
-        )
-
-
-def _network(record: dict[str, Any], client: int | None) -> Backbone:
-    """A client's network, or the only one, with its initial weights."""
-    config, (channels, size) = record["config"], record["model"]["input"][:2]
-    names = config["backbone"].split(",")
-    name = names[(client or 0) % len(names)]
-    network = backbones.build(name, channels, size, len(record["class_names"]), config["seed"])
-    return network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
-
-
-def _models(folder: Path, record: dict[str, Any], method: Method, round: str) -> Models:
-    """The models of a finished run's selected or last round.
+def _selected_models(folder: Path, record: dict[str, Any]) -> Models:
+    """Returns the models of a finished run's selected round.
 
     Raises:
         UserError: If they are damaged or are not there.
     """
-    last, summary = record["rounds"][-1]["round"], record["summary"]
-    selected = round == "selected" and summary["selected_round"] != last
-    file = folder / (SELECTED if selected else CHECKPOINT)
+    file, selected_round = folder / SELECTED, record["summary"]["selected_round"]
     try:
-        if selected:
-            models, number = _read(file, record)
-            right, found = number == summary["selected_round"], f"those of round {number + 1}"
-        else:
-            types, count = {kind.__name__: kind for kind in method.state_types}, record["config"]["num_clients"]
-            store = Store(None, count, torch.device("cpu"), method.state_types)
-            state, _ = checkpoints.load(file, {**types, "kept": lambda *rows: store.reopen(folder, rows)})
-            models, found = models_of(method, state), params_hash(all_params(method, state, count))
-            right = found == summary["params_sha256"]
-    except FileNotFoundError:
-        right, found = False, "no file"
-    except Damaged as error:
-        right, found = False, f"another or a damaged file: {error}"
-    if right:
-        return models
-    if selected:
-        raise UserError(
-            f"'{file}' does not hold the models of the selected round {summary['selected_round'] + 1} (got {found}; "
-            f"up to {LARGEST >> 30} GiB, all clients' together, are kept); take those of the last with --round last."
-        )
+        models, about = checkpoints.load(file, {Models.__name__: Models})
+        if (about.get("identity"), about.get("round")) == (identity(record), selected_round):
+            return models
+        reason = "it is of another run or round"
+    except (Damaged, UserError) as error:
+        reason = error
     raise UserError(
-        f"'{file}' does not hold the models of the last round (got {found}, was {summary['params_sha256']}); run the "
-        "experiment again."
+        f"'{file}' does not hold the models of the selected round {selected_round + 1} ({reason}; up to "
+        f"{LARGEST >> 30} GiB, all clients' together, are kept); take those of the last with --round last."
     )
+
+
+def _last_models(folder: Path, record: dict[str, Any], method: Method) -> Models:
+    """Returns the models of a finished run's last round.
+
+    Raises:
+        UserError: If they are damaged or are not there.
+    """
+    file, num_clients = folder / CHECKPOINT, record["config"]["num_clients"]
+    expected = record["summary"]["params_sha256"]
+    store = Store(None, num_clients, torch.device("cpu"), method.state_types)
+    try:
+        state, _ = checkpoints.load(file, store.reopen(folder))
+        digest = params_hash(all_params(method, state, num_clients))
+        if digest == expected:
+            return models_of(method, state)
+        reason = f"got {digest}, was {expected}"
+    except Damaged as error:
+        reason = error
+    raise UserError(f"'{file}' does not hold the models of the last round ({reason}); run the experiment again.")

@@ -15,11 +15,10 @@ from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import Pace, clear_finished, write_checkpoint
 from fedcli.runs.config import Setup
-from fedcli.runs.finite import refuse_non_finite
 from fedcli.runs.models import Selected, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
-from fedcli.runs.store import Unkept, trimmed
+from fedcli.runs.store import Unkept, refuse_non_finite, trimmed
 from fedcli.runs.workers import current
 
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised

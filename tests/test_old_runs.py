@@ -1,0 +1,55 @@
+"""Runs of the first version that users have, written by commit ed4e392: resumed, loaded and exported.
+
+`stopped` is SCAFFOLD after two of four rounds with half of four clients a round; `personal` trained all four clients'
+own networks for two rounds. Both need `net.py`. `finished` is FedAvg, whose best round by validation is not its last.
+`model-client-1.safetensors` and `model.safetensors` were exported then.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedcli
+from fedcli.core.trees import leaves
+from fedcli.runs import run as runs
+from fedcli.runs.checkpoints import CHECKPOINT, STATES
+from fedcli.runs.export import export
+
+OLD = Path(__file__).parent / "old_runs"
+NET = OLD / "net.py"
+SETTINGS = {
+    "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2,
+    "local_epochs": 1, "batch_size": 16, "device": "cpu", "rounds": 4, "state_memory": "0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", [None, CHECKPOINT, f"{STATES}/000003-1.safetensors"])
+def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path):
+    folder = shutil.copytree(OLD / "stopped", tmp_path / "run")
+    if damaged is not None:
+        content = bytearray((folder / damaged).read_bytes())
+        content[-5] ^= 1
+        (folder / damaged).write_bytes(content)
+    run = runs.resume(folder, method=NET, changed_method=True)
+    whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NET}:tiny", **SETTINGS)
+    assert run.record["resumed"] == [2 if damaged is None else 1]
+    assert len(run.record["engine"]["notes"]) == (damaged is not None)
+    assert list(run.state.clients) == list(whole.state.clients)
+    for client in run.state.clients:  # on another machine rounding may differ
+        torch.testing.assert_close(run.state.clients[client], whole.state.clients[client], rtol=1e-3, atol=1e-5)
+    for tensor, expected in zip(leaves(run.state[:2]), leaves(whole.state[:2]), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "client", "file"), [("finished", None, "model"), ("personal", 1, "model-client-1")])
+def test_a_finished_run_is_loaded_and_exported(name, client, file, tmp_path):
+    folder = shutil.copytree(OLD / name, tmp_path / "run")
+    expected = load_file((folder / file).with_suffix(".safetensors"))
+    exported, _ = export(fedcli.load(folder, method=NET), "safetensors", client, out=tmp_path / "new.safetensors")
+    tensors = load_file(exported)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert fedcli.load(folder, method=NET).model(client, round="last")(torch.rand(2, 1, 8, 8)).shape == (2, 10)
