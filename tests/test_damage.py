@@ -1,7 +1,6 @@
 """Files of a run that are damaged, cut or another run's: refused in a line, or without effect on the result."""
 
 import json
-import random
 import shutil
 
 import pytest
@@ -11,30 +10,12 @@ from safetensors.torch import load_file
 from fedcli.errors import UserError
 from fedcli.runs import checkpoints, records
 from fedcli.runs import run as runs
-from tests.torture.damage import KINDS, fault, make, spoil
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Of each kind a run that stopped after two of three rounds, one of another seed, and how it should end."""
-    found = {}
-    for kind in KINDS:
-        folder = tmp_path_factory.mktemp("runs")
-        found[kind] = folder, make(kind, folder)
-    return found
-
-
-@pytest.mark.parametrize("number", range(60))
-def test_a_damaged_run_is_refused_or_ends_in_the_same_bits(number, made, tmp_path):
-    source, end = made[list(KINDS)[number % len(KINDS)]]
-    folder = shutil.copytree(source / "run", tmp_path / "run")
-    what = spoil(folder, source / "other", random.Random(number))
-    assert not fault(folder, end, what)
+from tests.torture.trials import stopped_run
 
 
 @pytest.mark.parametrize("part", ["digest", "length", "structure", "tensors", "cut"])
-def test_after_damage_a_run_goes_on_from_the_checkpoint_before(part, made, tmp_path):
-    source, end = made["client state"]
+def test_after_damage_a_run_goes_on_from_the_checkpoint_before(part, tmp_path):
+    source, end = stopped_run("client state")
     folder = shutil.copytree(source / "run", tmp_path / "run")
     file = folder / checkpoints.CHECKPOINT
     content = bytearray(file.read_bytes())
@@ -48,8 +29,8 @@ def test_after_damage_a_run_goes_on_from_the_checkpoint_before(part, made, tmp_p
     assert records.read_record(folder) == record
 
 
-def test_where_both_checkpoints_are_damaged_the_line_says_what_to_do(made, tmp_path):
-    source, end = made["global model"]
+def test_where_both_checkpoints_are_damaged_the_line_says_what_to_do(tmp_path):
+    source, end = stopped_run("global model")
     folder = shutil.copytree(source / "run", tmp_path / "run")
     for name in (checkpoints.CHECKPOINT, checkpoints.PREVIOUS):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1])
@@ -60,8 +41,8 @@ def test_where_both_checkpoints_are_damaged_the_line_says_what_to_do(made, tmp_p
     assert runs.resume(folder).record["summary"]["params_sha256"] == end
 
 
-def test_another_runs_checkpoint_is_refused_and_left_alone(made, tmp_path):
-    source, end = made["personal"]
+def test_another_runs_checkpoint_is_refused_and_left_alone(tmp_path):
+    source, end = stopped_run("personal")
     folder = shutil.copytree(source / "run", tmp_path / "run")
     file, own = folder / checkpoints.CHECKPOINT, (source / "run" / checkpoints.CHECKPOINT).read_bytes()
     shutil.copy(source / "other" / checkpoints.CHECKPOINT, file)
@@ -71,8 +52,8 @@ def test_another_runs_checkpoint_is_refused_and_left_alone(made, tmp_path):
     assert runs.resume(folder).record["summary"]["params_sha256"] == end
 
 
-def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(made, tmp_path):
-    folder = shutil.copytree(made["global model"][0] / "run", tmp_path / "run")
+def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(tmp_path):
+    folder = shutil.copytree(stopped_run("global model")[0] / "run", tmp_path / "run")
     file, whole = folder / "record.json", records.read_record(folder)
     text = file.read_text()
     file.write_text(text.replace('"rounds": 3', '"rounds": 2'))

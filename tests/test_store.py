@@ -13,12 +13,12 @@ from fedcli.runs import checkpoints, config, rounds, store
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.models import SELECTED
+from tests.test_runs import TINY as RUN
 from tests.test_runs import Stop, StopAfter
-from tests.torture.damage import TINY as DAMAGED
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers
-TINY = {**DAMAGED, "num_clients": 6, "rounds": 4, "state_memory": "0"}
+TINY = {**RUN, "train_examples": 60, "num_clients": 6, "batch_size": 8, "backbone": "cnn-small", "state_memory": "0"}
 
 
 def state(number):
