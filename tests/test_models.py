@@ -198,7 +198,7 @@ def test_what_cannot_be_taken_out_is_refused(made, tmp_path):
     shutil.copy(run.path / checkpoints.CHECKPOINT, file)
     refused(run.model, models.SELECTED)
     shutil.copy(own.path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
-    refused(lambda: run.model(round="last"), "a state of another kind", "of another method")
+    refused(lambda: run.model(round="last"), "a state of another kind", "read it with the method")
     for change, word in (({"status": "interrupted"}, "has not finished"), ({"model": {}}, "does not say which images")):
         write_record(run.path, {**run.record, **change})
         refused(fedcli.load(run.path).model, word)

@@ -75,7 +75,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
             state._replace(params={**state.params, name: value + 1}),
             r"does not hold the run's last model \(got [0-9a-f]{64},",
         ),
-        (AnotherState(*state), r"a state of another kind \(got AnotherState; ServerState are allowed"),
+        (AnotherState(*state), r"a state of another kind \(got .AnotherState.; ServerState are allowed"),
         (state._replace(params={**state.params, name: value[:-1]}), f"another kind .got state.params.{name} F32"),
         (state._replace(params={**state.params, name: value.double()}), f"another kind .got state.params.{name} F64"),
         (state._replace(params={**state.params, "more": value}), "with other names, as more"),

@@ -3,25 +3,21 @@
 A stacked tree has the client axis first: every leaf is `[K, ...]`.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedcli.errors import UserError
+
 Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
+TYPE_NAME = operator.attrgetter("__name__")
 
 
 def _rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
-    if isinstance(like, dict):
-        return dict(zip(like, children, strict=True))
-    if hasattr(like, "_fields"):
-        return type(like)(*children)
-    return type(like)(children)
-
-
-def _children(tree: Tree) -> list[Tree]:
-    return list(tree.values()) if isinstance(tree, dict) else list(tree)
+    return type(like)(*children) if hasattr(like, "_fields") else type(like)(children)
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -31,8 +27,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if isinstance(tree, dict):
         return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        columns = zip(*(_children(other) for other in (tree, *others)), strict=True)
-        return _rebuild(tree, [tree_map(function, *column) for column in columns])
+        return _rebuild(tree, [tree_map(function, *column) for column in zip(tree, *others, strict=True)])
     return function(tree, *others)
 
 
@@ -41,7 +36,7 @@ def leaves(tree: Tree) -> Iterator[Any]:
     if tree is None:
         return
     if isinstance(tree, dict | tuple | list):
-        for child in _children(tree):
+        for child in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(child)
     else:
         yield tree
@@ -85,3 +80,55 @@ def stored(state: Any) -> dict[str, Mapping]:
     """Returns the fields of a server's state that a store keeps; a client's part is read when it is asked for."""
     parts = zip(getattr(state, "_fields", ()), state, strict=False)
     return {name: part for name, part in parts if isinstance(part, Mapping) and not isinstance(part, dict)}
+
+
+def to_names(tree: Tree, name_type: Callable[[type], str] = TYPE_NAME) -> tuple[Any, dict[str, Tensor]]:
+    """Takes a tree apart into a structure that JSON can hold and its tensors by name; `from_names` is the inverse.
+
+    Args:
+        tree: Of tensors, numbers, texts, None, dicts, tuples, lists, NamedTuples and what a store keeps.
+        name_type: Gives a NamedTuple class the name by which `from_names` finds it.
+
+    Returns:
+        The structure, and the tensors by their paths in the tree, as `/params/conv.weight`.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(part: Tree, path: str) -> Any:
+        if part is None or isinstance(part, bool | int | float | str):
+            return part
+        if isinstance(part, Tensor):
+            while path in tensors:  # as of {"a": {"b/c": …}, "a/b": {"c": …}}
+                path += "'"
+            tensors[path] = part
+            return {"tensor": path}
+        if isinstance(part, dict):
+            return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
+        if isinstance(part, tuple | list):
+            fields = getattr(part, "_fields", range(len(part)))
+            name = name_type(type(part)) if hasattr(part, "_fields") else type(part).__name__
+            return {name: [walk(value, f"{path}/{field}") for field, value in zip(fields, part, strict=True)]}
+        if isinstance(part, Mapping):
+            return {"kept": part.rows()}
+        raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
+
+    return walk(tree, ""), tensors
+
+
+def from_names(structure: Any, tensors: Mapping[str, Tensor], types: Mapping[str, Callable]) -> Tree:
+    """Builds the tree that `to_names` took apart.
+
+    Args:
+        structure: As `to_names` returned it, or as JSON read it back.
+        tensors: By name.
+        types: The NamedTuple classes by name, and under `kept` what makes a store's part of its rows.
+    """
+    if not isinstance(structure, dict):
+        return structure
+    [(kind, content)] = structure.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: from_names(part, tensors, types) for key, part in content}
+    parts = [from_names(part, tensors, types) for part in content]
+    return parts if kind == "list" else tuple(parts) if kind == "tuple" else types[kind](*parts)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.federation import Federation
-from fedcli.core.trees import Tree
+from fedcli.core.trees import Tree, from_names, to_names
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
@@ -63,8 +63,7 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any]) -> str:
     Returns:
         The file's SHA-256, taken as it stands in it.
     """
-    tensors: dict[str, Tensor] = {}
-    structure = _named(tree, "", tensors)
+    structure, tensors = to_names(tree)
     return write_tensors(path, tensors, {"tree": json.dumps(structure), "about": json.dumps(dict(about))})
 
 
@@ -117,8 +116,16 @@ def load(
             start, end = about["data_offsets"]
             raw = torch.empty(end - start, dtype=torch.uint8)  # of its own: rounding may depend on where bytes lie
             raw.numpy()[:] = memoryview(content)[begin + start : begin + end]
-            tensors[name] = raw.view(DTYPES[about["dtype"]]).reshape(about["shape"])
-        return _rebuilt(json.loads(metadata["tree"]), tensors, types or {}, device), json.loads(metadata["about"])
+            tensors[name] = raw.view(DTYPES[about["dtype"]]).reshape(about["shape"]).to(device)
+        structure, about = json.loads(metadata["tree"]), json.loads(metadata["about"])
+    try:
+        return from_names(structure, tensors, types or {}), about
+    except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
+        allowed = ", ".join(name for name in types or {} if name != "kept")
+        raise UserError(
+            f"the file '{path}' holds a state of another kind (got {error}; {allowed} are allowed); read it with the "
+            "method that wrote it."
+        ) from None
 
 
 def verify(path: Path, digest: str) -> None:
@@ -274,52 +281,6 @@ def read_checkpoint(
         f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
         "from the first round, or start a new run."
     )
-
-
-def tensors_of(tree: Tree) -> dict[str, Tensor]:
-    """The tensors of a tree by their path in it, as `params/conv.weight`."""
-    found: dict[str, Tensor] = {}
-    _named(tree, "", found)
-    return {path[1:]: tensor for path, tensor in found.items()}
-
-
-def _named(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The structure of a tree in JSON; its tensors are put into `tensors`, by their path in it."""
-    if isinstance(tree, Tensor):
-        while path in tensors:  # keys with a slash in them
-            path += "'"
-        tensors[path] = tree
-        return {"tensor": path}
-    if isinstance(tree, Mapping) and not isinstance(tree, dict):
-        return {"kept": tree.rows()}
-    if isinstance(tree, dict):
-        return {"dict": [[key, _named(value, f"{path}/{key}", tensors)] for key, value in tree.items()]}
-    if isinstance(tree, tuple | list):
-        names = getattr(tree, "_fields", range(len(tree)))
-        parts = [_named(part, f"{path}/{name}", tensors) for name, part in zip(names, tree, strict=True)]
-        return {type(tree).__name__: parts}
-    return tree
-
-
-def _rebuilt(structure: Any, tensors: dict[str, Tensor], types: Mapping[str, type], device: torch.device | str) -> Tree:
-    """The tree of a structure, the tensors on a device."""
-    if not isinstance(structure, dict):
-        return structure
-    [(kind, inside)] = structure.items()
-    if kind == "tensor":
-        return tensors[inside].to(device)
-    if kind == "dict":
-        return {key: _rebuilt(value, tensors, types, device) for key, value in inside}
-    parts = [_rebuilt(part, tensors, types, device) for part in inside]
-    if kind in ("tuple", "list"):
-        return tuple(parts) if kind == "tuple" else parts
-    if kind not in types:
-        allowed = ", ".join(name for name in types if name != "kept")
-        raise UserError(f"a checkpoint holds a state of another kind (got {kind}; {allowed} are allowed).")
-    try:
-        return types[kind](*parts)
-    except TypeError:
-        raise UserError(f"a checkpoint holds a state of another kind (got a {kind} of another method).") from None
 
 
 def _differences(first: Tree, found: Tree, path: str) -> Iterator[str]:

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.core.trees import leaves
-from fedcli.runs.checkpoints import tensors_of
+from fedcli.core.trees import leaves, to_names
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
@@ -21,12 +20,13 @@ def refuse_non_finite(state: Any, before: Any, round: int) -> None:
         NonFiniteLoss: If one is not finite, with its place in the state.
     """
     known = {id(leaf) for leaf in leaves(before)}
-    new = {path: leaf for path, leaf in tensors_of(state).items() if leaf.is_floating_point() and id(leaf) not in known}
+    _, tensors = to_names(state)
+    new = {path: leaf for path, leaf in tensors.items() if leaf.is_floating_point() and id(leaf) not in known}
     for device in {leaf.device for leaf in new.values()}:
         here = {path: leaf for path, leaf in new.items() if leaf.device == device}
         finite = torch.stack([torch.isfinite(leaf).all() for leaf in here.values()])
         if bad := [path for path, whole in zip(here, finite.tolist(), strict=True) if not whole]:
             raise NonFiniteLoss(
-                f"'{bad[0]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of the "
-                f"server, usually helps."
+                f"'{bad[0][1:]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of "
+                "the server, usually helps."
             )
