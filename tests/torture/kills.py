@@ -28,7 +28,7 @@ METHODS = (
     "fccl-plus",
 )  # fmt: skip
 MOMENTS = 24  # at most, until a kill; a round has about 12
-LONG = 600  # seconds, for a run by workers that are started again
+LONG = 600  # seconds, for a run by workers
 
 
 class Doom(Listener):
@@ -96,7 +96,7 @@ def chain(method: str, folder: Path, kills: int, seed: int = 0) -> tuple[int, st
 
 
 def kill_worker(method: str, folder: Path, seed: int = 0) -> tuple[int, str]:
-    """Kills one of two workers of a run at a random moment; the launcher starts both again.
+    """Kills one of two workers of a run at a random moment; the same command goes on.
 
     Returns:
         Whether the kill hit, and how the run's end differs from that of a run by one process.
@@ -113,6 +113,9 @@ def kill_worker(method: str, folder: Path, seed: int = 0) -> tuple[int, str]:
         if not ended and not wait(chance.uniform(0, 2)) and (workers := _workers(program.pid)):
             os.kill(chance.choice(workers), signal.SIGKILL)
             hit = 1
+            wait(LONG)
+            program = start(folder, *command, "--continue", stdout=said, stderr=said)
+            wait = partial(_has_ended, program)
         if not wait(LONG):
             program.kill()
             return hit, "hangs"
@@ -129,13 +132,10 @@ def _has_ended(program: Program, seconds: float) -> bool:
 
 
 def _workers(launcher: int) -> list[int]:
-    """The processes that PyTorch's launcher has started: children of its fork server."""
-    found = [launcher]
+    """The processes that PyTorch's launcher has started."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        for _ in range(2):
-            texts = [Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in found]
-            found = [int(child) for text in texts for child in text.split()]
-    return found
+        return [int(child) for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    return []
 
 
 def _difference(folder: Path, whole: dict[str, Any]) -> str:
