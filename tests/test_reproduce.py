@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import multiprocessing
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,8 @@ from fedcli.results import comparison, jobs, metrics, reproduce
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
 from tests.printed import unaccounted, unnamed
+from tests.programs import Waiting, start
+from tests.test_lock import TABLE
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
@@ -416,36 +420,24 @@ def test_a_failure_is_told_in_a_line_with_its_kind(error, told, monkeypatch):
     assert list(jobs.execute(plan, Watch()).values()) == [told]
 
 
-def test_a_process_that_alone_is_interrupted_says_so_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(jobs, "end_with_parent", lambda: None)
-    monkeypatch.setattr(jobs, "make", lambda **given: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(jobs.sys, "argv", ["-c", "{}"])
-    with pytest.raises(SystemExit) as end:
-        jobs.process()
-    assert (end.value.code, capsys.readouterr().err) == (130, "interrupted; the same command goes on.\n")
-
-
-def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):
-    signals = []
-
-    class Process:
-        def poll(self):
-            return None
-
-        def send_signal(self, signal):
-            signals.append(signal)
-
-        def wait(self):
-            signals.append("waited")
-
-    monkeypatch.setattr(jobs, "POLL", 0)
-    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *arguments, **options: Process())
+def test_a_run_whose_process_alone_is_interrupted_or_killed_is_told_in_a_line(monkeypatch):
+    monkeypatch.setattr(jobs, "make", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert jobs.task({}) == "interrupted; the same command goes on."
     watch = Watch()
-    monkeypatch.setattr(watch, "advance", lambda run, rounds: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(SMALL), watch, jobs=3)
-    assert len(watch.begun) == 3
-    assert signals == [jobs.signal.SIGTERM] * 3 + ["waited"] * 3
+    monkeypatch.setattr(watch, "begin", lambda run: multiprocessing.active_children()[0].kill())
+    errors = jobs.execute(reproduce.plan(SMALL, seeds=[0]), watch, jobs=2)
+    assert len(watch.ended) == 2  # the other one has its own process
+    assert all(error.startswith("BrokenProcessPool: ") for error in errors.values())
+
+
+def test_interrupting_several_jobs_interrupts_each_of_them(folder):
+    waiting = Waiting(folder)
+    table = start(folder, program=("-c", TABLE))
+    waiting.two()
+    table.send_signal(signal.SIGINT)
+    table.communicate()
+    waiting.none()
+    assert [record["status"] for record in records().values()] == ["interrupted"] * 2
 
 
 def timed(**seconds):
