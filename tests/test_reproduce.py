@@ -19,7 +19,7 @@ from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
-from fedcli.results import comparison, jobs, metrics, reproduce
+from fedcli.results import comparison, jobs, reproduce
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
 from tests.printed import unaccounted, unnamed
@@ -967,9 +967,3 @@ def test_list_names_the_tables(offered):
     offered(SMALL)
     result = CliRunner().invoke(cli.app, ["list"])
     assert re.search(r"fedfm:III +Test accuracy", result.stdout)
-
-
-def test_metrics_of_all_tables_are_known():
-    for one in registry.tables().values():
-        for cell in one.cells:
-            assert metrics.find_metric(cell.metric).name == cell.metric

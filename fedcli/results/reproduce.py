@@ -179,21 +179,20 @@ def plan(
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)
-    known: dict[str, PlannedRun] = {}
-    members: list[tuple[Cell, Metric, list[str]]] = []
+    planned: dict[Path, PlannedRun] = {}
+    metrics: dict[Path, list[Metric]] = {}
+    places: list[tuple[Cell, list[Path]]] = []
     for cell in _chosen(table, only):
         its_runs = [_planned_run(table, cell, seed, limits, folder) for seed in seeds]
-        names = [_identity(run.setup) for run in its_runs]
-        for name, run in zip(names, its_runs, strict=True):
-            known.setdefault(name, run)
-        members.append((cell, find_metric(cell.metric), names))
+        for run in its_runs:
+            planned.setdefault(run.folder, run)
+            metrics.setdefault(run.folder, []).append(find_metric(cell.metric))
+        places.append((cell, [run.folder for run in its_runs]))
     records, damaged = all_runs([folder, *search])
-    for name, run in known.items():
-        read = [metric for _, metric, names in members if name in names]
-        known[name] = _with_record(run, read, folder, records)
-    cells = [PlannedCell(cell, metric, tuple(known[name] for name in names)) for cell, metric, names in members]
-    used = {name: limit for run in known.values() for name, limit in run.limits.items()}
-    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search, damaged)
+    runs = {place: _with_record(run, metrics[place], folder, records) for place, run in planned.items()}
+    cells = [PlannedCell(cell, find_metric(cell.metric), tuple(map(runs.get, its))) for cell, its in places]
+    used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
+    return TablePlan(table, tuple(cells), tuple(runs.values()), seeds, used, folder, search, damaged)
 
 
 class Pace(NamedTuple):
@@ -411,10 +410,6 @@ def train_size(dataset: str) -> int | None:
 def _what(setup: Setup) -> dict[str, Any]:
     """All that a run's result depends on, but for the seed."""
     return {name: value for name, value in setup.values().items() if name not in NOT_IN_IDENTITY}
-
-
-def _identity(setup: Setup) -> str:
-    return json.dumps([setup.method.name, setup.run.seed, setup.selection, _what(setup)], sort_keys=True)
 
 
 def _folder_name(setup: Setup) -> str:
