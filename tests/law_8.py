@@ -1,12 +1,11 @@
 """Law 8: every method, run by a number of workers, and what its run came to.
 
-`python -c "from tests.law_8 import main; main()" FOLDER` lets 2 and then 3 workers run all of them, and writes what
-came of it into a file each.
+`python -c "from tests.law_8 import main; main()" FOLDER`, as the command of several workers, runs all of them and
+writes what came of it into a file that is named after the number of workers.
 """
 
 import json
 import sys
-import threading
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import params_hash
 from fedcli.runs.rounds import one_round
 from fedcli.runs.run import all_params
-from fedcli.runs.workers import current, launch
+from fedcli.runs.workers import joined
 from tests import laws
 from tests.toys import STATEFUL
 
@@ -76,16 +75,9 @@ def endings():
     return {name: ending(*case) for name, case in cases().items()}
 
 
-def work(folder):
-    torch.set_num_threads(2)
-    found = endings()
-    assert current().nbytes > 0
-    assert not current().restarted
-    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())  # which would end it late
-    if current().number == 0:
-        Path(folder, str(current().count)).write_text(json.dumps(found))
-    return 0
-
-
 def main():
-    sys.exit(max(launch(work, sys.argv[1], count=count, restarts=0) for count in COUNTS))
+    torch.set_num_threads(2)
+    with joined() as group:
+        found = endings()
+    if group.number == 0:
+        Path(sys.argv[1], str(group.count)).write_text(json.dumps(found))

@@ -386,8 +386,8 @@ def test_coverage_by_hand(place):
     place.add("fedavg", 1, 81)
     records = claims.by_method([place.runs])
     paces = reproduce.paces([place.runs], {"digits"})
-    (machine,) = {one.machine for known in paces.values() for one in known}
-    found = claims.coverage([table, again], records, paces, machine)
+    hardware = records["fedavg"][0][1]["hardware"]
+    found = claims.coverage([table, again], records, paces, (hardware["device"], hardware["name"]))
     # Four cells in two columns and two of them again: four settings, two seeds each.
     assert (found.cells, found.runs, found.open) == (6, 8, (6, 8))
     assert found.full == (2, 2)  # FedFA with both seeds, in both tables the same two runs

@@ -74,7 +74,7 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
 
     monkeypatch.setattr(runs, "prepare", late)
     monkeypatch.setattr(jobs, "POLL", 0)
-    assert jobs.task("fedavg", str(tmp_path / "run"), TINY, {}) == ""
+    assert jobs.task({}, "fedavg", tmp_path / "run", TINY, None, False) == ""
     record = read_record(tmp_path / "run")
     assert (record["status"], record["resumed"]) == ("finished", [2])
 
@@ -90,7 +90,7 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
         writing.unlink()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
-    assert jobs.task("fedavg", str(tmp_path / "run"), TINY, {}) == ""
+    assert jobs.task({}, "fedavg", tmp_path / "run", TINY, None, False) == ""
     assert not writing.exists()
     assert read_record(tmp_path / "run")["status"] == "finished"
 

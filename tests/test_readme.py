@@ -8,7 +8,6 @@ from statistics import fmean, median, stdev
 
 import fedcli
 from fedcli import registry, smoke
-from fedcli.bench import divided
 from tests import laws
 
 ROOT = Path(__file__).parent.parent
@@ -98,10 +97,3 @@ def test_what_is_said_of_others_is_what_was_measured():
         elif what == "accuracy" and side != "fedcli":
             ours, theirs = ([v for (v,) in rows[what, method, each].values()] for each in ("fedcli", side))
             assert abs(fmean(ours) - fmean(theirs)) < min(stdev(ours), stdev(theirs))
-
-
-def test_the_readme_says_where_workers_win():
-    rows = {(row.workload, row.workers, row.threads): row for row in divided.read(ROOT / "results/speed/workers.csv")}
-    for name in ("w1", "w2", "digits"):
-        ratio = rows[name, 1, 2].seconds / rows[name, 2, 1].seconds
-        assert f"{ratio:.2f} ({name})" in README

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import multiprocessing
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +19,12 @@ from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
-from fedcli.results import comparison, jobs, metrics, reproduce
+from fedcli.results import comparison, jobs, reproduce
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
 from tests.printed import unaccounted, unnamed
+from tests.programs import Waiting, start
+from tests.test_lock import TABLE
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
@@ -416,91 +420,76 @@ def test_a_failure_is_told_in_a_line_with_its_kind(error, told, monkeypatch):
     assert list(jobs.execute(plan, Watch()).values()) == [told]
 
 
-def test_a_process_that_alone_is_interrupted_says_so_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(jobs, "end_with_parent", lambda: None)
-    monkeypatch.setattr(jobs, "make", lambda **given: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(jobs.sys, "argv", ["-c", "{}"])
-    with pytest.raises(SystemExit) as end:
-        jobs.process()
-    assert (end.value.code, capsys.readouterr().err) == (130, "interrupted; the same command goes on.\n")
-
-
-def test_interrupting_several_jobs_interrupts_each_of_them(monkeypatch):
-    signals = []
-
-    class Process:
-        def poll(self):
-            return None
-
-        def send_signal(self, signal):
-            signals.append(signal)
-
-        def wait(self):
-            signals.append("waited")
-
-    monkeypatch.setattr(jobs, "POLL", 0)
-    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *arguments, **options: Process())
+def test_a_run_whose_process_alone_is_interrupted_or_killed_is_told_in_a_line(monkeypatch):
+    monkeypatch.setattr(jobs, "make", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert jobs.task({}) == "interrupted; the same command goes on."
     watch = Watch()
-    monkeypatch.setattr(watch, "advance", lambda run, rounds: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(SMALL), watch, jobs=3)
-    assert len(watch.begun) == 3
-    assert signals == [jobs.signal.SIGTERM] * 3 + ["waited"] * 3
+    monkeypatch.setattr(watch, "begin", lambda run: multiprocessing.active_children()[0].kill())
+    errors = jobs.execute(reproduce.plan(SMALL, seeds=[0]), watch, jobs=2)
+    assert len(watch.ended) == 2  # the other one has its own process
+    assert all(error.startswith("BrokenProcessPool: ") for error in errors.values())
 
 
-def test_the_estimate_goes_by_rounds_examples_and_method(monkeypatch):
-    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+def test_interrupting_several_jobs_interrupts_each_of_them(folder):
+    waiting = Waiting(folder)
+    table = start(folder, program=("-c", TABLE))
+    waiting.two()
+    table.send_signal(signal.SIGINT)
+    table.communicate()
+    waiting.none()
+    assert [record["status"] for record in records().values()] == ["interrupted"] * 2
+
+
+def timed(**seconds):
+    """Makes the first record that of a quiet run whose rounds took so many seconds."""
     (place, record), *_ = records().items()
     for entry in record["rounds"]:
-        entry["seconds"] = {"data": 0.5, "train": 1.0, "aggregate": 0.25, "evaluate": 0.25}  # 2 seconds a round
-    record["load"] = []
-    write_record(place, record)
+        entry["seconds"] = seconds
+    write_record(place, {**record, "load": []})
 
-    def cost(plan):
-        (found,) = reproduce.estimate(plan).values()
-        return found.seconds, found.known, found.by
 
-    assert cost(reproduce.plan(SMALL)) == (pytest.approx(3 * 3 * 2), 3, set())  # the other method's by this one's
-    half = reproduce.plan(SMALL, limits={"local_epochs": 1, "rounds": 2, "train_examples": 60})
-    assert cost(half) == (pytest.approx(4 * 2 * (1.75 / 4 + 0.25)), 4, set())  # a test takes as long as before
-    seldom = table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "rounds": 7, "eval_every": 3}}))
-    assert cost(reproduce.plan(seldom)) == (pytest.approx(4 * (7 * 1.75 + 3 * 0.25)), 4, set())
+def cost(cells, **options):
+    (column,) = reproduce.estimate(reproduce.plan(table(cells), **options)).values()
+    return column.seconds, column.known, column.by
+
+
+def test_the_estimate_goes_by_rounds_and_local_steps():
+    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    timed(train=1.75, evaluate=0.25)
+    assert cost(SMALL.cells) == (pytest.approx(3 * 3 * 2), 3, set())  # the other method's by this one's
+    half = {"local_epochs": 1, "rounds": 2, "train_examples": 60}
+    assert cost(SMALL.cells, limits=half) == (pytest.approx(4 * 2 * (1.75 / 4 + 0.25)), 4, set())  # the test is whole
+    more = grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "num_clients": 6, "cohort_size": 3}})
+    assert cost(more, seeds=[0])[0] == pytest.approx(2 * 3 * (1.75 / 2 + 0.25))
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
-    (unfinished,) = reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]).to_run
-    write_record(unfinished.folder, {**unfinished.record, "rounds": record["rounds"][:1]})
-    assert cost(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"])) == (pytest.approx(2 * 2), 1, set())
-    unfinished.folder.joinpath("record.json").unlink()
-    wider = reproduce.plan(table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "batch_size": 8}})))
-    assert cost(wider) == (pytest.approx(4 * 3 * 2), 4, {"scaled from another batch size"})
-    record["hardware"]["name"] = "another machine"
-    write_record(place, record)
-    assert cost(reproduce.plan(SMALL))[1:] == (3, {"timed on another machine"})
-    lines = dict(display.cost(wider))
-    assert lines["time"].startswith("about 1 minute for 4 runs (scaled from another batch size, timed on another mach")
-    record["load"] = [{"start": 9, "end": 9, "others": 9}]
-    write_record(place, record)
-    assert cost(reproduce.plan(SMALL))[:2] == (0, 0)
+    assert cost(SMALL.cells, seeds=[1], only=["FedAvg"])[0] == pytest.approx(2 * 2)  # a round is there
 
 
-def test_testing_personal_models_is_not_scaled_by_the_cohort():
-    fedcli.run("local", out="runs/tables/by-hand", **TINY, seed=5)
-    (place, record), *_ = records().items()
-    for entry in record["rounds"]:
-        entry["seconds"] = {"data": 0.0, "train": 3.0, "aggregate": 0.0, "evaluate": 6.0}  # 3 models
-    record["load"] = []
-    write_record(place, record)
-    half = table([Cell("FedAvg", "CIFAR-10 NIID-1", "local", {**TINY, "num_clients": 6, "cohort_size": 3})])
-    (found,) = reproduce.estimate(reproduce.plan(half, seeds=[0])).values()
-    assert found.seconds == pytest.approx(3 * (3.0 / 2 + 6 * 2.0))
+def test_the_estimate_is_by_the_nearest_run_of_the_network_on_images_of_the_size():
+    own, other = (SMALL.cells[0].settings | more for more in ({}, {"batch_size": 8}))
+    cells = [replace(SMALL.cells[0], settings=other)]
+    for number, settings in enumerate((own, other)):
+        fedcli.run("fedavg", **settings, seed=9, out=f"runs/tables/{number}")
+    first, second = records().items()
+    for number, (place, record) in enumerate((first, second)):
+        for entry in record["rounds"]:
+            entry["seconds"] = {"train": 1.0 + number, "evaluate": 0.0}
+        write_record(place, {**record, "load": []})
+    assert cost(cells, seeds=[0])[0] == pytest.approx(3 * 2)  # of the same batch size
+    place, record = second
+    write_record(place, {**record, "load": [], "hardware": {**record["hardware"], "name": "another machine"}})
+    assert cost(cells, seeds=[0]) == (pytest.approx(3 * 1), 1, set())  # of this machine
+    write_record(first[0], {**first[1], "load": [{"start": 9, "end": 9, "others": 9}]})  # which says nothing
+    assert cost(cells, seeds=[0]) == (pytest.approx(3 * 2), 1, {"timed on another machine"})
+    wider = [replace(SMALL.cells[0], settings={**other, "backbone": "cnn-2x64"})]
+    assert cost(wider, seeds=[0]) == (0, 0, set())
 
 
 def test_the_cost_is_said_by_column_also_where_it_is_not_known():
     cells = [*SMALL.cells, Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {**TINY, "backbone": "cnn-2x64"})]
     jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
-    (place, record), *_ = records().items()
-    record["load"] = []
-    write_record(place, record)
+    timed(train=1.0, evaluate=0.0)
     said = display.cost(reproduce.plan(table(cells), seeds=[0]))
     assert dict(said)["time"] == "about 1 minute for 1 of 2 runs, not known for the others, one run after the other"
     assert [text for title, text in said if not title] == [
@@ -978,9 +967,3 @@ def test_list_names_the_tables(offered):
     offered(SMALL)
     result = CliRunner().invoke(cli.app, ["list"])
     assert re.search(r"fedfm:III +Test accuracy", result.stdout)
-
-
-def test_metrics_of_all_tables_are_known():
-    for one in registry.tables().values():
-        for cell in one.cells:
-            assert metrics.find_metric(cell.metric).name == cell.metric

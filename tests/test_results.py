@@ -53,7 +53,7 @@ def shown():
 def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
     pictures = {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")}
     assert pictures == {path.with_suffix(suffix) for path in shown() for suffix in (".png", ".pdf")}
-    from_csv = {"board/board.png", "speed/peers/peers.png", "speed/workers.png"}
+    from_csv = {"board/board.png", "speed/peers/peers.png"}
     from_csv |= {f"speed/{file.stem}-scaling.png" for file in RESULTS.glob("speed/*.csv") if speed.scaling_rows(file)}
     written = [file for file in RESULTS.rglob("*.md") if "records" not in file.parts]
     for file in (*written, ROOT / "README.md"):

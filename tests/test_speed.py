@@ -5,8 +5,6 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from fedcli.bench import divided
-
 SPEED = Path(__file__).parent.parent / "results" / "speed"
 SHARES, AIM_OF_TESTING, AIM_OF_THREADS = "0.5", "1.3", "1.6"  # of settings
 BEFORE = " before"  # runs of which the text has the least and the largest
@@ -79,11 +77,6 @@ def computed():
         seconds[f"{at}:digits, one client after the other", threads] / seconds[f"{at}:digits, ten stacked", threads]
         for at in ("fedfm", "fedfa") for threads in ("one thread", "two threads")
     ]  # fmt: skip
-    digits = {
-        (row.workers, row.threads): row.seconds
-        for row in divided.read(SPEED / "workers.csv")
-        if row.workload == "digits"
-    }
     ends = set()  # of several runs
     for (_, what, _), values in noted().items():
         if what.endswith(BEFORE):
@@ -94,7 +87,7 @@ def computed():
         "Speed": {*shares["w1"], *shares["w2"], *ends},
         "An NVIDIA H200": {torch.rpartition(".")[0], SHARES},
         "Testing": {f"{min(floors):.1f}", f"{max(floors):.1f}", f"{first:.0f} MB", AIM_OF_TESTING},
-        "Small networks": {f"{max(stacked):.1f}", f"{digits[1, 2] / digits[2, 1]:.2f}", AIM_OF_THREADS},
+        "Small networks": {f"{max(stacked):.1f}", AIM_OF_THREADS},
         "Personal and two-phase methods": set(personal().values()),
     }
 

@@ -87,10 +87,10 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert compare(record, changed(record, accuracy=0.01))[0] == (
         "same within 1.00 points of accuracy (other hardware in round 2; machine in round 2)"
     )
-    assert paces([Path()], {"digits"}) == {}
+    assert paces([Path()], {"digits"}) == []
     del record["moved"]
     write_record(folder, {**record, "load": []})
-    assert paces([Path()], {"digits"}) != {}
+    assert paces([Path()], {"digits"}) != []
 
 
 def changed(record, *, accuracy=0.0, **parts):

@@ -4,15 +4,14 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import fedcli
 from fedcli.core.federation import NonFiniteLoss
@@ -61,27 +60,19 @@ class Connections:
         with ThreadPoolExecutor(self.count) as pool:
             return list(pool.map(begin, range(self.count)))
 
-    def all_gather(self, into, mine, async_op):
+    def all_gather(self, into, mine):
         self.sent[self.here.number] = mine
         self.barrier.wait()
         for place, other in zip(into, self.sent, strict=True):
             place.copy_(other)
         self.barrier.wait()
-        return self
 
-    def broadcast(self, buffer, source, async_op):
+    def broadcast(self, buffer, source):
         if self.here.number == source:
             self.sent[source] = buffer
         self.barrier.wait()
         buffer.copy_(self.sent[source])
         self.barrier.wait()
-        return self
-
-    def is_completed(self):
-        return True
-
-    def wait(self):
-        pass
 
 
 class Pair(NamedTuple):
@@ -116,16 +107,14 @@ def test_what_is_shared_comes_back_whole_and_in_order_on_every_worker(monkeypatc
             return (tree(item) for item in items)
 
         found = group.share(work, range(7))
-        nbytes = group.nbytes
         alone = group.share(work, [9])
         found[0]["a"][0] += 100  # memory of its own
-        return done, [plain(value) for value in found[1:]], nbytes, plain(alone[0])
+        return done, [plain(value) for value in found[1:]], plain(alone[0])
 
     expected = [plain(tree(number)) for number in range(1, 7)]
-    for number, (done, found, nbytes, alone) in enumerate(Connections(3, monkeypatch).run(run)):
+    for number, (done, found, alone) in enumerate(Connections(3, monkeypatch).run(run)):
         assert done == [[0, 1, 2, 3, 4, 5, 6][number::3], [9]]
         assert found == expected
-        assert nbytes == 7 * (64 + 64 + 128 + 64)  # of 24, 8, 72 and 16 bytes, each from a place that 64 divides
         assert alone == plain(tree(9))
 
 
@@ -153,7 +142,7 @@ def test_workers_that_differ_are_refused_and_so_is_what_cannot_travel(monkeypatc
     for group, device in ((workers.Group(0, 2, 2), "cuda"), (workers.Group(0, 2, 1), "cuda:0")):
         with pytest.raises(UserError, match="every worker needs a CUDA device of its own"):
             group.refuse_differences({}, torch.device(device))
-    with pytest.raises(UserError, match=r"must be trees of tensors, numbers and texts .* \(got object\)"):
+    with pytest.raises(UserError, match=r"a tree holds tensors, numbers, texts, .* \(got <class 'object'>"):
         workers.Group(0, 2, 2).share(lambda items: [object()], range(2))
 
 
@@ -166,115 +155,90 @@ def test_workers_that_differ_are_refused_and_so_is_what_cannot_travel(monkeypatc
         (ValueError("only here"), RuntimeError("on worker 1, ValueError: only here")),
     ],
 )
-def test_the_first_error_told_is_what_the_others_end_with(error, expected, monkeypatch):
-    store = dist.HashStore()
-    first, second, third = (workers.Group(number, 3, 3, store=store) for number in range(3))
-    looks = iter(range(100 * workers.LOOK))
+def test_an_error_of_one_worker_is_what_all_end_with(error, expected, monkeypatch):
+    def run(group):
+        raised = error
+        if group.number != 1:
+            with pytest.raises(type(expected)) as caught:
+                group.share(list, [1, 2, 3])
+            raised = caught.value
+        if group.number == 0:
+            group.end(raised)
+        else:
+            with pytest.raises(SystemExit) as end:
+                group.end(raised)
+            assert end.value.code is None  # the launcher waits for the first, which says it for all
+        group.end(ValueError("made of it"))
+        return type(raised), str(raised)
 
-    class Never:
-        def is_completed(self):
-            return next(looks) < 0
-
-    def lost(*given, async_op):
-        raise RuntimeError("connection closed")
-
-    second.tell(error)
-    third.tell(RuntimeError("connection closed, since the second has ended"))
-    second.tell(ValueError("made of the first"))
-    monkeypatch.setattr(workers, "POLL", 0)
-    for gather in (lost, lambda *given, async_op: Never()):
-        monkeypatch.setattr(dist, "all_gather", gather)
-        with pytest.raises(type(expected)) as caught:
-            first.share(list, [1, 2, 3])
-        assert (type(caught.value), str(caught.value)) == (type(expected), str(expected))
+    of_first, of_second, of_third = Connections(3, monkeypatch).run(run)
+    assert of_first == of_third == (type(expected), str(expected))
+    assert of_second == (type(error), str(error))
 
 
-def test_a_worker_that_ends_without_a_word_is_lost(monkeypatch):
-    def lost(*given, async_op):
+def test_an_error_is_not_told_where_the_others_expect_tensors(monkeypatch):
+    together, empty = Connections(2, monkeypatch), workers._empty
+
+    def too_large(*form):
+        if together.here.number == 1:
+            raise RuntimeError("can't allocate memory")
+        return empty(*form)
+
+    def run(group):
+        with pytest.raises((RuntimeError, workers.Lost)) as caught:
+            group.share(lambda items: map(torch.tensor, items), [1, 2])
+        together.barrier.abort()  # its connections close
+        group.end(caught.value)
+        return caught.type
+
+    monkeypatch.setattr(workers, "_empty", too_large)
+    assert together.run(run) == [workers.Lost, RuntimeError]
+
+
+def test_a_worker_that_dies_is_lost(monkeypatch):
+    def lost(into, mine):
         raise RuntimeError("connection closed")
 
     monkeypatch.setattr(dist, "all_gather", lost)
-    first, second = (workers.Group(number, 2, 2, store=store) for store in [dist.HashStore()] for number in range(2))
-    second.tell(KeyboardInterrupt())
-    second.tell(ValueError("made of the interruption"))
-    with pytest.raises(workers.Lost, match="another worker has ended"):
+    first, second = (workers.Group(number, 2, 2) for number in range(2))
+    with pytest.raises(workers.Lost, match="another worker has died"):
         first.share(list, [1, 2, 3])
-
-
-def test_workers_that_train_for_long_are_waited_for(monkeypatch):
-    class Slow:
-        def __init__(self):
-            self.looks = iter(range(3 * workers.LOOK))
-
-        def is_completed(self):
-            return next(self.looks, None) is None
-
-        def wait(self):
-            pass
-
-    def all_gather(into, mine, async_op):
-        for place in into:
-            place.copy_(mine)
-        return Slow()
-
-    monkeypatch.setattr(dist, "all_gather", all_gather)
-    monkeypatch.setattr(workers, "POLL", 0)
-    assert workers.Group(0, 2, 2, store=dist.HashStore()).share(list, [3, 4]) == [3, 3]
+    second.end(KeyboardInterrupt())  # which is not told
+    second.end(ValueError("made of the interruption"))
 
 
 def test_law_8_workers_are_invisible(tmp_path, two_threads):
-    running = start(tmp_path, tmp_path, program=("-c", "from tests.law_8 import main; main()"))
     expected = law_8.endings()
-    _, errors = running.communicate(timeout=SLOW)
-    assert running.returncode == 0, errors
+    program = [sys.executable, "-c", "from tests.law_8 import main; main()", str(tmp_path)]
     for count in law_8.COUNTS:
+        text = f"from fedcli.runs.workers import launch; launch({count}, {program})"
+        _, errors = start(tmp_path, program=("-c", text)).communicate(timeout=SLOW)
+        assert errors == ""
         found = json.loads((tmp_path / str(count)).read_text())
         assert found.keys() == expected.keys()
         assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_workers_that_die_again_and_again_are_given_up(tmp_path):
-    program = "import os; from fedcli.runs.workers import launch; launch(os._exit, 3, count=2, restarts=1)"
-    _, errors = start(tmp_path, program=("-c", program)).communicate(timeout=SLOW)
-    found = re.search(r"UserError: workers died 2 times \(got exit code (\d+) of worker [01];", errors)
-    assert found, errors
-    assert found[1] in ("3", str(workers.LOST))  # a worker that loses the other may be seen first
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_that_dies_is_named_in_a_line_and_the_others_end(number, tmp_path):
+    program = (
+        "import os, sys, torch; from fedcli.runs.workers import joined\n"
+        f"with joined() as group: os.abort() if group.number == {number} else group.share(list, [1, 2])"
+    )
+    text = f"from fedcli.runs.workers import launch; launch(2, {[sys.executable, '-c', program]})"
+    process = start(tmp_path, program=("-c", text))
+    _, errors = process.communicate(timeout=SLOW)
+    assert f"UserError: worker {number} has died (got SIGABRT); look for" in errors
 
 
-@pytest.mark.parametrize(
-    ("ends", "expected"),
-    [
-        ({0: (workers.LOST, 1), 1: (3, 2)}, "exit code 3 of worker 1"),
-        ({0: (-9, 2), 1: (3, 1)}, "exit code 3 of worker 1"),
-        ({0: (workers.LOST, 2), 1: (workers.LOST, 1)}, f"exit code {workers.LOST} of worker 1"),
-    ],
-)
-def test_of_workers_that_died_the_first_is_named_that_has_not_lost_another(ends, expected, monkeypatch):
-    failures = {number: SimpleNamespace(exitcode=code, timestamp=at) for number, (code, at) in ends.items()}
-    monkeypatch.setattr(ChildFailedError, "format_msg", lambda self: "")
-
-    def launcher(config, entrypoint):
-        def fail(*given):
-            raise ChildFailedError("work", failures)
-
-        return fail
-
-    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", launcher)
-    with pytest.raises(UserError, match=expected):
-        workers.launch(os.getpid, count=2, restarts=1)
-
-
-def test_a_killed_worker_an_interruption_and_another_number_of_workers_leave_the_same_bits(tmp_path):
+def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_ends_in_the_same_bits(tmp_path):
     waiting = Waiting(tmp_path)
     options = (*SMALL, "--out", "run", "--checkpoint-every", "1")
     running = start(tmp_path, "run", "./waits.py", *options, "--workers", "2")
     os.kill(waiting.two(SLOW)[0], signal.SIGKILL)
-    waiting.two(SLOW)  # both, started again
-    running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=SLOW)
-    assert running.returncode == 130, errors
-    assert errors.splitlines()[-1].startswith("interrupted after 1/3 rounds; 'fedcli resume run")
-    assert "Traceback" not in errors
+    assert running.returncode == 2
+    assert re.fullmatch(r"error: worker [01] has died \(got SIGKILL\); .*", errors.splitlines()[-1]), errors
     waiting.free()
     again = start(tmp_path, "resume", "run", "--method", "./waits.py", "--workers", "3")
     output, errors = again.communicate(timeout=SLOW)
@@ -287,8 +251,41 @@ def test_a_killed_worker_an_interruption_and_another_number_of_workers_leave_the
     record = read_record(tmp_path / "run")
     assert essence(record)["rounds"] == essence(whole.record)["rounds"]
     assert record["summary"] == whole.record["summary"]
-    assert record["resumed"] == [1, 1]
+    assert record["resumed"] == [1]
     assert (record["engine"]["workers"], whole.record["engine"]["workers"]) == (3, 1)
+
+
+def test_an_interruption_ends_all_workers_with_one_line(tmp_path):
+    waiting = Waiting(tmp_path)
+    running = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", "--workers", "2")
+    waiting.two(SLOW)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=SLOW)
+    assert running.returncode == 130, errors
+    assert errors.startswith("interrupted after 1/3 rounds; 'fedcli resume run")
+    assert len(errors.splitlines()) == 1
+
+
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
+    waiting = Waiting(tmp_path)
+    running = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", "--workers", "2")
+    waiting.two(SLOW)
+    running.kill()
+    running.communicate(timeout=SLOW)
+    waiting.none()
+
+
+def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
+    waiting = Waiting(tmp_path)
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
+    command = ("run", "./waits.py", *SMALL, "--out", "run", "--checkpoint-every", "1")
+    running = start(tmp_path, *options, *command, program=("-m", "torch.distributed.run"))
+    os.kill(waiting.two(SLOW)[1], signal.SIGKILL)
+    waiting.two(SLOW)
+    with (tmp_path / "go").open("w"):
+        _, errors = running.communicate(timeout=SLOW)
+    assert running.returncode == 0, errors
+    assert read_record(tmp_path / "run")["resumed"] == [1]
 
 
 def test_an_error_on_one_worker_ends_all_with_one_line(tmp_path):

@@ -1,1 +1,1 @@
-"""Speed, measured: the engine against a plain PyTorch loop, and rounds divided among workers."""
+"""Speed, measured: the engine against a plain PyTorch loop."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcli import registry
-from fedcli.cli.printing import print_or_write, print_table, show_traceback, try_write
+from fedcli.cli.printing import print_table, show_traceback, try_write
 from fedcli.errors import UserError
 
 
@@ -66,12 +66,6 @@ def bench(
         Path | None,
         typer.Option(help="Figures to write, PNG and PDF, named likewise: w1 over clients per round and batch sizes."),
     ] = None,
-    workers: Annotated[
-        str | None, typer.Option(help="Rounds at these numbers of workers instead, e.g. 1,2,4; also of 'digits'.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="With --workers: page in Markdown to write, a CSV file and a figure beside it.")
-    ] = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -83,12 +77,6 @@ def bench(
     from fedcli.bench import measure, rounds
     from fedcli.figures import plots, speed
 
-    if workers is not None:
-        names = workloads or [*rounds.DEFAULT_WORKLOADS, "digits"]
-        options = {"method": method, "precision": precision, "repeats": repeats, "seed": seed, "device": device}
-        return _bench_divided(names, workers, page, options)
-    if page is not None:
-        raise UserError(f"--page is for rounds of several workers (got {page}); give --workers 1,2,4 too.")
     chosen = [rounds.find_workload(name) for name in workloads or (() if plot else rounds.DEFAULT_WORKLOADS)]
     scaling = rounds.scaling_workloads() if plot else []
     options = {
@@ -120,30 +108,6 @@ def bench(
     if plot is not None:
         files = try_write(plot, lambda: plots.write(plot, speed.scaling_figure, results[len(chosen) :]), "--plot")
         typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
-
-
-def _bench_divided(names: list[str], workers: str, page: Path | None, options: dict[str, Any]) -> None:
-    """Measure rounds divided among workers, and print what they took or write the page on them."""
-    from fedcli.bench import divided, measure
-    from fedcli.figures import plots, speed
-
-    counts = sorted({int(part) for part in workers.split(",") if part.strip().isdecimal()})
-    if len(counts) != len(workers.split(",")) or counts[0] != 1 or len(counts) < 2:
-        raise UserError(f"--workers must be distinct numbers of workers, 1 among them (got {workers}); write 1,2,4.")
-    if page is not None:  # refused now rather than after minutes
-        try_write(page, lambda: page.parent.mkdir(parents=True, exist_ok=True), "--page")
-        divided.read(page.with_suffix(".csv"))
-    with Console(stderr=True).status("") as status:
-        rows = divided.measure(names, counts, status.update, **options)
-    columns = ("Workload", "Workers", "Threads", *(name[0].upper() + name[1:] for name in divided.NUMBERS))
-    cells = [(row.workload, row.workers, row.threads, *map(measure.short, row.numbers)) for row in rows]
-    print_table(columns, cells)
-    if page is not None:
-        rows = try_write(page, lambda: divided.write(page.with_suffix(".csv"), rows), "--page")
-        figure = page.with_suffix(".png")
-        files = plots.write(figure, speed.divided_figure, rows, divided.model(rows))
-        print_or_write(divided.page(rows, figure.name), page)
-        typer.echo(f"figures: {' and '.join(map(str, files))}")
 
 
 def check(

@@ -320,21 +320,8 @@ def _launch(workers: int, more: Sequence[Any] = ()) -> NoReturn:
     """Run this command in several processes, and end as the first of them does."""
     from fedcli.runs.workers import launch
 
-    raise typer.Exit(launch(_as_worker, [*sys.argv[1:], *map(str, more)], count=workers))
-
-
-def _as_worker(arguments: list[str]) -> int:
-    """Run the program as one of several workers; returns its exit code, unless it was interrupted."""
-    from fedcli.cli.app import main
-
-    sys.argv[1:] = arguments
-    try:
-        main()
-    except SystemExit as end:
-        if (end.code or 0) > 2:
-            raise
-        return end.code or 0
-    return 0
+    command = [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *map(str, more)]
+    raise typer.Exit(launch(workers, command))
 
 
 def _resume_command(folder: Path, record: dict[str, Any]) -> str:

@@ -257,7 +257,6 @@ def pages(
 
     Its paragraph that begins with "Answer:" stands among the studies of DIR/README.md and on the pages of its papers.
     """
-    from fedcli.bench import divided
     from fedcli.figures import find_chart, plots, speed
     from fedcli.results import pages as made
     from fedcli.results import tables
@@ -276,7 +275,3 @@ def pages(
         if rows := speed.scaling_rows(file):
             out = file.with_name(f"{file.stem}-scaling.png")
             try_write(out, partial(plots.write, out, speed.scaling_figure, rows))
-    if (file := folder / "speed" / "workers.csv").is_file():
-        rows, out = divided.read(file), file.with_suffix(".png")
-        print_or_write(divided.page(rows, out.name), file.with_suffix(".md"))
-        try_write(out, partial(plots.write, out, speed.divided_figure, rows, divided.model(rows)))

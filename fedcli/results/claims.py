@@ -542,7 +542,7 @@ class Coverage:
 def coverage(
     tables: Iterable[Table],
     records: Runs,
-    paces: dict[tuple, list[reproduce.Pace]],
+    paces: Sequence[reproduce.Pace],
     machine: tuple[str, str],
 ) -> Coverage:
     """How much of tables has been run, of the cells that the paper prints a number of.

@@ -1,18 +1,17 @@
 """Running planned runs, of a table or a grid: one after the other, several at once here, or on a Ray cluster."""
 
 import importlib.util
-import json
 import logging
+import math
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,14 +25,14 @@ from fedcli.runs.config import MAY_BE_FILES
 from fedcli.runs.models import remove_models
 from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
-from fedcli.runs.signals import OutOfTime, end_with_parent, exit_code, interrupt_on_signals, time_left
+from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.userfiles import absolute, own_paths
 
 POLL = 0.5  # seconds between two looks at the runs of other processes
 RETRIES = 20  # of a run whose node or process dies
 GRACE = 30.0  # seconds in which interrupted runs are to end, and the process of a lost node
 PASSED_ON = ("FEDCLI_DATA",)  # environment variables that a run on another machine needs too
-PROGRAM = "from fedcli.results.jobs import process; process()"
+Start = Callable[..., futures.Future]  # starts `task` in another process, given what it takes
 
 
 class Watch:
@@ -47,18 +46,6 @@ class Watch:
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
         """The run has finished, or has failed with `error`; there may be no record then."""
-
-
-class _RecordsOnly(Watch):
-    """Passes on what it is told, and removes the models of a run that has ended."""
-
-    def __init__(self, watch: Watch):
-        self.begin, self.advance, self._end = watch.begin, watch.advance, watch.end
-
-    def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
-        if (run.folder / RECORD).is_file() and state_of(read_record(run.folder)) in ENDED:
-            remove_models(run.folder)
-        self._end(run, record, error)
 
 
 class Cluster(NamedTuple):
@@ -104,11 +91,11 @@ def execute(
     Raises:
         UserError: Another process runs what is in the plan's folder.
     """
-    watch = _RecordsOnly(watch) if records_only else watch
     with owned(plan.folder):
-        if cluster is not None:
-            return on_cluster(plan.to_run, watch, cluster)
-        return _one_by_one(plan.to_run, watch) if jobs == 1 else _side_by_side(plan.to_run, watch, jobs)
+        if cluster is None and jobs == 1:
+            return _one_by_one(plan.to_run, watch, records_only)
+        with _processes(jobs) if cluster is None else _tasks(cluster) as start:
+            return _follow(plan.to_run, watch, start, jobs if cluster is None else math.inf, records_only)
 
 
 class _Relay(rounds.Listener):
@@ -130,13 +117,13 @@ class _Relay(rounds.Listener):
         self.watch.advance(self.run, self.done)
 
 
-def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
+def _one_by_one(todo: Sequence[PlannedRun], watch: Watch, records_only: bool) -> dict[Path, str]:
     errors = {}
     for run in todo:
         watch.begin(run)
         record, error = None, ""
         try:
-            record = make(**_about(run), progress=_Relay(run, watch))
+            record = make(*_given(run), records_only, _Relay(run, watch))
         except Exception as raised:  # whatever it is, the other runs go on
             error = errors[run.folder] = _first_line(raised)
         watch.end(run, record, error)
@@ -144,7 +131,12 @@ def _one_by_one(todo: Sequence[PlannedRun], watch: Watch) -> dict[Path, str]:
 
 
 def make(
-    method: str, folder: str, given: dict[str, Any], files: list[str] | None, progress: rounds.Listener | None = None
+    method: str,
+    folder: Path,
+    given: dict[str, Any],
+    files: list[str] | None,
+    records_only: bool,
+    progress: rounds.Listener | None = None,
 ) -> dict[str, Any]:
     """Makes a planned run in this process and returns its record.
 
@@ -153,81 +145,97 @@ def make(
         folder: Where it begins, or goes on.
         given: The options to begin it with.
         files: The user's that it needs to go on; None where it begins.
+        records_only: Keep no models of it once it has ended.
         progress: Told how it goes on.
 
     Raises:
         UserError: If it cannot start or go on.
         NonFiniteLoss: If it diverges.
     """
-    if files is None:
-        return runs.run(method, out=folder, progress=progress, **given).record
-    return runs.resume(folder, method=files, progress=progress).record
-
-
-def process() -> None:
-    """Makes the run that this program was started for; what went wrong is its last line."""
-    interrupt_on_signals()
-    end_with_parent()
     try:
-        make(**json.loads(sys.argv[1]))
-    except KeyboardInterrupt as error:
-        sys.stderr.write("interrupted; the same command goes on.\n")
-        sys.exit(exit_code(error))
-    except Exception as error:
-        sys.exit(_first_line(error))
+        if files is not None:
+            return runs.resume(folder, method=files, progress=progress).record
+        return runs.run(method, out=folder, continue_=True, progress=progress, **given).record
+    finally:
+        if records_only and (folder / RECORD).is_file() and state_of(read_record(folder)) in ENDED:
+            remove_models(folder)
 
 
-def _about(run: PlannedRun) -> dict[str, Any]:
-    """What `make` needs to know of a run."""
+def _given(run: PlannedRun) -> tuple[str, Path, dict[str, Any], list[str] | None]:
+    """What `make` is given of a run, with paths that hold on any node."""
+    given = {name: absolute(value) if name in MAY_BE_FILES else value for name, value in run.given.items()}
     goes_on = runs.read_begun(run.folder) is not None
     files = own_paths([run.method, *run.setup.values().values()]) if goes_on else None
-    return {"method": run.method, "folder": str(run.folder), "given": run.given, "files": files}
+    return absolute(run.method), run.folder.resolve(), given, files and [absolute(file) for file in files]
 
 
-def _side_by_side(todo: Sequence[PlannedRun], watch: Watch, jobs: int) -> dict[Path, str]:
-    """Runs in processes of their own, so many at once; what interrupts this one interrupts them all."""
-    waiting, errors, slots = list(todo)[::-1], {}, list(range(jobs))
-    active: dict[Path, tuple[PlannedRun, subprocess.Popen, IO[str], int]] = {}
-    with ExitStack() as outputs:
-        try:
-            while waiting or active:
-                while waiting and len(active) < jobs:
-                    run, output = waiting.pop(), outputs.enter_context(tempfile.TemporaryFile("w+"))
-                    watch.begin(run)
-                    slot = slots.pop(0)
-                    active[run.folder] = run, _launch(run, jobs, output, device_of(slot)), output, slot
-                time.sleep(POLL)
-                if time_left() <= 0:
-                    raise OutOfTime
-                for folder, (run, process, output, slot) in list(active.items()):
-                    ended = process.poll() is not None
-                    record = read_record(folder) if (folder / RECORD).is_file() else None
-                    watch.advance(run, len(record["rounds"]) if record else 0)
-                    if ended:
-                        del active[folder]
-                        slots.append(slot)
-                        if process.returncode:
-                            errors[folder] = _last_line(output)
-                        watch.end(run, record, errors.get(folder, ""))
-        finally:
-            for _, process, *_ in active.values():
-                process.send_signal(signal.SIGTERM)  # a shell script's background processes ignore SIGINT
-            for _, process, *_ in active.values():
-                process.wait()
+def _follow(
+    todo: Sequence[PlannedRun], watch: Watch, start: Start, at_once: float, records_only: bool
+) -> dict[Path, str]:
+    """Starts runs in other processes, so many at once, and follows them by their records."""
+    waiting, active, begun, errors = list(todo)[::-1], {}, set(), {}
+    changes = {run.folder: _last_change(run.folder) for run in todo}
+    while waiting or active:
+        while waiting and len(active) < at_once:
+            run = waiting.pop()
+            active[start(*_given(run), records_only)] = run
+        futures.wait(active, POLL, futures.FIRST_COMPLETED)
+        if time_left() <= 0:
+            raise OutOfTime
+        for future, run in list(active.items()):
+            change, ended = _last_change(run.folder), future.done()
+            news = ended or change != changes[run.folder]
+            changes[run.folder] = change
+            if run.folder not in begun and (news or at_once < math.inf):  # a cluster starts them when a node is free
+                begun.add(run.folder)
+                watch.begin(run)
+            if news:
+                record = read_record(run.folder) if change else None
+                watch.advance(run, len(record["rounds"]) if record else 0)
+            if ended:
+                del active[future]
+                error = _first_line(future.exception()) if future.exception() else future.result()
+                if error:
+                    errors[run.folder] = error
+                watch.end(run, record, error)
     return errors
 
 
-def on_cluster(todo: Sequence[PlannedRun], watch: Watch, cluster: Cluster) -> dict[Path, str]:
-    """Runs as tasks of Ray, each in its folder on storage that all nodes share; a task whose node dies is put again.
+@contextmanager
+def _processes(jobs: int) -> Iterator[Start]:
+    """Starts runs in processes of this machine, each with the next CUDA device; in the end interrupts those left."""
+    slots: list[futures.Future | None] = [None] * jobs
 
-    Args:
-        todo: The runs.
-        watch: Told how they go on, by their records.
-        cluster: Where, and what each takes of a node.
+    def start(*given: Any) -> futures.Future:
+        slot = next(slot for slot, future in enumerate(slots) if future is None or future.done())
+        # An executor for each run, since the death of a process breaks its executor.
+        executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
+        slots[slot] = executor.submit(task, device_of(slot), *given)
+        executor.shutdown(wait=False)
+        return slots[slot]
 
-    Returns:
-        The errors of the runs that failed, by their folders.
-    """
+    try:
+        yield start
+    finally:
+        for process in multiprocessing.active_children():
+            process.terminate()  # a shell script's background processes ignore SIGINT
+        futures.wait(filter(None, slots))
+
+
+def _begin_process(jobs: int) -> None:
+    """Begins a process that shares the cores with others, says nothing, and ends with the process that started it."""
+    os.setsid()  # Ctrl-C comes from there, once
+    end_with_parent(multiprocessing.parent_process().sentinel)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+
+
+@contextmanager
+def _tasks(cluster: Cluster) -> Iterator[Start]:
+    """Starts runs as tasks of Ray, in folders that all nodes share; a task whose node dies is put again."""
     import ray
 
     begins_here = not ray.is_initialized()
@@ -237,65 +245,41 @@ def on_cluster(todo: Sequence[PlannedRun], watch: Watch, cluster: Cluster) -> di
         signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
     takes = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}
     on_a_node = ray.remote(task).options(**takes, max_retries=RETRIES, scheduling_strategy="SPREAD")
-    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    waiting, errors, begun = {}, {}, {}
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    references = []
+
+    def start(*given: Any) -> futures.Future:
+        references.append(on_a_node.remote(environment, *given))
+        return references[-1].future()
+
     try:
-        for run in todo:
-            given = {name: absolute(value) if name in MAY_BE_FILES else value for name, value in run.given.items()}
-            waiting[on_a_node.remote(absolute(run.method), str(run.folder.resolve()), given, passed_on)] = run
-        changes = {run.folder: _last_change(run.folder) for run in todo}
-        while waiting:
-            ended, _ = ray.wait(list(waiting), timeout=POLL)
-            if time_left() <= 0:
-                raise OutOfTime
-            for reference, run in list(waiting.items()):
-                changed = _last_change(run.folder)
-                if reference not in ended and changed == changes[run.folder]:
-                    continue
-                changes[run.folder] = changed
-                if run.folder not in begun:
-                    begun[run.folder] = watch.begin(run)
-                record = read_record(run.folder) if changed else None
-                watch.advance(run, len(record["rounds"]) if record else 0)
-                if reference in ended:
-                    del waiting[reference]
-                    if error := _error(reference):
-                        errors[run.folder] = error
-                    watch.end(run, record, error)
+        yield start
     finally:
-        for reference in waiting:
+        for reference in references:
             ray.cancel(reference)
-        if waiting:
-            ray.wait(list(waiting), num_returns=len(waiting), timeout=GRACE)
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=GRACE)
         if begins_here:
             ray.shutdown()
-    return errors
 
 
-def task(method: str, folder: str, given: dict[str, Any], environment: dict[str, str]) -> str:
-    """A run as a node of a cluster makes it, from the beginning or from where it was lost; returns what was wrong."""
+def task(environment: dict[str, str], *given: Any) -> str:
+    """A run as another process makes it, from the beginning or from where it was lost; returns what was wrong."""
     os.environ.update(environment)
+    interrupt_on_signals()
     end = time.monotonic() + GRACE
     while True:
         try:
-            runs.run(method, out=folder, continue_=True, **given)
+            make(*given)
             return ""
         except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
             if time.monotonic() > end:
                 return str(error)
             time.sleep(POLL)
+        except KeyboardInterrupt:
+            return "interrupted; the same command goes on."
         except Exception as error:
             return _first_line(error)
-
-
-def _error(reference: Any) -> str:
-    """What was wrong with a task that has ended."""
-    import ray
-
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayError as error:  # its process has died too often
-        return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
@@ -318,22 +302,3 @@ def device_of(slot: int) -> dict[str, str]:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     devices = seen.split(",")
     return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if seen else {}
-
-
-def _launch(run: PlannedRun, jobs: int, output: IO[str], device: dict[str, str]) -> subprocess.Popen:
-    """The process of a run, which shares the cores with the others; what it says of errors goes to `output`."""
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    paths = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", PROGRAM, json.dumps(_about(run))],
-        env={"OMP_NUM_THREADS": threads, **os.environ, **device, "PYTHONPATH": paths},
-        stdin=subprocess.PIPE,  # see `end_with_parent`
-        stdout=subprocess.DEVNULL,
-        stderr=output,
-        start_new_session=True,  # Ctrl-C comes from here, once
-    )
-
-
-def _last_line(output: IO[str]) -> str:
-    output.seek(0)
-    return (output.read().strip().splitlines() or ["it ended without a word"])[-1]

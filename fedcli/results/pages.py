@@ -392,8 +392,8 @@ def _covered(folder: Path) -> Iterator[str]:
         "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
         "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
         "data download`, or made of such. A table has three seeds, or one where the paper prints single runs. Hours "
-        "are of the runs with open data, one after the other, by quiet runs of the same data set and network on "
-        f"{machine[1]} ({machine[0]}); none like the other runs has been timed."
+        "are of the runs with open data, one after the other, by quiet runs of the same network on images "
+        f"of the same size on {machine[1]} ({machine[0]}); none like the other runs has been timed."
     )
 
 

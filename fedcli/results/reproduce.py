@@ -11,25 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Method, Table, check_value
+from fedcli.declarations import Cell, Table, check_value
 from fedcli.errors import UserError
-from fedcli.registry import find_method, methods
+from fedcli.registry import find_method
 from fedcli.results.metrics import Metric, diverged, find_metric
 from fedcli.results.tables import NOT_IN_IDENTITY
 from fedcli.runs import models
 from fedcli.runs.config import RunConfig, Setup, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import RECORD, checkout, environment, outdated, quiet, read_record
 from fedcli.runs.run import check_seeds
-from fedcli.userfiles import short_name
+from fedcli.userfiles import is_from_file, short_name
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
 STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
+ALIKE = 4  # traits that a timed run must share with one whose time it tells, see `_traits`
 LIMITS = {"rounds": "rounds", "local_epochs": "local epochs", "train_examples": "training images"}
 
 
@@ -83,7 +84,7 @@ class PlannedRun:
     @property
     def round_work(self) -> float:
         """Examples that are trained on in a round, all clients and local epochs together."""
-        return _round_work(self.setup.values())
+        return round_examples(self.setup.values()) or 1.0
 
 
 @dataclass(frozen=True)
@@ -178,32 +179,99 @@ def plan(
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)
-    known: dict[str, PlannedRun] = {}
-    members: list[tuple[Cell, Metric, list[str]]] = []
+    planned: dict[Path, PlannedRun] = {}
+    metrics: dict[Path, list[Metric]] = {}
+    places: list[tuple[Cell, list[Path]]] = []
     for cell in _chosen(table, only):
         its_runs = [_planned_run(table, cell, seed, limits, folder) for seed in seeds]
-        names = [_identity(run.setup) for run in its_runs]
-        for name, run in zip(names, its_runs, strict=True):
-            known.setdefault(name, run)
-        members.append((cell, find_metric(cell.metric), names))
+        for run in its_runs:
+            planned.setdefault(run.folder, run)
+            metrics.setdefault(run.folder, []).append(find_metric(cell.metric))
+        places.append((cell, [run.folder for run in its_runs]))
     records, damaged = all_runs([folder, *search])
-    for name, run in known.items():
-        read = [metric for _, metric, names in members if name in names]
-        known[name] = _with_record(run, read, folder, records)
-    cells = [PlannedCell(cell, metric, tuple(known[name] for name in names)) for cell, metric, names in members]
-    used = {name: limit for run in known.values() for name, limit in run.limits.items()}
-    return TablePlan(table, tuple(cells), tuple(known.values()), seeds, used, folder, search, damaged)
+    runs = {place: _with_record(run, metrics[place], folder, records) for place, run in planned.items()}
+    cells = [PlannedCell(cell, find_metric(cell.metric), tuple(map(runs.get, its))) for cell, its in places]
+    used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
+    return TablePlan(table, tuple(cells), tuple(runs.values()), seeds, used, folder, search, damaged)
+
+
+class Pace(NamedTuple):
+    """How fast a timed run was, and what tells how near it is to another, see `_traits`."""
+
+    train: float  # seconds of a round but for its test, for each example that is trained on
+    test: float  # seconds of the test after a round
+    traits: tuple
+
+
+def _traits(config: Mapping[str, Any], method: str, shape: Iterable[int], machine: tuple[str, str]) -> tuple:
+    """What the time of a run depends on: `ALIKE` traits that two runs must share, then the others by their weight."""
+    device, name = machine
+    return (
+        device, config["backbone"], tuple(shape), config["precision"],
+        name, config["dataset"], config["batch_size"], method,
+    )  # fmt: skip
+
+
+def round_examples(config: Mapping[str, Any]) -> float | None:
+    """Examples that the local steps of a round take, of all clients; None where the data set's size is not known."""
+    examples = config["train_examples"] or train_size(config["dataset"])
+    return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
+
+
+def paces(folders: Iterable[Path], planned: Iterable[str]) -> list[Pace]:
+    """Measures the quiet runs under folders.
+
+    Args:
+        folders: Where they are looked for.
+        planned: The data sets of runs to do; a file that only a record names is not run for its size.
+    """
+    planned, timed = set(planned), []
+    for _, record in itertools.chain(*all_runs(folders)[0].values()):
+        config, shape, hardware = record["config"], record["model"].get("input"), record["hardware"]
+        if not record["rounds"] or shape is None or "moved" in record or not quiet(record):
+            continue
+        if is_from_file(config["dataset"]) and config["dataset"] not in planned:
+            continue
+        if examples := round_examples(config):
+            test = fmean(entry["seconds"]["evaluate"] for entry in record["rounds"])
+            train = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) - test
+            traits = _traits(config, record["method"], shape, (hardware["device"], hardware["name"]))
+            timed.append(Pace(train / examples, test, traits))
+    return timed
+
+
+def seconds_a_round(setup: Setup, timed: Sequence[Pace], machine: tuple[str, str]) -> tuple[float, set[str]] | None:
+    """Estimates the seconds of a round by the nearest of the runs that were timed, scaled by its local steps.
+
+    Args:
+        setup: The run.
+        timed: See `paces`.
+        machine: Kind and name of what the run would use.
+
+    Returns:
+        The seconds, and the names of the machines that they were measured on; None where no run is like this one.
+    """
+    config = setup.values()
+    examples = round_examples(config)
+    if not timed or examples is None:
+        return None
+    traits = _traits(config, setup.method.name, datasets.describe(setup.run.dataset)["shape"], machine)
+    likeness = [[mine == other for mine, other in zip(traits, pace.traits, strict=True)] for pace in timed]
+    nearest = [pace for pace, shared in zip(timed, likeness, strict=True) if shared == max(likeness)]
+    if not all(max(likeness)[:ALIKE]):
+        return None
+    return median(pace.train * examples + pace.test for pace in nearest), {pace.traits[ALIKE] for pace in nearest}
 
 
 @dataclass
 class Cost:
-    """What is known of the time of a column's runs to do; a run of several columns counts in the first.
+    """What is known of the time of runs to do.
 
     Attributes:
         runs: How many they are.
         known: Of how many the seconds are known.
         seconds: Of these, one after the other.
-        by: How far the timed runs are from these: "scaled from another batch size", "timed on <another machine>".
+        by: Where the timed runs ran, of those that are not of this machine: "timed on <machine>".
     """
 
     runs: int = 0
@@ -211,47 +279,40 @@ class Cost:
     seconds: float = 0.0
     by: set[str] = field(default_factory=set)
 
-    def add(self, setup: Setup, rounds_done: int, paces: dict[tuple, list["Pace"]], machine: tuple[str, str]) -> None:
-        """Count a run to do.
+    def add(self, setup: Setup, rounds_done: int, timed: Sequence[Pace], machine: tuple[str, str]) -> None:
+        """Counts a run to do.
 
         Args:
             setup: The run.
             rounds_done: Rounds that there are of it.
-            paces: Of runs that were timed.
+            timed: See `paces`.
             machine: Kind and name of what it would run on.
         """
         self.runs += 1
-        config = setup.values()
-        timed = next(filter(None, map(paces.get, _pace_keys(setup.method.name, config, machine))), None)
-        if timed:
-            left = setup.run.rounds - rounds_done
-            tests = -(-left // config["eval_every"]) * _models_tested(setup.method, config)
-            self.seconds += median(one.train for one in timed) * _round_work(config) * left
-            self.seconds += median(one.test for one in timed) * tests
+        estimated = seconds_a_round(setup, timed, machine)
+        if estimated is not None:
+            seconds, names = estimated
             self.known += 1
-            if all(one.batch_size != config["batch_size"] for one in timed):
-                self.by.add("scaled from another batch size")
-            self.by |= {f"timed on {one.machine[1]}" for one in timed if one.machine != machine}
+            self.seconds += seconds * (setup.run.rounds - rounds_done)
+            self.by |= {f"timed on {name}" for name in names if name != machine[1]}
 
 
 def estimate(plan: TablePlan) -> dict[str, Cost]:
-    """Seconds that the runs to do take, by quiet runs of the same data set, network and precision.
-
-    These are the runs where the table looks for runs, and the shipped ones. Training goes in proportion to its
-    examples, a test to the models that are tested. The nearest runs count: first those of this machine, else of
-    another of its kind; of these those of the same batch size; of these those of the same method.
+    """Estimates seconds that the runs to do take, by the runs where the table looks for runs, and the shipped ones.
 
     Returns:
-        By column, also for runs whose data set is missing.
+        By column, also for runs whose data set is missing; a run of several columns counts in the first.
     """
-    costs: dict[str, Cost] = {}
-    columns = {id(run): cell.cell.column for cell in reversed(plan.cells) for run in cell.runs if run.to_do}
+    columns = {run.folder: cell.cell.column for cell in reversed(plan.cells) for run in cell.runs if run.to_do}
     if not columns:
-        return costs
-    machine = _machine(plan)
+        return {}
+    hardware = environment(plan.runs[0].setup.device)["hardware"]
     timed = paces([plan.folder, *plan.search, *shipped()], {run.setup.run.dataset for run in plan.runs})
-    for run in (run for run in plan.runs if id(run) in columns):
-        costs.setdefault(columns[id(run)], Cost()).add(run.setup, run.rounds_done, timed, machine)
+    costs: dict[str, Cost] = {}
+    for run in plan.runs:
+        if run.to_do:
+            cost = costs.setdefault(columns[run.folder], Cost())
+            cost.add(run.setup, run.rounds_done, timed, (hardware["device"], hardware["name"]))
     return costs
 
 
@@ -351,10 +412,6 @@ def _what(setup: Setup) -> dict[str, Any]:
     return {name: value for name, value in setup.values().items() if name not in NOT_IN_IDENTITY}
 
 
-def _identity(setup: Setup) -> str:
-    return json.dumps([setup.method.name, setup.run.seed, setup.selection, _what(setup)], sort_keys=True)
-
-
 def _folder_name(setup: Setup) -> str:
     """Method, data set, partition and a hash of all settings; runs that differ only in the seed share it."""
     what = {name: value for name, value in _what(setup).items() if setup.origin.get(name) != "seed"}
@@ -409,62 +466,3 @@ def is_run_of(record: dict[str, Any], table: Table, cell: Cell) -> bool:
     """Whether a cell of a table can be read from a run of its method, whatever the seed."""
     setup = _planned_run(table, cell, record["seed"], {}, HOME).setup
     return _is_of(record, setup, [find_metric(cell.metric)])
-
-
-def _round_work(config: Mapping[str, Any]) -> float:
-    """Examples of a round; where the size of the data set is unknown, passes over it."""
-    examples = config["train_examples"] or train_size(config["dataset"]) or 1
-    return config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
-
-
-def _models_tested(method: Method, config: Mapping[str, Any]) -> int:
-    """Models that are given the common test images; own parts together are as many images as there are."""
-    return config["num_clients"] if method.personal is not None and not config["local_test"] else 1
-
-
-class Pace(NamedTuple):
-    """Seconds of a run that was timed: of an example of training, and of a test of one model."""
-
-    train: float
-    test: float
-    batch_size: int
-    machine: tuple[str, str]
-
-
-def _machine(plan: TablePlan) -> tuple[str, str]:
-    """Kind and name of what the table's runs would run on."""
-    hardware = environment(plan.runs[0].setup.device)["hardware"]
-    return hardware["device"], hardware["name"]
-
-
-def _pace_keys(method: str, config: Mapping[str, Any], machine: tuple[str, str]) -> list[tuple]:
-    """What the time of an example depends on, the nearest first: on this machine or another of its kind."""
-    always = config["dataset"], config["backbone"], config["precision"], machine[0]
-    choices = itertools.product((machine[1], None), (config["batch_size"], None), (method, None))
-    return [(*always, *choice) for choice in choices]
-
-
-def paces(folders: Iterable[Path], planned: Iterable[str]) -> dict[tuple, list[Pace]]:
-    """The quiet runs under folders, by what their time depends on.
-
-    Args:
-        folders: Where they are looked for.
-        planned: The data sets that count; a file that only a record names is not run for its size.
-    """
-    found: dict[tuple, list[Pace]] = {}
-    planned = set(planned)
-    for pairs in all_runs(folders)[0].values():
-        for _, record in pairs:
-            config, hardware = record["config"], record["hardware"]
-            method = methods().get(record["method"])
-            unfit = not record["rounds"] or "moved" in record or not quiet(record)
-            if unfit or method is None or config["dataset"] not in planned:
-                continue
-            machine = hardware["device"], hardware["name"]
-            tests = [one["seconds"]["evaluate"] for one in record["rounds"] if one["test_accuracy"] is not None]
-            train = median(sum(one["seconds"].values()) - one["seconds"]["evaluate"] for one in record["rounds"])
-            test = median(tests) / _models_tested(method, {"local_test": 0, **config}) if tests else 0.0
-            pace = Pace(train / _round_work(config), test, config["batch_size"], machine)
-            for key in _pace_keys(record["method"], config, machine):
-                found.setdefault(key, []).append(pace)
-    return found
