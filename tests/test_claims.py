@@ -15,7 +15,7 @@ from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results import claims, reproduce
+from fedcli.results import claims, coverage, reproduce
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
@@ -385,12 +385,15 @@ def test_coverage_by_hand(place):
     place.pairs((81, 80))
     place.add("fedavg", 1, 81)
     records = claims.by_method([place.runs])
-    paces = reproduce.paces([place.runs], {"digits"})
-    (machine,) = {one.machine for known in paces.values() for one in known}
-    found = claims.coverage([table, again], records, paces, machine)
+    cells = coverage.printed_cells([table, again], records)
     # Four cells in two columns and two of them again: four settings, two seeds each.
-    assert (found.cells, found.runs, found.open) == (6, 8, (6, 8))
-    assert found.full == (2, 2)  # FedFA with both seeds, in both tables the same two runs
-    assert found.fewer == (2, 1)
-    assert (found.left.runs, found.left.known) == (5, 5)
-    assert found.left.seconds > 0
+    assert len(cells) == 6
+    assert len({run for cell in cells for run in cell.needed}) == 8
+    assert all(cell.open for cell in cells)
+    full = [cell for cell in cells if cell.done == cell.needed]
+    assert len(full) == 2  # FedFA with both seeds, in both tables the same two runs
+    assert len({run for cell in full for run in cell.done}) == 2
+    assert sum(bool(cell.done) and cell.done != cell.needed for cell in cells) == 2
+    left = coverage.time_left(cells, reproduce.paces([place.runs], {"digits"}), coverage.usual_machine(records))
+    assert (left.runs, left.known) == (5, 5)
+    assert left.seconds > 0

@@ -1,4 +1,4 @@
-"""The papers' claims with verdicts, and how much of what the papers print has been run: from records alone.
+"""The papers' claims with verdicts, from records alone.
 
 A claim compares two rows of a table. A run counts for it that has all options of the cell it belongs to, but for sizes
 that may be smaller and for what the claim itself allows in place of the cell's; what differs is said. Two runs are a
@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Claim, Method, Table
+from fedcli.declarations import Cell, Claim, Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
 from fedcli.results import comparison, reproduce
@@ -162,7 +162,7 @@ def answer(claim: Claim, records: Runs, at_hand: Callable[[str], bool]) -> Answe
         )
     pairs = [tuple(wanted(cells[place]) for place in pair) for pair in places]
     metric = pairs[0][0].metric
-    printed = [[_printed(table, place, metric) for place in pair] for pair in places]
+    printed = [[comparison.printed_value(table, *place, metric) for place in pair] for pair in places]
     known = all(None not in pair for pair in printed)
     paper = fmean(row - than for row, than in printed) if known else None
     found = _evidence(claim, pairs, records, metric)
@@ -182,12 +182,6 @@ def wanted(cell: Cell) -> Wanted:
 @cache
 def _resolved(method: str, settings: str) -> Setup:
     return resolve(find_method(method), {**json.loads(settings), "seed": 0}, need_data=False)
-
-
-def _printed(table: Table, place: tuple[str, str], metric: Metric) -> float | None:
-    """What the paper prints in a cell, floats in ones."""
-    value = comparison.printed(table).get(place, {}).get(metric.field)
-    return None if value is None else value * comparison.printed_unit(place[1])[0]
 
 
 def departures(record: Record, of: Wanted, instead: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -284,21 +278,24 @@ def _candidates(of: Wanted, claim: Claim, records: Runs) -> list[tuple[tuple[Pat
         if of.metric.unit != "floats" and too_short(record["config"]["rounds"], of.setup.run.rounds):
             continue
         departed = departures(record, of, claim.instead)
-        if departed is not None and _value(record, of.metric)[0]:
+        if departed is not None and says_something(record, of.metric):
             found.append(((folder, record), departed))
     return found
 
 
-def _value(record: Record, metric: Metric) -> tuple[bool, float | None]:
-    """Whether a run says anything, and its value; it says something without one if it diverged or never got there."""
-    value = metric.value(record) if metric.counts(record) else None
-    ended = not metric.counts(record) or metric.none == "never"
-    return value is not None or ended, value
+def says_something(record: Record, metric: Metric) -> bool:
+    """Whether a run has a value, or has none because it diverged or never got there."""
+    return _value(record, metric) is not None or not metric.counts(record) or metric.none == "never"
+
+
+def _value(record: Record, metric: Metric) -> float | None:
+    """The value of a run; None of one that diverged or has none."""
+    return metric.value(record) if metric.counts(record) else None
 
 
 def _pair(one: tuple[Path, Record], other: tuple[Path, Record], row: Wanted, than: Wanted) -> Pair:
     (folder, first), (other_folder, second) = one, other
-    ours, theirs = (_value(record, of.metric)[1] for record, of in ((first, row), (second, than)))
+    ours, theirs = _value(first, row.metric), _value(second, than.metric)
     tail = None
     tested_alike = first["config"].get("eval_every", 1) == second["config"].get("eval_every", 1)
     if row.metric.name == "selected" and tested_alike:
@@ -399,13 +396,18 @@ NOTES = (
 
 
 def difference_text(metric: Metric, found: Interval | None) -> str:
-    """A difference with its interval, `+9.70 [+7.10, +12.30] (3)`; of counts the difference alone."""
+    """A difference with its interval and the number of seeds, `+9.70 [+7.10, +12.30] (3)`; of counts it alone."""
     if found is None:
         return MISSING
-    if metric.unit == "floats":
-        return metric.signed(found.mean)
-    ends = "" if found.low is None else f" [{metric.signed(found.low)}, {metric.signed(found.high)}]"
-    return f"{metric.signed(found.mean)}{ends} ({found.n})"
+    return interval_text(metric, found) + ("" if metric.unit == "floats" else f" ({found.n})")
+
+
+def interval_text(metric: Metric, found: Interval, signed: bool = True) -> str:
+    """A mean with its interval, `+9.70 [+7.10, +12.30]`; of counts, and of one value, the mean alone."""
+    text = metric.signed if signed else metric.text
+    if metric.unit == "floats" or found.low is None:
+        return text(found.mean)
+    return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]"
 
 
 class Line(NamedTuple):
@@ -516,81 +518,3 @@ def counted(found: Sequence[Answer]) -> str:
     """How many claims have which verdict, in a sentence."""
     numbers = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
     return f"Of {len(found)} claims: {', '.join(f'{number} {verdict}' for verdict, number in numbers if number)}."
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of what a paper prints has been run.
-
-    Attributes:
-        cells: Cells with a printed number that a table plans.
-        runs: Different runs that these need, each seed one.
-        open: Cells and runs whose images anybody can have.
-        full: Cells that have been run in full with all seeds of their table, and their runs.
-        fewer: Cells that have been run in full with fewer seeds, and their runs.
-        left: What is known of the time of the open runs to do.
-    """
-
-    cells: int
-    runs: int
-    open: tuple[int, int]
-    full: tuple[int, int]
-    fewer: tuple[int, int]
-    left: reproduce.Cost
-
-
-def coverage(
-    tables: Iterable[Table],
-    records: Runs,
-    paces: dict[tuple, list[reproduce.Pace]],
-    machine: tuple[str, str],
-) -> Coverage:
-    """How much of tables has been run, of the cells that the paper prints a number of.
-
-    Args:
-        tables: Of one paper.
-        records: See `by_method`.
-        paces: Of timed runs, see `reproduce.paces`.
-        machine: Kind and name of what the rest would run on.
-    """
-    cells: list[tuple[Wanted, tuple[str, ...], set[int], tuple[int, ...]]] = []
-    for table in tables:
-        for cell in table.cells:
-            one = wanted(cell)
-            if _printed(table, (cell.row, cell.column), one.metric) is not None:
-                cells.append((one, _key(one), _done(one, records), table.seeds))
-    runs: dict[tuple, Wanted] = {}
-    lacking: dict[tuple, Wanted] = {}
-    groups: dict[str, tuple[int, set]] = {"open": (0, set()), "full": (0, set()), "fewer": (0, set())}
-    for one, key, done, seeds in cells:
-        needed = {(*key, seed) for seed in seeds}
-        there = {(*key, seed) for seed in seeds if seed in done}
-        runs |= dict.fromkeys(needed, one)
-        lacking |= dict.fromkeys(needed - there, one)
-        kinds = ["open"] if all(map(datasets.open_to_all, one.data)) else []
-        kinds += ["full"] if there == needed else ["fewer"] if there else []
-        for kind in kinds:
-            count, known = groups[kind]
-            groups[kind] = count + 1, known | (needed if kind == "open" else there)
-    left = reproduce.Cost()
-    for key, one in lacking.items():
-        if key in groups["open"][1]:
-            left.add(one.setup, 0, paces, machine)
-    counts = {kind: (count, len(known)) for kind, (count, known) in groups.items()}
-    return Coverage(len(cells), len(runs), **counts, left=left)
-
-
-def _key(one: Wanted) -> tuple[str, ...]:
-    """What tells a run from others, but for the seed."""
-    return one.method.name, one.setup.selection, json.dumps(one.values(0), sort_keys=True)
-
-
-def _done(one: Wanted, records: Runs) -> set[int]:
-    """The seeds with a run in full that a cell can be read from."""
-    return {
-        record["seed"]
-        for _, record in records.get(one.method.name, ())
-        if (record["protocol"], record["dataset"]) == (one.setup.protocol.name, one.setup.run.dataset)
-        and departures(record, one, {}) == {}
-        and _value(record, one.metric)[0]
-    }

@@ -102,6 +102,12 @@ def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
     return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
 
 
+def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
+    """What the paper prints in a cell, floats in ones; None where it prints no number."""
+    value = printed(table).get((row, column), {}).get(metric.field)
+    return None if value is None else value * printed_unit(column)[0]
+
+
 def _reported(table: Table) -> dict[str, Any]:
     """What the paper says of a table; nothing where it prints none, or the table is of no paper here."""
     paper, name = table.reported
