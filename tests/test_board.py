@@ -66,7 +66,7 @@ def told(values, form=".2f"):
 
 
 def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
-    first, second = (f"Method{part}" for part in board.page(board.read()).split("| Method")[1:])
+    first, second = (f"Method{board.section(board.read(), at).partition('| Method')[2]}" for at in (GLOBAL, PERSONAL))
     rows = {row["Method"]: row for row in cells(f"| {first}")}
     assert [*rows] == ["scaffold", "moon", "fednova", "fedavg", "fedprox", "feddyn"]
     assert rows["fedprox"] == {
@@ -77,7 +77,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert (rows["fedavg"]["Ahead of fedavg"], rows["feddyn"]["Accuracy, %"]) == ("", "–")
     assert "**" not in first  # the first two are equal
     said = "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it with 10 seeds: "
-    assert f"{said}fednova." in board.page(board.read())
+    assert board.section(board.read(), GLOBAL).startswith(f"{said}fednova.\n\n")
     rows = cells(f"| {second}")
     assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
     assert [row["By the classifier, %"] for row in rows] == ["", told([81.0, 82.0, 84.0]), ""]
@@ -86,11 +86,12 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
 
 def test_the_committed_page_is_that_of_the_committed_runs(board, monkeypatch):
     monkeypatch.setattr(board, "HERE", FILE.parent)
-    boards = board.read()
-    assert (FILE.parent / "README.md").read_text(encoding="utf-8") == board.page(boards)
-    for protocol, lines in boards.items():
-        assert {line.method for line in lines} == set(board.lines_of(protocol))
-        assert {len(line.runs) for line in lines} == {len(board.SEEDS)}
+    text, rows = (FILE.parent / "README.md").read_text(encoding="utf-8"), board.read()
+    assert board.page(rows, text) == text
+    for protocol in board.HEADINGS:
+        assert f"<!-- {protocol}: end -->" in text
+        counts = rows[rows.protocol == protocol].groupby("method").size()
+        assert counts.to_dict() == dict.fromkeys(board.lines_of(protocol), len(board.SEEDS))
 
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
@@ -130,19 +131,20 @@ def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, t
     )
     monkeypatch.setattr(board.reproduce, "plan", lambda *given: planned)
     monkeypatch.setattr(board, "side_by_side", lambda plan: {})
-    others = [row for row in board.stored() if row["protocol"] == PERSONAL]
+    others = board.read()
     board.run_all(GLOBAL)
-    (new, *kept) = board.stored()
-    assert [row["method"] for row in kept] == [row["method"] for row in others]
-    assert (new["selected"], new["classifier"], new["floats_sent"], new["machine"]) == (
-        "50.0", "20.0", "102", "CPU, torch 2.13",
-    )  # fmt: skip
+    new, *kept = board.read().to_dict("records")
+    assert [row["method"] for row in kept] == list(others[others.protocol == PERSONAL].method)
+    assert {name: new[name] for name in ("selected", "classifier", "floats_sent", "machine")} == {
+        "selected": 50.0, "classifier": 20.0, "floats_sent": 102, "machine": "CPU, torch 2.13",
+    }  # fmt: skip
     monkeypatch.setattr(board, "side_by_side", lambda plan: {tmp_path: "no space left"})
     with pytest.raises(SystemExit, match="1 runs have failed"):
         board.run_all(GLOBAL)
 
 
-def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
+def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board, monkeypatch):
+    monkeypatch.setattr(board, "HEADINGS", {at: board.HEADINGS[at] for at in (GLOBAL, PERSONAL)})
     left, right = board.figure(board.read()).axes
     assert [label.get_text() for label in left.get_yticklabels()] == [
         "scaffold",
@@ -163,9 +165,11 @@ def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board):
 def test_page_alone_is_made_from_the_csv(board, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(board, "write", lambda *given: drawn.append(given[:2]))
+    monkeypatch.setattr(board, "HEADINGS", {GLOBAL: board.HEADINGS[GLOBAL]})
+    (tmp_path / "README.md").write_text(f"<!-- {GLOBAL}: written by 'make tables' -->\nold\n<!-- {GLOBAL}: end -->\n")
     monkeypatch.setattr(sys, "argv", ["board.py", "--page"])
     board.main()
-    assert (tmp_path / "README.md").read_text() == board.page(board.read())
+    assert board.section(board.read(), GLOBAL) in (tmp_path / "README.md").read_text()
     assert drawn == [(tmp_path / "board.png", board.figure)]
     monkeypatch.setattr(sys, "argv", ["board.py", "globe"])
     with pytest.raises(SystemExit, match=r"board.py fedfa:digits"):

@@ -79,6 +79,9 @@ of = "one"
 """
 
 
+MARKS = "<!-- claims: written by 'make tables' --><!-- claims: end -->"
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """A study of finished runs, one with a seed and rounds of testing that are not the table's, and of two others."""
@@ -157,7 +160,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     found = [replace(first, evidence=(runs,)), *others]
     told = "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md) |"
     assert told.format("../") in pages.claims_of(paper, found, tmp_path)
-    quoted = pages.with_front(f"{pages.BEGIN}{pages.END}", found, tmp_path)
+    quoted = pages.with_front(MARKS, found, tmp_path)
     assert told.format("results/") in quoted
     assert others[0].claim.text not in quoted
 
@@ -234,7 +237,7 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     committed = Path(__file__).parent.parent / "results" / "speed"
     shutil.copytree(committed, folder / "speed", ignore=shutil.ignore_patterns("*.png", "*.pdf"))
     first = tmp_path / "README.md"
-    first.write_text(f"# Project\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
+    first.write_text(f"# Project\n\n{MARKS.replace('-->', '-->old', 1)}\n\nEnd.\n")
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
     ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
     assert ended.exit_code == 0, ended.output
@@ -248,8 +251,8 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
     text = first.read_text()
-    assert text.startswith(f"# Project\n\n{pages.BEGIN}\n\n| Claim | Verdict | Paper |")
-    assert text.endswith(f"\n\n{pages.END}\n\nEnd.\n")
+    assert text.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claim | Verdict | Paper |")
+    assert text.endswith("\n\n<!-- claims: end -->\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
     nowhere = CliRunner().invoke(cli.app, ["pages", str(tmp_path / "other")])

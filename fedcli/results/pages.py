@@ -18,13 +18,12 @@ from fedcli.results import claims, comparison, coverage, reproduce, tables
 from fedcli.results.claims import Answer, Line
 from fedcli.results.coverage import PrintedCell
 from fedcli.results.findings import Findings, read_findings
-from fedcli.results.render import MISSING, github, render
+from fedcli.results.render import MISSING, between_marks, github, render
 from fedcli.results.reproduce import ENDED, TablePlan
 from fedcli.results.tables import find_records
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import reductions_of
 
-BEGIN, END = "<!-- claims: written by 'make tables' -->", "<!-- claims: end -->"
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
@@ -399,10 +398,6 @@ def _size(records: Iterable[dict[str, Any]]) -> str:
 
 def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
     """The project's first page with the claims that have runs between its two marks; without these as it is."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        return text
     told = _with_studies(records, "results/")
     rows = []
     for answer in answers:
@@ -411,4 +406,4 @@ def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
             paper = MISSING if answer.paper is None else answer.metric.signed(answer.paper)
             rows.append([answer.claim.text, claims.said(line), paper, line.ours, told(line)])
     table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
-    return f"{before}{BEGIN}\n\n{table}\n\n{claims.counted(answers)}\n\n{END}{after}"
+    return between_marks(text, "claims", f"{table}\n\n{claims.counted(answers)}")

@@ -10,23 +10,20 @@ method that is not there is tuned. `git diff` of `board.csv` says which came out
 papers: the images are few and small, and the set-ups are no paper's.
 """
 
-import csv
 import json
 import sys
-from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fedcli import Cell, Table
 from fedcli.figures.plots import LINE_COLOURS, write
 from fedcli.results import jobs, metrics, reproduce, tune
 from fedcli.results.metrics import Interval, interval
-from fedcli.results.render import MISSING, github
+from fedcli.results.render import MISSING, between_marks, github
 
 HERE = Path(__file__).parent
 SEEDS = tuple(range(10))
@@ -79,32 +76,14 @@ PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed
 GRIDS = {"fedfa:digits": GLOBAL, "fedfm:digits": GLOBAL, "fedsa:digits-mixed": PERSONAL}
 # Feature matching on top of a method, whose own weight is that which it was tuned to alone.
 ON_TOP = {"fedprox-fm": ("fedprox", "proximal_weight"), "moon-fm": ("moon", "contrastive_weight")}
-# Lines of a method with its tuned options and others, to tell why it stands out.
-VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "fedfm-lite (all rounds)": (
-        "fedfm-lite", {"model_interval": 1},
-        "FedFM-Lite exchanges models in every fifth round; with *all rounds* it does so in each.",
-    ),
-    "fccl-plus (without FNTD)": (
-        "fccl-plus", {"regularizer": "none"},
-        "FCCL+ distils what its model knew of the other classes into its local phase; *without FNTD* that has "
-        "cross-entropy alone.",
-    ),
-    "fccl-plus (Adam)": (
-        "fccl-plus", {"optimizer": "adam", "lr": 0.001},
-        "All are trained by SGD, FCCL+ in its paper by Adam; with *Adam* it has the learning rate from there, too.",
-    ),
-    "local (Adam)": (
-        "local", {"optimizer": "adam", "lr": 0.001},
-        "So has *local (Adam)*: how far the two lie from those by SGD is the doing of optimizer and rate, how far "
-        "apart that of the method.",
-    ),
-    "feddf (without distillation)": (
-        "feddf", {"distillation_epochs": 0},
-        "FedDF tests all clients of a network with one model, the mean of theirs, into which it distils the ensemble; "
-        "*without distillation* it is the mean alone.",
-    ),
-}  # fmt: skip
+# Lines of a method with its tuned options and others, to tell why it stands out; the page says what each is for.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedfm-lite (all rounds)": ("fedfm-lite", {"model_interval": 1}),
+    "fccl-plus (without FNTD)": ("fccl-plus", {"regularizer": "none"}),
+    "fccl-plus (Adam)": ("fccl-plus", {"optimizer": "adam", "lr": 0.001}),
+    "local (Adam)": ("local", {"optimizer": "adam", "lr": 0.001}),
+    "feddf (without distillation)": ("feddf", {"distillation_epochs": 0}),
+}
 RUNS, JOBS = Path("runs/board"), 2
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 WITH_PUBLIC = ("fedmd", "feddf", "feddf-client", "rhfl", "fedmatch", "fccl", "fccl-plus")
@@ -134,7 +113,7 @@ def grid(protocol: str, method: str) -> dict[str, tuple[float, ...]]:
 def lines_of(protocol: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """The method of each line of a board, and what it has instead of its tuned options."""
     lines = {method: (method, {}) for method in GRIDS[protocol]}
-    return lines | {name: (method, own) for name, (method, own, _) in VARIANTS.items() if method in lines}
+    return lines | {name: (method, own) for name, (method, own) in VARIANTS.items() if method in lines}
 
 
 def table(protocol: str) -> Table:
@@ -169,15 +148,11 @@ def run_all(protocol: str) -> None:
     errors = side_by_side(reproduce.plan(table(protocol), folder))
     if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
-    rows = [
-        row(cell.cell.row, run.record) for cell in reproduce.plan(table(protocol), folder).cells for run in cell.runs
-    ]
-    others = [old for old in stored() if old["protocol"] != protocol]
-    rows = sorted([*others, *rows], key=lambda row: list(HEADINGS).index(row["protocol"]))
-    with (HERE / "board.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[-1].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    cells = reproduce.plan(table(protocol), folder).cells
+    rows = pd.DataFrame([row(cell.cell.row, run.record) for cell in cells for run in cell.runs])
+    others = read()
+    boards = [rows if name == protocol else others[others.protocol == name] for name in HEADINGS]
+    pd.concat(boards).to_csv(HERE / "board.csv", index=False)
 
 
 def row(line: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -193,45 +168,18 @@ def row(line: str, record: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stored() -> list[dict[str, str]]:
+def read() -> pd.DataFrame:
     """The rows of the CSV, a run each."""
-    if not (HERE / "board.csv").is_file():
-        return []
-    with (HERE / "board.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return pd.read_csv(HERE / "board.csv")
 
 
-class Line(NamedTuple):
-    """A line of a board: its name, and the rows of its runs."""
-
-    method: str
-    runs: list[dict[str, str]]
-
-    def values(self, column: str) -> dict[int, float]:
-        """A column of the finished runs in which it is not empty, by seed."""
-        finished = [run for run in self.runs if run["status"] == "finished" and run[column]]
-        return {int(run["seed"]): float(run[column]) for run in finished}
-
-    def mean(self, column: str = "selected") -> Interval | None:
-        """The mean of a column; None where no run has a value."""
-        return interval(list(self.values(column).values()))
-
-    def ahead_of(self, other: "Line") -> Interval | None:
-        """By how much its headline leads, paired over the seeds that both have."""
-        ours, theirs = self.values("selected"), other.values("selected")
-        return interval([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-
-
-def read() -> dict[str, list[Line]]:
-    """The boards by protocol, the best mean first."""
-    groups: dict[str, dict[str, list[dict[str, str]]]] = {}
-    for run in stored():
-        groups.setdefault(run["protocol"], {}).setdefault(run["method"], []).append(run)
-    boards = {}
-    for protocol, methods in groups.items():
-        lines = [Line(method, runs) for method, runs in methods.items()]
-        boards[protocol] = sorted(lines, key=lambda line: line.mean().mean if line.mean() else -1.0, reverse=True)
-    return boards
+def values(rows: pd.DataFrame, protocol: str, column: str) -> pd.DataFrame:
+    """A column of the finished runs of a board, by seed and line, the line with the best headline first."""
+    board = rows[rows.protocol == protocol]
+    done = board[board.status == "finished"]
+    means = done.groupby("method").selected.mean().reindex(board.method.unique()).round(6)
+    order = means.sort_values(ascending=False, kind="stable").index
+    return done.pivot(index="seed", columns="method", values=column).reindex(columns=order)
 
 
 def told(mean: Interval | None, form: str = ".2f") -> str:
@@ -240,6 +188,11 @@ def told(mean: Interval | None, form: str = ".2f") -> str:
         return MISSING
     ends = f" [{mean.low:{form}}, {mean.high:{form}}]" if mean.low is not None else ""
     return f"{mean.mean:{form}}{ends}"
+
+
+def mean_of(numbers: pd.Series) -> Interval | None:
+    """The mean of what is there of a column, with its interval."""
+    return interval(list(numbers.dropna()))
 
 
 def options_text(protocol: str, line: str) -> str:
@@ -253,83 +206,59 @@ def options_text(protocol: str, line: str) -> str:
     return ", ".join(texts)
 
 
-def section(protocol: str, lines: list[Line]) -> Iterator[str]:
-    """The paragraphs of a board."""
-    plain = next(line for line in lines if line.method == PLAIN[protocol])
-    by_classifier = any(line.values("classifier") for line in lines)
-    columns = ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain.method}", "Last tenth of the rounds, %"]
+def section(rows: pd.DataFrame, protocol: str) -> str:
+    """A board: what is ahead of the plain method, and the table."""
+    headline, tenths, classifier = (values(rows, protocol, column) for column in ACCURACIES)
+    plain = PLAIN[protocol]
+    leads = headline.sub(headline[plain], axis=0)
+    columns = ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain}", "Last tenth of the rounds, %"]
+    by_classifier = classifier.notna().any(axis=None)
     columns += ["By the classifier, %"] if by_classifier else []
-    columns += ["Floats sent a round", "Floats held", "Seeds"]
-    rows, sides = [], {"ahead": [], "behind": [], "level": []}
-    for line in lines:
-        lead, done = line.ahead_of(plain), line.values("selected")
-        if lead is not None and line is not plain:
+    lines, sides = [], {"ahead": [], "behind": [], "level": []}
+    for line in headline:
+        runs = rows[(rows.protocol == protocol) & (rows.method == line)]
+        lead = mean_of(leads[line])
+        if line != plain and lead is not None:
             side = "level" if not lead.leaves_out_zero else "ahead" if lead.mean > 0 else "behind"
-            sides[side].append(line.method)
-        cells = [line.method, options_text(protocol, line.method), told(line.mean())]
-        cells += ["" if line is plain else told(lead, "+.2f"), told(line.mean("last-tenth"))]
+            sides[side].append(line)
+        cells = [line, options_text(protocol, line), told(mean_of(headline[line]))]
+        cells += ["" if line == plain else told(lead, "+.2f"), told(mean_of(tenths[line]))]
         if by_classifier:
-            cells.append(told(line.mean("classifier")) if line.values("classifier") else "")
-        cells += [f"{max(int(run[name]) for run in line.runs):,}" for name in ("floats_sent", "memory_floats")]
-        lost = len(line.runs) - len(done)
-        rows.append([*cells, f"{len(done)}" + (f", {lost} diverged" if lost else "")])
-    first = lines[0].ahead_of(lines[1])
-    if first and first.leaves_out_zero and first.mean > 0:
-        rows[0][2] = f"**{rows[0][2]}**"
+            cells.append(told(mean_of(classifier[line])) if classifier[line].notna().any() else "")
+        lost = int((runs.status != "finished").sum())
+        cells += [f"{runs.floats_sent.max():,}", f"{runs.memory_floats.max():,}"]
+        lines.append([*cells, f"{len(runs) - lost}" + (f", {lost} diverged" if lost else "")])
+    first, second = headline.columns[:2]
+    gap = mean_of(headline[first] - headline[second])
+    if gap is not None and gap.leaves_out_zero and gap.mean > 0:
+        lines[0][2] = f"**{lines[0][2]}**"
     names = {side: ", ".join(methods) or "none" for side, methods in sides.items()}
-    yield f"## {HEADINGS[protocol]} (`{protocol}`)"
-    yield (
-        f"Ahead of {plain.method}, beyond chance: {names['ahead']}. Behind it: {names['behind']}. Not to be told from "
-        f"it with {len(SEEDS)} seeds: {names['level']}."
+    summary = (
+        f"Ahead of {plain}, beyond chance: {names['ahead']}. Behind it: {names['behind']}. Not to be told from it with "
+        f"{len(SEEDS)} seeds: {names['level']}."
     )
-    yield "\n".join(github(columns, rows, 2))
-    yield from (why for name, (_, _, why) in VARIANTS.items() if any(line.method == name for line in lines))
+    return "\n".join([summary, "", *github([*columns, "Floats sent a round", "Floats held", "Seeds"], lines, 2)])
 
 
-def page(boards: dict[str, list[Line]]) -> str:
-    """The text of README.md."""
-    trials = sum(prod(map(len, grid(protocol, method).values())) for protocol in boards for method in GRIDS[protocol])
-    machines = sorted({run["machine"] for lines in boards.values() for line in lines for run in line.runs})
-    blocks = [HEAD.format(first=SEEDS[0], last=SEEDS[-1], trials=trials, machines="; ".join(machines))]
-    for protocol, lines in boards.items():
-        blocks += section(protocol, lines)
-    return "\n\n".join([*blocks, FOOT]) + "\n"
+def page(rows: pd.DataFrame, text: str) -> str:
+    """The page with its boards written anew."""
+    for protocol in HEADINGS:
+        text = between_marks(text, protocol, section(rows, protocol))
+    return text
 
 
-HEAD = """\
-# One board of all methods
-
-Every method on the built-in digits, seeds {first} to {last}, options tuned on another seed by held-out training
-examples: three learning rates, with each up to four values of the option named ({trials} trials; ↓ and ↑ mark the
-lowest and the highest value tried, beyond which a better one may lie). FedProx-FM and MOON-FM have the weight that
-FedProx and MOON were tuned to, which was decided after a first board. `python results/board/board.py` does all runs
-again with the options that were chosen, [options.json](options.json), in an hour or two on two cores; without that
-file it tunes first. `--page` writes only this page, from [board.csv](board.csv), which has every run with its
-`params_sha256` ({machines}). The images are few and small and the set-ups are no paper's: the board says whether a
-method earns its keep on an easy task, not what it does on the papers' data.
-
-![Mean accuracy of every method with its interval; the plain one in another colour](board.png)"""
-FOOT = """\
-Means over seeds with their 95 % interval (Student's t); a difference is paired over the seeds, and of twenty
-intervals about one leaves out zero where there is no difference. The accuracy is the protocol's headline; where a
-column has it by the classifier too, it is the nearest prototype's. Bold: the first, where the interval of its lead
-over the second leaves out zero. Floats: what one client sends and receives in a round (the mean over rounds), and
-what it holds of models and of the method's own."""
-
-
-def figure(boards: dict[str, list[Line]]) -> Figure:
+def figure(rows: pd.DataFrame) -> Figure:
     """The means with their intervals, a panel a board."""
-    tallest = max(map(len, boards.values()))
+    boards = {protocol: values(rows, protocol, "selected").dropna(axis=1, how="all") for protocol in HEADINGS}
+    tallest = max(len(headline.columns) for headline in boards.values())
     drawn = Figure((3.2 * len(boards), 0.22 * tallest + 0.7), layout="constrained")
-    for axes, (protocol, lines) in zip(np.atleast_1d(drawn.subplots(1, len(boards))), boards.items(), strict=True):
-        shown = [line for line in lines if line.mean()]
-        for place, line in enumerate(shown):
-            mean, low, high, _ = line.mean()
-            colour = LINE_COLOURS[1] if line.method == PLAIN[protocol] else LINE_COLOURS[0]
-            if low is not None:
-                axes.plot([low, high], [place, place], color=colour)
+    for axes, (protocol, headline) in zip(drawn.subplots(1, len(boards)), boards.items(), strict=True):
+        for place, line in enumerate(headline):
+            mean, low, high, _ = mean_of(headline[line])
+            colour = LINE_COLOURS[1] if line == PLAIN[protocol] else LINE_COLOURS[0]
+            axes.plot([low, high], [place, place], color=colour)
             axes.plot(mean, place, "o", color=colour)
-        axes.set_yticks(range(len(shown)), [line.method for line in shown])
+        axes.set_yticks(range(len(headline.columns)), headline.columns)
         axes.invert_yaxis()
         axes.grid(axis="x")
         axes.set_xlabel("Accuracy (%)")
@@ -346,9 +275,8 @@ def main() -> None:
         for protocol in protocols:
             tune_all(protocol)
             run_all(protocol)
-    boards = read()
-    (HERE / "README.md").write_text(page(boards))
-    write(HERE / "board.png", figure, boards)
+    (HERE / "README.md").write_text(page(read(), (HERE / "README.md").read_text()))
+    write(HERE / "board.png", figure, read())
 
 
 if __name__ == "__main__":
