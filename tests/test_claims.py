@@ -196,7 +196,7 @@ def test_runs_that_differ_are_no_pair(place, other):
     for seed in range(3):
         place.add("fedavg", seed, 81)
         place.add("fedprox", seed, 80, **other)
-    assert place.ahead().evidence == ()
+    assert not place.ahead().has_runs
     assert place.ahead().verdict == "not run"
 
 
@@ -327,15 +327,14 @@ def test_the_command_of_a_claim_runs_its_two_rows_and_nothing_else():
 
 def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had(place):
     (one, *_) = claims.answers([registry.claims("fedsa")[0]], [])
-    assert claims.lines(one)[0].command == claims.command(one.claim)
+    assert one.command == claims.command(one.claim)
     assert f"| `{claims.command(one.claim)}` |\n" in render(claims.sheet([one]))
     out = io.StringIO()
     Console(file=out, width=80).print(display.drawn_claims([one]))
     assert claims.command(one.claim) in " ".join(out.getvalue().split())
-    closed = dataclasses.replace(one, data=False)
-    assert claims.lines(closed)[0].command == ""
+    (closed, *_) = claims.answers([registry.claims("fedsa")[0]], [], lambda name: False)
     place.pairs((85, 80))
-    assert claims.lines(place.ahead())[0].command == ""
+    assert (closed.command, place.ahead().command) == ("", "")
 
 
 def test_what_is_not_there_is_refused(tmp_path):

@@ -73,30 +73,37 @@ class Evidence:
     """What the pairs of one size say of a claim.
 
     Attributes:
-        verdict: The first three of `VERDICTS`.
+        verdict: One of `VERDICTS`.
         why: Why it is undecided; else empty.
         reduced: What is smaller or other than in the paper's cells; empty in full.
         seeds: Of the pairs.
         difference: The row less the other one; None where no pair has a difference.
         tail: The same of the mean accuracy over the last tenth of the rounds; None where the cells measure another
             thing.
-        folders: The folders of all these runs.
+        folders: The folders of all these runs; none where nothing has been run.
         lost: The runs that diverged, or never got where they should, in words.
     """
 
     verdict: str
-    why: str
-    reduced: str
-    seeds: tuple[int, ...]
-    difference: Interval | None
-    tail: Interval | None
-    folders: tuple[Path, ...]
+    why: str = ""
+    reduced: str = ""
+    seeds: tuple[int, ...] = ()
+    difference: Interval | None = None
+    tail: Interval | None = None
+    folders: tuple[Path, ...] = ()
     lost: str = ""
 
     @property
     def size(self) -> str:
-        """The size of the runs beside the paper's."""
+        """The size of the runs beside the paper's; `MISSING` where there are none."""
+        if not self.folders:
+            return MISSING
         return f"reduced to {self.reduced}" if self.reduced else "in full"
+
+    @property
+    def judgement(self) -> str:
+        """The verdict, and why it is none."""
+        return f"{self.verdict}, {self.why}" if self.why else self.verdict
 
 
 @dataclass(frozen=True)
@@ -107,20 +114,37 @@ class Answer:
         claim: The claim.
         metric: What is compared.
         paper: The paper's difference, from the numbers it prints; None where it does not print both.
-        evidence: The runs in full first, then the reduced ones with the most seeds; empty where there is none.
-        data: Whether the images of the paper's cells can be had.
+        evidence: The runs in full first, then the reduced ones with the most seeds; without runs it says so.
     """
 
     claim: Claim
     metric: Metric
     paper: float | None
     evidence: tuple[Evidence, ...]
-    data: bool
 
     @property
     def verdict(self) -> str:
         """One of `VERDICTS`."""
-        return self.evidence[0].verdict if self.evidence else NOT_RUN if self.data else NO_DATA
+        return self.evidence[0].verdict
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there are runs that say anything."""
+        return bool(self.evidence[0].folders)
+
+    @property
+    def command(self) -> str:
+        """What runs the two rows and nothing else, in full, where there is no run and the data can be had; or empty."""
+        return command(self.claim) if self.verdict == NOT_RUN else ""
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's difference."""
+        return MISSING if self.paper is None else self.metric.signed(self.paper)
+
+    def ours(self, evidence: Evidence) -> str:
+        """Our difference with its interval, and the runs that are lost."""
+        return "; ".join(filter(None, (difference_text(self.metric, evidence.difference), evidence.lost)))
 
 
 def answers(
@@ -165,10 +189,11 @@ def answer(claim: Claim, records: Runs, at_hand: Callable[[str], bool]) -> Answe
     printed = [[comparison.printed_value(table, *place, metric) for place in pair] for pair in places]
     known = all(None not in pair for pair in printed)
     paper = fmean(row - than for row, than in printed) if known else None
-    found = _evidence(claim, pairs, records, metric)
-    return Answer(
-        claim, metric, paper, found, all(map(at_hand, {name for pair in pairs for one in pair for name in one.data}))
-    )
+    evidence = _evidence(claim, pairs, records, metric)
+    if not evidence:
+        open_data = all(map(at_hand, {name for pair in pairs for run in pair for name in run.data}))
+        evidence = (Evidence(NOT_RUN if open_data else NO_DATA),)
+    return Answer(claim, metric, paper, evidence)
 
 
 def wanted(cell: Cell) -> Wanted:
@@ -410,45 +435,6 @@ def interval_text(metric: Metric, found: Interval, signed: bool = True) -> str:
     return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]"
 
 
-class Line(NamedTuple):
-    """What the runs of one size say of a claim, in words.
-
-    Attributes:
-        verdict: One of `VERDICTS`.
-        why: Why it is undecided; else empty.
-        ours: The difference with its interval, and the runs that are lost.
-        tail: The same over the last tenth of the rounds.
-        size: Of the runs; `MISSING` where there are none.
-        folders: Of the runs.
-        command: What makes them in full, where there are none and their data can be had; else empty.
-    """
-
-    verdict: str
-    why: str
-    ours: str
-    tail: str
-    size: str
-    folders: tuple[Path, ...] = ()
-    command: str = ""
-
-
-def lines(one: Answer) -> list[Line]:
-    """A line for each size of runs, one where there are none."""
-    if not one.evidence:
-        return [Line(one.verdict, "", *[MISSING] * 3, command=command(one.claim) if one.data else "")]
-    return [
-        Line(
-            found.verdict,
-            found.why,
-            "; ".join(filter(None, (difference_text(one.metric, found.difference), found.lost))),
-            difference_text(one.metric, found.tail),
-            found.size,
-            found.folders,
-        )
-        for found in one.evidence
-    ]
-
-
 def command(claim: Claim) -> str:
     """The command that runs the two rows of a claim and nothing else, in full, and what measures their features."""
     names, table = (claim.row, claim.than, *claim.columns), find_table(claim.table)
@@ -458,60 +444,50 @@ def command(claim: Claim) -> str:
     return " && ".join(map(shlex.join, steps))
 
 
-def said(line: Line) -> str:
-    """The verdict, and why it is none."""
-    return ", ".join(filter(None, (line.verdict, line.why)))
-
-
-def sheet(found: Sequence[Answer], runs: Callable[[Line], str] = lambda line: line.size) -> Sheet:
+def sheet(found: Sequence[Answer], runs: Callable[[Evidence], str] = lambda evidence: evidence.size) -> Sheet:
     """The claims as a table to be written; of its values each is a size of runs.
 
     Args:
         found: The claims.
-        runs: What is said of a line's runs.
+        runs: What is said of the runs of one size.
     """
     blocks = []
-    for one in found:
-        first = f"`{one.claim.name}` {one.claim.text}", MISSING if one.paper is None else one.metric.signed(one.paper)
+    for answer in found:
         block = []
-        for number, line in enumerate(lines(one)):
-            claim, paper = ("", "") if number else first
-            texts = (
-                claim,
-                said(line),
-                paper,
-                line.ours,
-                line.tail,
-                f"`{line.command}`" if line.command else runs(line),
-            )
+        for evidence in answer.evidence:
+            texts = [f"`{answer.claim.name}` {answer.claim.text}", evidence.judgement, answer.paper_text]
+            texts += [answer.ours(evidence), difference_text(answer.metric, evidence.tail)]
+            texts.append(f"`{answer.command}`" if answer.command else runs(evidence))
+            if block:  # said in the line above
+                texts[0] = texts[2] = ""
             block.append([(text, "") for text in texts])
         blocks.append(block)
     return Sheet(
         ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"], blocks, 6,
-        [row for one in found for row in _values(one)], notes=NOTES, marked_up=True,
+        [row for answer in found for row in _values(answer)], notes=NOTES, marked_up=True,
     )  # fmt: skip
 
 
-def _values(one: Answer) -> list[dict[str, Any]]:
+def _values(answer: Answer) -> list[dict[str, Any]]:
     """A claim as rows with full precision."""
-    claim = one.claim
+    claim = answer.claim
     head = {
         "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row, "than": claim.than,
-        "columns": "; ".join(claim.columns), "metric": one.metric.name, "direction": claim.direction,
-        "paper": one.paper,
+        "columns": "; ".join(claim.columns), "metric": answer.metric.name, "direction": claim.direction,
+        "paper": answer.paper,
     }  # fmt: skip
     empty: tuple[None, ...] = (None,) * 4
     return [
         {
-            **head, "verdict": found.verdict, "why": found.why, "reduced": found.reduced,
-            "seeds": " ".join(map(str, found.seeds)),
-            **dict(zip(("ours", "low", "high", "n"), found.difference or empty, strict=True)),
-            **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), found.tail or empty, strict=True)),
-            "lost": found.lost,
-            "runs": "; ".join(map(str, found.folders)),
+            **head, "verdict": evidence.verdict, "why": evidence.why, "reduced": evidence.reduced,
+            "seeds": " ".join(map(str, evidence.seeds)),
+            **dict(zip(("ours", "low", "high", "n"), evidence.difference or empty, strict=True)),
+            **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), evidence.tail or empty, strict=True)),
+            "lost": evidence.lost,
+            "runs": "; ".join(map(str, evidence.folders)),
         }
-        for found in one.evidence
-    ] or [{**head, "verdict": one.verdict}]  # fmt: skip
+        for evidence in answer.evidence
+    ]  # fmt: skip
 
 
 def counted(found: Sequence[Answer]) -> str:

@@ -15,7 +15,7 @@ from fedcli import registry
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.results import claims, comparison, coverage, reproduce, tables
-from fedcli.results.claims import Answer, Line
+from fedcli.results.claims import Answer, Evidence
 from fedcli.results.coverage import PrintedCell
 from fedcli.results.findings import Findings, read_findings
 from fedcli.results.render import MISSING, between_marks, github, render
@@ -263,13 +263,13 @@ def claims_of(paper: Paper, answers: Iterable[Answer], records: Path) -> str:
     return f"{table}\n\n{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
 
 
-def _with_studies(records: Path, way: str) -> Callable[[Line], str]:
+def _with_studies(records: Path, way: str) -> Callable[[Evidence], str]:
     """How a claim's runs are told: their size, and the studies among `records` that they stand in, linked by `way`."""
 
-    def told(line: Line) -> str:
-        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in line.folders)
+    def told(evidence: Evidence) -> str:
+        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in evidence.folders)
         links = ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
-        return f"{line.size}: {links}" if links else line.size
+        return f"{evidence.size}: {links}" if links else evidence.size
 
     return told
 
@@ -401,9 +401,8 @@ def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
     told = _with_studies(records, "results/")
     rows = []
     for answer in answers:
-        if answer.evidence:
-            line = claims.lines(answer)[0]
-            paper = MISSING if answer.paper is None else answer.metric.signed(answer.paper)
-            rows.append([answer.claim.text, claims.said(line), paper, line.ours, told(line)])
+        if answer.has_runs:
+            first = answer.evidence[0]
+            rows.append([answer.claim.text, first.judgement, answer.paper_text, answer.ours(first), told(first)])
     table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
     return between_marks(text, "claims", f"{table}\n\n{claims.counted(answers)}")
