@@ -22,10 +22,8 @@ divides the images, and they are written normalised into files in PFLlib's form,
 """
 
 import argparse
-import csv
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -38,10 +36,10 @@ import pandas as pd
 import torch
 
 from fedcli.results.render import between_marks, github
+from fedcli.runs.records import environment
 
 HERE = Path(__file__).parent
 CSV, PAGE = HERE / "peers.csv", HERE / "README.md"
-COLUMNS = ("what", "workload", "side", "turn", "value", "versions", "torch", "threads", "processor")
 SIDES = {"fedcli": "fedcli", "pfllib": "PFLlib", "flower": "Flower", "flower-default": "Flower, defaults"}
 
 TRAINING = {
@@ -150,16 +148,11 @@ def differences(folder: Path, side: str) -> list[float]:
 
 def append(what: str, workload: str, side: str, turn: int, values: list[float], result: dict) -> None:
     """Adds a row for each value."""
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.is_file() else []
-    processor = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
-    new = not CSV.exists()
-    with CSV.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([COLUMNS] if new else [])
-        for value in values:
-            about = (result["versions"], result["torch"], result["threads"], processor)
-            writer.writerow((what, workload, side, turn, f"{value:.6g}", *about))
+    about = {name: result[name] for name in ("versions", "torch", "threads")}
+    about["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
+    head = {"what": what, "workload": workload, "side": side, "turn": turn}
+    rows = pd.DataFrame([{**head, "value": f"{value:.6g}", **about} for value in values])
+    rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False)
 
 
 # The tables of the page, from the CSV alone
