@@ -15,7 +15,7 @@ from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results import claims, reproduce
+from fedcli.results import claims, coverage, reproduce
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
@@ -196,7 +196,7 @@ def test_runs_that_differ_are_no_pair(place, other):
     for seed in range(3):
         place.add("fedavg", seed, 81)
         place.add("fedprox", seed, 80, **other)
-    assert place.ahead().evidence == ()
+    assert not place.ahead().has_runs
     assert place.ahead().verdict == "not run"
 
 
@@ -327,15 +327,14 @@ def test_the_command_of_a_claim_runs_its_two_rows_and_nothing_else():
 
 def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had(place):
     (one, *_) = claims.answers([registry.claims("fedsa")[0]], [])
-    assert claims.lines(one)[0].command == claims.command(one.claim)
+    assert one.command == claims.command(one.claim)
     assert f"| `{claims.command(one.claim)}` |\n" in render(claims.sheet([one]))
     out = io.StringIO()
     Console(file=out, width=80).print(display.drawn_claims([one]))
     assert claims.command(one.claim) in " ".join(out.getvalue().split())
-    closed = dataclasses.replace(one, data=False)
-    assert claims.lines(closed)[0].command == ""
+    (closed, *_) = claims.answers([registry.claims("fedsa")[0]], [], lambda name: False)
     place.pairs((85, 80))
-    assert claims.lines(place.ahead())[0].command == ""
+    assert (closed.command, place.ahead().command) == ("", "")
 
 
 def test_what_is_not_there_is_refused(tmp_path):
@@ -385,12 +384,15 @@ def test_coverage_by_hand(place):
     place.pairs((81, 80))
     place.add("fedavg", 1, 81)
     records = claims.by_method([place.runs])
-    paces = reproduce.paces([place.runs], {"digits"})
-    hardware = records["fedavg"][0][1]["hardware"]
-    found = claims.coverage([table, again], records, paces, (hardware["device"], hardware["name"]))
+    cells = coverage.printed_cells([table, again], records)
     # Four cells in two columns and two of them again: four settings, two seeds each.
-    assert (found.cells, found.runs, found.open) == (6, 8, (6, 8))
-    assert found.full == (2, 2)  # FedFA with both seeds, in both tables the same two runs
-    assert found.fewer == (2, 1)
-    assert (found.left.runs, found.left.known) == (5, 5)
-    assert found.left.seconds > 0
+    assert len(cells) == 6
+    assert len({run for cell in cells for run in cell.needed}) == 8
+    assert all(cell.open for cell in cells)
+    full = [cell for cell in cells if cell.done == cell.needed]
+    assert len(full) == 2  # FedFA with both seeds, in both tables the same two runs
+    assert len({run for cell in full for run in cell.done}) == 2
+    assert sum(bool(cell.done) and cell.done != cell.needed for cell in cells) == 2
+    left = coverage.time_left(cells, reproduce.paces([place.runs], {"digits"}), coverage.usual_machine(records))
+    assert (left.runs, left.known) == (5, 5)
+    assert left.seconds > 0

@@ -1,9 +1,7 @@
 """FedCME: matching against its definition, a whole round against a plain loop, equations, memory, costs, protocols."""
 
 import copy
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +29,6 @@ from fedcli.results.comparison import printed, reported
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.printed import unaccounted
 
 FEDCME = find_method("fedcme")
 
@@ -446,7 +443,6 @@ def test_tables_have_every_number_of_the_paper(table, name):
     for cell in planned.cells:
         setup = resolve(find_method(cell.method), cell.settings, need_data=False)
         assert f"K={setup.run.num_clients},M={setup.run.cohort_size}" in cell.column
-    assert unaccounted(FEDCME.module, reported()["FedCME"]) == []
 
 
 METRICS = {
@@ -485,22 +481,3 @@ def test_what_the_notes_say_of_fedavg_on_the_way_is_what_the_paper_prints():
         before, after = way[f"{name} at 4/5T"]["mean"], end[name]["mean"]
         assert (after < before) == falls
         assert f"{name} ({before}, then {after})" in note
-
-
-def test_fedcme_falls_behind_fedavg_at_first_and_then_stays_ahead():
-    """As the page of the study says, with every seed; and so it begins under the stronger skew of another study."""
-    records = Path(__file__).parent.parent / "results" / "records"
-    gains = {}
-    for name in ("fedcme-fmnist-a0.5-k50-m10", "fedcme-fmnist-a0.1-k50-m10"):
-        for run in sorted((records / name / "fedcme").iterdir()):
-            places = [records / name / method / run.name for method in ("fedcme", "fedavg")]
-            pair = [json.loads((place / "record.json").read_text()) for place in places]
-            assert pair[0]["partition"]["fingerprint"] == pair[1]["partition"]["fingerprint"]
-            first, second = ([100 * entry["test_accuracy"] for entry in record["rounds"]] for record in pair)
-            gains[name, pair[0]["seed"]] = np.array(first) - np.array(second)
-    assert [seed for _, seed in gains] == [0, 1, 2, 0]
-    for (name, _), gain in gains.items():
-        assert gain[:20].mean() < 0
-        if name == "fedcme-fmnist-a0.5-k50-m10":
-            assert gain[-50:].mean() > 1
-            assert gain[-1] > 0

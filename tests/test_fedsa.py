@@ -2,11 +2,7 @@
 
 import copy
 import dataclasses
-import json
 import math
-import sys
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +16,9 @@ from fedcli.errors import UserError
 from fedcli.papers import fedsa
 from fedcli.registry import find_method, find_protocol, find_table, methods
 from fedcli.results.comparison import printed
-from fedcli.results.metrics import find_metric
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.printed import unaccounted
 from tests.reference import load
 
 FEDSA = find_method("fedsa")
@@ -350,12 +344,6 @@ def test_baselines_have_the_forms_behind_the_printed_numbers(protocol):
     assert any("Standard deviations are not comparable" in note for note in protocol.notes)
 
 
-def test_every_printed_number_is_planned_or_has_a_reason():
-    reported = json.loads(files("fedcli.papers").joinpath("reported.json").read_text())["FedSA"]
-    assert unaccounted(sys.modules[fedsa.__name__], reported) == []
-    assert fedsa.NOT_PLANNED.keys().isdisjoint(reported)
-
-
 def test_figure_3_is_planned_for_every_method():
     table = find_table("fedsa:Fig3")
     assert {cell.method for cell in table.cells} == {"fedsa", "fedgen", "fml", "fedkd", "lg-fedavg", *FAMILY}
@@ -399,21 +387,3 @@ def test_the_ablations_are_what_their_names_say():
         symbol, value = cell.column.split("=")
         expected = {"lambda2": 1.0, "lambda3": 1.0, symbol: float(value)}
         assert (options.contrastive_weight, options.calibration_weight) == tuple(expected.values())
-
-
-def test_the_committed_runs_of_cifar10_with_100_clients_differ_in_their_prototypes_and_not_in_their_classifiers():
-    """As the page of the study says; all are accuracies in percent, by seed."""
-    study = Path(__file__).parent.parent / "results" / "records" / "fedsa-cifar10-device"
-
-    def by_seed(metric, method):
-        paths = sorted((study / method).glob("seed-*/record.json"))
-        found = find_metric(metric).values([json.loads(path.read_text()) for path in paths])
-        assert len(found) == 3
-        return np.array(found)
-
-    best = {name: by_seed("selected", name) for name in ("fedsa", "fedproto", "local")}
-    classifier = {name: by_seed("classifier", name) for name in ("fedsa", "fedproto")}
-    assert (best["fedsa"] - best["fedproto"] > 7).all()
-    for name in classifier:
-        assert (abs(classifier[name] - best["local"]) < 1).all()
-    assert (abs(best["fedsa"] - best["local"]) < 0.5).all()

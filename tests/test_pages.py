@@ -13,9 +13,9 @@ from fedcli import Cell, Table, registry
 from fedcli.cli import app as cli
 from fedcli.registry import not_planned
 from fedcli.results import claims, comparison, pages
+from fedcli.results.findings import Findings
 from fedcli.results.metrics import Interval
 from fedcli.results.pages import Standing
-from fedcli.results.tables import find_records
 from fedcli.runs.records import read_record, write_record
 
 TINY = {
@@ -61,13 +61,25 @@ Run it
 INTRO = """\
 # A tiny study
 
-Does it run?
-
-Answer: It runs
-{{ config.rounds a }} rounds.
-
-Set-up: small.
+Does it run? Set-up: small.
 """
+FINDINGS = """\
+metrics = ["best"]
+
+[figures]
+curves = "Accuracy"
+
+[runs]
+one = "a"
+
+[[findings]]
+says = "It runs"
+metric = "rounds-to:1"
+of = "one"
+"""
+
+
+MARKS = "<!-- claims: written by 'make tables' --><!-- claims: end -->"
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +97,7 @@ def results(tmp_path_factory):
     for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()
     (study / "intro.md").write_text(INTRO)
+    (study / "findings.toml").write_text(FINDINGS)
     return folder
 
 
@@ -147,38 +160,20 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     found = [replace(first, evidence=(runs,)), *others]
     told = "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md) |"
     assert told.format("../") in pages.claims_of(paper, found, tmp_path)
-    quoted = pages.with_front(f"{pages.BEGIN}{pages.END}", found, tmp_path)
+    quoted = pages.with_front(MARKS, found, tmp_path)
     assert told.format("results/") in quoted
     assert others[0].claim.text not in quoted
 
 
-def test_a_run_with_another_seed_stands_for_one_of_the_tables(results):
+def test_a_table_stands_as_its_seeds_have_been_run(results):
     studies = pages.find_studies(results / "records")
     standing = pages.standing(TABLE, results / "records", studies)
     assert standing.finished == list(CELLS[:2])
-    means = {run.setup.run.seed: 100 * run.record["summary"]["last"] for run in standing.plan.runs if run.record}
-    assert list(means) == [0, 7]
-    found = entries(standing)
-    assert found["FedAvg", "FMNIST #C=2"].startswith(f"{(means[0] + means[7]) / 2:.2f} ± ")
-    assert found["FedAvg", "FMNIST #C=2"].endswith(" (2 of 3)")
-    # The best of rounds that were not tested is not known: only the run that was tested in every round counts.
-    assert found["FedAvg", "FMNIST alpha=0.1"].endswith(" (1 of 3)")
-    assert found["FedProx", "FMNIST #C=2"] == "not run"  # one had another learning rate, one has not ended
-
-
-def test_runs_of_another_setting_do_not_count(results):
-    studies = pages.find_studies(results / "records")
-    other = Table(**{**vars(TABLE), "cells": (Cell("A", "B", "fedavg", {**TINY, "rounds": 3}),)})
+    compared = comparison.compare(standing.plan).entries
+    # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
+    assert [compared[cell.row, cell.column].ours.partition("(")[2] for cell in CELLS] == ["1 of 3)", "1 of 3)", ""]
+    other = replace(TABLE, cells=(Cell("A", "B", "fedavg", {**TINY, "rounds": 3}),))
     assert pages.standing(other, results / "records", studies) == Standing(other, None)
-
-
-@pytest.mark.parametrize(("seeds", "used"), [((0,), [0]), ((7,), [7]), ((5,), [0]), ((5, 7), [7, 0])])
-def test_runs_of_other_seeds_are_left_out_where_the_tables_own_are_there(results, seeds, used):
-    studies = pages.find_studies(results / "records")
-    table = Table(**{**vars(TABLE), "cells": CELLS[:1], "seeds": seeds})
-    runs = pages.standing(table, results / "records", studies).plan.runs
-    assert [run.setup.run.seed for run in runs] == used
-    assert {run.state for run in runs} == {"finished"}
 
 
 def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(results):
@@ -190,14 +185,10 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     counts = "with 4 cells. The paper prints a number for 3 of them, and 2 of these have a finished run."
     assert f"2 tables and figures {counts}" in page
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
-    assert "- In place of the table's seeds: 7." in page
     assert "| Table 3 | Ablation | 1 | `fedcli table fedfa:3` |" in page
-    assert "- [A tiny study](../tiny.md): It runs 2 rounds.\n" in page
-    linked = [study._replace(intro="# A\n\nAnswer: [so](b.md), [there](https://c.d).") for study in studies]
-    answers = "- [A](../tiny.md): [so](../b.md), [there](https://c.d).\n"
-    assert answers in pages.paper_page(paper, [standing], linked, "", "- x\n")
-    unanswered = [study._replace(intro="# A tiny study\n\nDoes it run?") for study in studies]
-    assert "- [A tiny study](../tiny.md)\n" in pages.paper_page(paper, [standing], unanswered, "", "- x\n")
+    assert "- [A tiny study](../tiny.md): It runs. one, rounds to 1 %: 1, 1 run\n" in page
+    bare = [study._replace(findings=Findings()) for study in studies]
+    assert "- [A tiny study](../tiny.md)\n" in pages.paper_page(paper, [standing], bare, "", "- x\n")
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     unrelated = [study._replace(records=[]) for study in studies]
     assert "tiny" not in pages.paper_page(paper, [empty], unrelated, "", "")
@@ -246,7 +237,7 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     committed = Path(__file__).parent.parent / "results" / "speed"
     shutil.copytree(committed, folder / "speed", ignore=shutil.ignore_patterns("*.png", "*.pdf"))
     first = tmp_path / "README.md"
-    first.write_text(f"# Project\n\n{pages.BEGIN}\nold\n{pages.END}\n\nEnd.\n")
+    first.write_text(f"# Project\n\n{MARKS.replace('-->', '-->old', 1)}\n\nEnd.\n")
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
     ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
     assert ended.exit_code == 0, ended.output
@@ -259,8 +250,8 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
     text = first.read_text()
-    assert text.startswith(f"# Project\n\n{pages.BEGIN}\n\n| Claim | Verdict | Paper |")
-    assert text.endswith(f"\n\n{pages.END}\n\nEnd.\n")
+    assert text.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claim | Verdict | Paper |")
+    assert text.endswith("\n\n<!-- claims: end -->\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
     nowhere = CliRunner().invoke(cli.app, ["pages", str(tmp_path / "other")])
@@ -269,50 +260,23 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert pages.pages(folder)[Path("..") / "README.md"] == "# Without a place\n"
 
 
-def test_a_study_has_its_size_and_its_answer(results):
-    (study,) = pages.find_studies(results / "records")
-    name, size, finding = pages._study_row(study)
-    assert name == "[tiny](tiny.md)"
-    assert size == "2 rounds, 1 to 2 seeds; not a setting of the paper"
-    assert finding == study.answer == "It runs 2 rounds."
-    assert pages.Study("x", "# Heading\n\nNo Answer: here.", []).answer == ""
-    assert pages.Study("x", "# Heading\n\nSo the\nAnswer: no.", []).answer == ""  # in the middle of a paragraph
-    assert pages.Study("x", "# Heading\n\nAnswer:\nthe last\nparagraph.", []).answer == "the last paragraph."
-
-    about = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}
-
-    def row(*rounds):
-        clients = {"what": "num_clients", "protocol": 100, "run": 3}
-        smaller = [[{"what": "rounds", "protocol": 200, "run": run}, clients] for run in rounds]
-        records = [{**record, **about, "reduced": one} for one in smaller for record in study.records]
-        return pages._study_row(pages.Study("x", "", records))[1:]
-
-    assert row(2) == ["2 of 200 rounds, 1 to 2 of 3 seeds, clients 3 of 100", "–"]
-
-    def of_size(run, records):
-        reduced = [{"what": "rounds", "protocol": 200, "run": run}]
-        return [
-            {**record, **about, "reduced": reduced, "config": {**record["config"], "rounds": run}} for record in records
-        ]
-
-    other = [{**record, "protocol": "fedfa:validation"} for record in of_size(15, study.records)]
-    both = pages._study_row(pages.Study("x", "", [*of_size(2, study.records), *other]))[1]
-    assert both == "2 of 200 rounds, 1 to 2 of 3 seeds; 15 of 200 rounds, 1 to 2 seeds"  # F.2 has one seed
-
-    apart = [*of_size(2, study.records), *of_size(20, [one for one in study.records if one["seed"] == 0])]
-    sizes = pages._study_row(pages.Study("x", "", apart))[1]
-    assert sizes == "2 of 200 rounds, 1 to 2 of 3 seeds; 20 of 200 rounds, 1 of 3 seeds"
+def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_records(results):
+    study = pages.read_study(results / "records" / "tiny")
+    page = pages.page_of(study)
+    assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. one, rounds to 1 %: 1, 1 run\n\n")
+    assert "| best, % |" in page
+    assert pages.figures(page) == {
+        Path("figures/tiny-curves.png"): ("tiny", "curves")
+    }  # it is too short for one by itself
+    assert page == pages.study_page(results / "records" / "tiny")
+    assert "## Findings" not in pages.page_of(study._replace(findings=Findings()))
 
 
-@pytest.mark.parametrize(
-    ("study", "size"),
-    [
-        ("fedfa-fmnist-c2", "200 of 200 rounds, 3 of 3 seeds"),  # Table 2
-        ("fedfa-fmnist-c2-parts", "200 of 200 rounds, 2 to 3 of 3 seeds"),  # Table 3; one run is of Table 6 too
-        ("fedfa-fmnist-c2-phases", "200 of 200 rounds, 1 of 1 seed"),  # Table 5, with the data and set-up of Table 2
-        ("fedfa-fmnist-validation-chance", "15 of 15 rounds, 1 to 5 seeds"),  # more than the one of F.2
-    ],
-)
-def test_the_seeds_are_counted_against_the_table_that_has_most_of_the_runs(study, size):
-    records = find_records([Path(__file__).parent.parent / "results" / "records" / study])
-    assert pages._study_row(pages.Study(study, "", records))[1] == size
+def test_a_study_tells_what_is_smaller_than_in_its_protocol(results):
+    study = pages.read_study(results / "records" / "tiny")
+    records = [{**record, "protocol": "fedfa:fmnist-c2", "dataset": "fmnist"} for record in study.records]
+    smaller = [{**record, "reduced": [{"what": "rounds", "protocol": 200, "run": 2}]} for record in records]
+    full = [{**record, "reduced": []} for record in records]
+    assert pages._size(study.records) == "not a setting of the paper"
+    assert pages._size(smaller[:2]) == "reduced to rounds 2 of 200"
+    assert pages._size([*full, smaller[0]]) == "in full; reduced to rounds 2 of 200"

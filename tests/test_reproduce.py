@@ -22,7 +22,6 @@ from fedcli.errors import UserError
 from fedcli.results import comparison, jobs, reproduce
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
-from tests.printed import unaccounted, unnamed
 from tests.programs import Waiting, start
 from tests.test_lock import TABLE
 
@@ -575,37 +574,6 @@ def test_numbers_that_follow_from_cells_by_hand():
     assert text["mean gain", "ours"] == ["", "not run"]
     part = comparison.compare(reproduce.plan(one, only=["FedFM"]))
     assert part.rows == ("FedFM",)
-
-
-def test_every_number_of_a_paper_is_planned_or_has_a_reason():
-    printed = {
-        name: {"rows": [{"method": row, "column": column, "mean": 1.0} for row in rows for column in "xyz"]}
-        for name, rows in {"Table I": "AB", "Table II": "C"}.items()
-    }
-    cells = Cell("A", "x", "fedavg", {}), Cell("A", "y", "fedavg", {})
-    one = Table("p:I", "t", ("P", "Table I"), cells, gains=(Gain("B", "x", ("A",), ("A",)),))
-    lacks = ["Table I: A: z", "Table I: B: y", "Table I: B: z", "Table II: C: x", "Table II: C: y", "Table II: C: z"]
-    module = SimpleNamespace(TABLES=(one,))
-    assert unaccounted(module, printed) == lacks
-    module.NOT_PLANNED = {"Table I: z": "a column", "Table II: C": "a row", "Tables III and IV": "not to be had"}
-    assert unaccounted(module, printed) == ["Table I: B: y"]
-    printed["Table I"]["rows"][4]["mean"] = None  # B, y: nothing is printed there
-    assert unaccounted(module, printed) == []
-
-
-@pytest.mark.parametrize(
-    ("method", "tables", "figures"),
-    [("fedfm", 12, 9), ("fedfa", 8, 21), ("fedcme", 4, 5), ("fccl-plus", 19, 10), ("fedsa", 5, 3)],
-)
-def test_every_table_and_figure_of_a_paper_is_planned_or_has_a_reason(method, tables, figures):
-    assert unnamed(registry.find_method(method).module, tables, figures) == []
-
-
-def test_a_table_or_figure_that_a_papers_file_does_not_name_is_found():
-    one = Table("p:Fig2b", "Also Fig. 3", ("P", "Table I"), ())
-    reasons = {"Tables III and V to VII": "a", "Figure 5": "b", "Table 9: x": "c"}
-    module = SimpleNamespace(TABLES=(one,), NOT_PLANNED=reasons)
-    assert unnamed(module, 9, 6) == ["Table 2", "Table 4", "Table 8", "Fig 1", "Fig 4", "Fig 6"]
 
 
 def both(*accuracies):

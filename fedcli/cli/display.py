@@ -433,11 +433,11 @@ def drawn_claims(found: Sequence[Answer]) -> Group:
     table.add_column("Verdict", no_wrap=True)
     table.add_column("Claim, the paper's difference and ours")
     for one in found:
-        for number, line in enumerate(claims.lines(one)):
+        for number, line in enumerate(one.evidence):
             parts = [] if number or one.paper is None else [f"paper {one.metric.signed(one.paper)}"]
-            parts += [f"ours {line.ours}"] if line.ours != MISSING else []
-            parts += [f"last tenth {line.tail}"] if line.tail != MISSING else []
-            about = ", ".join(part for part in (line.why, line.size) if part not in ("", MISSING)) or line.command
+            parts += [f"ours {one.ours(line)}"] if one.ours(line) != MISSING else []
+            parts += [f"last tenth {claims.difference_text(one.metric, line.tail)}"] if line.tail is not None else []
+            about = ", ".join(part for part in (line.why, line.size) if part not in ("", MISSING)) or one.command
             text = Text("" if number else one.claim.text)
             text.append("" if number else f" {one.claim.name}\n", "dim")
             text.append(", ".join(parts) + (f"; {about}" if about else ""), "dim")

@@ -253,9 +253,10 @@ def pages(
 
     Those of DIR/speed are drawn from its CSV files.
 
-    A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
+    DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
+    of runs that are printed as its findings: the head of fedcli/results/findings.py says how.
 
-    Its paragraph that begins with "Answer:" stands among the studies of DIR/README.md and on the pages of its papers.
+    The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """
     from fedcli.figures import find_chart, plots, speed
     from fedcli.results import pages as made

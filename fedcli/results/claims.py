@@ -1,4 +1,4 @@
-"""The papers' claims with verdicts, and how much of what the papers print has been run: from records alone.
+"""The papers' claims with verdicts, from records alone.
 
 A claim compares two rows of a table. A run counts for it that has all options of the cell it belongs to, but for sizes
 that may be smaller and for what the claim itself allows in place of the cell's; what differs is said. Two runs are a
@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Claim, Method, Table
+from fedcli.declarations import Cell, Claim, Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
 from fedcli.results import comparison, reproduce
@@ -73,30 +73,37 @@ class Evidence:
     """What the pairs of one size say of a claim.
 
     Attributes:
-        verdict: The first three of `VERDICTS`.
+        verdict: One of `VERDICTS`.
         why: Why it is undecided; else empty.
         reduced: What is smaller or other than in the paper's cells; empty in full.
         seeds: Of the pairs.
         difference: The row less the other one; None where no pair has a difference.
         tail: The same of the mean accuracy over the last tenth of the rounds; None where the cells measure another
             thing.
-        folders: The folders of all these runs.
+        folders: The folders of all these runs; none where nothing has been run.
         lost: The runs that diverged, or never got where they should, in words.
     """
 
     verdict: str
-    why: str
-    reduced: str
-    seeds: tuple[int, ...]
-    difference: Interval | None
-    tail: Interval | None
-    folders: tuple[Path, ...]
+    why: str = ""
+    reduced: str = ""
+    seeds: tuple[int, ...] = ()
+    difference: Interval | None = None
+    tail: Interval | None = None
+    folders: tuple[Path, ...] = ()
     lost: str = ""
 
     @property
     def size(self) -> str:
-        """The size of the runs beside the paper's."""
+        """The size of the runs beside the paper's; `MISSING` where there are none."""
+        if not self.folders:
+            return MISSING
         return f"reduced to {self.reduced}" if self.reduced else "in full"
+
+    @property
+    def judgement(self) -> str:
+        """The verdict, and why it is none."""
+        return f"{self.verdict}, {self.why}" if self.why else self.verdict
 
 
 @dataclass(frozen=True)
@@ -107,20 +114,37 @@ class Answer:
         claim: The claim.
         metric: What is compared.
         paper: The paper's difference, from the numbers it prints; None where it does not print both.
-        evidence: The runs in full first, then the reduced ones with the most seeds; empty where there is none.
-        data: Whether the images of the paper's cells can be had.
+        evidence: The runs in full first, then the reduced ones with the most seeds; without runs it says so.
     """
 
     claim: Claim
     metric: Metric
     paper: float | None
     evidence: tuple[Evidence, ...]
-    data: bool
 
     @property
     def verdict(self) -> str:
         """One of `VERDICTS`."""
-        return self.evidence[0].verdict if self.evidence else NOT_RUN if self.data else NO_DATA
+        return self.evidence[0].verdict
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there are runs that say anything."""
+        return bool(self.evidence[0].folders)
+
+    @property
+    def command(self) -> str:
+        """What runs the two rows and nothing else, in full, where there is no run and the data can be had; or empty."""
+        return command(self.claim) if self.verdict == NOT_RUN else ""
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's difference."""
+        return MISSING if self.paper is None else self.metric.signed(self.paper)
+
+    def ours(self, evidence: Evidence) -> str:
+        """Our difference with its interval, and the runs that are lost."""
+        return "; ".join(filter(None, (difference_text(self.metric, evidence.difference), evidence.lost)))
 
 
 def answers(
@@ -162,13 +186,14 @@ def answer(claim: Claim, records: Runs, at_hand: Callable[[str], bool]) -> Answe
         )
     pairs = [tuple(wanted(cells[place]) for place in pair) for pair in places]
     metric = pairs[0][0].metric
-    printed = [[_printed(table, place, metric) for place in pair] for pair in places]
+    printed = [[comparison.printed_value(table, *place, metric) for place in pair] for pair in places]
     known = all(None not in pair for pair in printed)
     paper = fmean(row - than for row, than in printed) if known else None
-    found = _evidence(claim, pairs, records, metric)
-    return Answer(
-        claim, metric, paper, found, all(map(at_hand, {name for pair in pairs for one in pair for name in one.data}))
-    )
+    evidence = _evidence(claim, pairs, records, metric)
+    if not evidence:
+        open_data = all(map(at_hand, {name for pair in pairs for run in pair for name in run.data}))
+        evidence = (Evidence(NOT_RUN if open_data else NO_DATA),)
+    return Answer(claim, metric, paper, evidence)
 
 
 def wanted(cell: Cell) -> Wanted:
@@ -182,12 +207,6 @@ def wanted(cell: Cell) -> Wanted:
 @cache
 def _resolved(method: str, settings: str) -> Setup:
     return resolve(find_method(method), {**json.loads(settings), "seed": 0}, need_data=False)
-
-
-def _printed(table: Table, place: tuple[str, str], metric: Metric) -> float | None:
-    """What the paper prints in a cell, floats in ones."""
-    value = comparison.printed(table).get(place, {}).get(metric.field)
-    return None if value is None else value * comparison.printed_unit(place[1])[0]
 
 
 def departures(record: Record, of: Wanted, instead: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -284,21 +303,24 @@ def _candidates(of: Wanted, claim: Claim, records: Runs) -> list[tuple[tuple[Pat
         if of.metric.unit != "floats" and too_short(record["config"]["rounds"], of.setup.run.rounds):
             continue
         departed = departures(record, of, claim.instead)
-        if departed is not None and _value(record, of.metric)[0]:
+        if departed is not None and says_something(record, of.metric):
             found.append(((folder, record), departed))
     return found
 
 
-def _value(record: Record, metric: Metric) -> tuple[bool, float | None]:
-    """Whether a run says anything, and its value; it says something without one if it diverged or never got there."""
-    value = metric.value(record) if metric.counts(record) else None
-    ended = not metric.counts(record) or metric.none == "never"
-    return value is not None or ended, value
+def says_something(record: Record, metric: Metric) -> bool:
+    """Whether a run has a value, or has none because it diverged or never got there."""
+    return _value(record, metric) is not None or not metric.counts(record) or metric.none == "never"
+
+
+def _value(record: Record, metric: Metric) -> float | None:
+    """The value of a run; None of one that diverged or has none."""
+    return metric.value(record) if metric.counts(record) else None
 
 
 def _pair(one: tuple[Path, Record], other: tuple[Path, Record], row: Wanted, than: Wanted) -> Pair:
     (folder, first), (other_folder, second) = one, other
-    ours, theirs = (_value(record, of.metric)[1] for record, of in ((first, row), (second, than)))
+    ours, theirs = _value(first, row.metric), _value(second, than.metric)
     tail = None
     tested_alike = first["config"].get("eval_every", 1) == second["config"].get("eval_every", 1)
     if row.metric.name == "selected" and tested_alike:
@@ -399,52 +421,18 @@ NOTES = (
 
 
 def difference_text(metric: Metric, found: Interval | None) -> str:
-    """A difference with its interval, `+9.70 [+7.10, +12.30] (3)`; of counts the difference alone."""
+    """A difference with its interval and the number of seeds, `+9.70 [+7.10, +12.30] (3)`; of counts it alone."""
     if found is None:
         return MISSING
-    if metric.unit == "floats":
-        return metric.signed(found.mean)
-    ends = "" if found.low is None else f" [{metric.signed(found.low)}, {metric.signed(found.high)}]"
-    return f"{metric.signed(found.mean)}{ends} ({found.n})"
+    return interval_text(metric, found) + ("" if metric.unit == "floats" else f" ({found.n})")
 
 
-class Line(NamedTuple):
-    """What the runs of one size say of a claim, in words.
-
-    Attributes:
-        verdict: One of `VERDICTS`.
-        why: Why it is undecided; else empty.
-        ours: The difference with its interval, and the runs that are lost.
-        tail: The same over the last tenth of the rounds.
-        size: Of the runs; `MISSING` where there are none.
-        folders: Of the runs.
-        command: What makes them in full, where there are none and their data can be had; else empty.
-    """
-
-    verdict: str
-    why: str
-    ours: str
-    tail: str
-    size: str
-    folders: tuple[Path, ...] = ()
-    command: str = ""
-
-
-def lines(one: Answer) -> list[Line]:
-    """A line for each size of runs, one where there are none."""
-    if not one.evidence:
-        return [Line(one.verdict, "", *[MISSING] * 3, command=command(one.claim) if one.data else "")]
-    return [
-        Line(
-            found.verdict,
-            found.why,
-            "; ".join(filter(None, (difference_text(one.metric, found.difference), found.lost))),
-            difference_text(one.metric, found.tail),
-            found.size,
-            found.folders,
-        )
-        for found in one.evidence
-    ]
+def interval_text(metric: Metric, found: Interval, signed: bool = True) -> str:
+    """A mean with its interval, `+9.70 [+7.10, +12.30]`; of counts, and of one value, the mean alone."""
+    text = metric.signed if signed else metric.text
+    if metric.unit == "floats" or found.low is None:
+        return text(found.mean)
+    return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]"
 
 
 def command(claim: Claim) -> str:
@@ -456,141 +444,53 @@ def command(claim: Claim) -> str:
     return " && ".join(map(shlex.join, steps))
 
 
-def said(line: Line) -> str:
-    """The verdict, and why it is none."""
-    return ", ".join(filter(None, (line.verdict, line.why)))
-
-
-def sheet(found: Sequence[Answer], runs: Callable[[Line], str] = lambda line: line.size) -> Sheet:
+def sheet(found: Sequence[Answer], runs: Callable[[Evidence], str] = lambda evidence: evidence.size) -> Sheet:
     """The claims as a table to be written; of its values each is a size of runs.
 
     Args:
         found: The claims.
-        runs: What is said of a line's runs.
+        runs: What is said of the runs of one size.
     """
     blocks = []
-    for one in found:
-        first = f"`{one.claim.name}` {one.claim.text}", MISSING if one.paper is None else one.metric.signed(one.paper)
+    for answer in found:
         block = []
-        for number, line in enumerate(lines(one)):
-            claim, paper = ("", "") if number else first
-            texts = (
-                claim,
-                said(line),
-                paper,
-                line.ours,
-                line.tail,
-                f"`{line.command}`" if line.command else runs(line),
-            )
+        for evidence in answer.evidence:
+            texts = [f"`{answer.claim.name}` {answer.claim.text}", evidence.judgement, answer.paper_text]
+            texts += [answer.ours(evidence), difference_text(answer.metric, evidence.tail)]
+            texts.append(f"`{answer.command}`" if answer.command else runs(evidence))
+            if block:  # said in the line above
+                texts[0] = texts[2] = ""
             block.append([(text, "") for text in texts])
         blocks.append(block)
     return Sheet(
         ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"], blocks, 6,
-        [row for one in found for row in _values(one)], notes=NOTES, marked_up=True,
+        [row for answer in found for row in _values(answer)], notes=NOTES, marked_up=True,
     )  # fmt: skip
 
 
-def _values(one: Answer) -> list[dict[str, Any]]:
+def _values(answer: Answer) -> list[dict[str, Any]]:
     """A claim as rows with full precision."""
-    claim = one.claim
+    claim = answer.claim
     head = {
         "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row, "than": claim.than,
-        "columns": "; ".join(claim.columns), "metric": one.metric.name, "direction": claim.direction,
-        "paper": one.paper,
+        "columns": "; ".join(claim.columns), "metric": answer.metric.name, "direction": claim.direction,
+        "paper": answer.paper,
     }  # fmt: skip
     empty: tuple[None, ...] = (None,) * 4
     return [
         {
-            **head, "verdict": found.verdict, "why": found.why, "reduced": found.reduced,
-            "seeds": " ".join(map(str, found.seeds)),
-            **dict(zip(("ours", "low", "high", "n"), found.difference or empty, strict=True)),
-            **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), found.tail or empty, strict=True)),
-            "lost": found.lost,
-            "runs": "; ".join(map(str, found.folders)),
+            **head, "verdict": evidence.verdict, "why": evidence.why, "reduced": evidence.reduced,
+            "seeds": " ".join(map(str, evidence.seeds)),
+            **dict(zip(("ours", "low", "high", "n"), evidence.difference or empty, strict=True)),
+            **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), evidence.tail or empty, strict=True)),
+            "lost": evidence.lost,
+            "runs": "; ".join(map(str, evidence.folders)),
         }
-        for found in one.evidence
-    ] or [{**head, "verdict": one.verdict}]  # fmt: skip
+        for evidence in answer.evidence
+    ]  # fmt: skip
 
 
 def counted(found: Sequence[Answer]) -> str:
     """How many claims have which verdict, in a sentence."""
     numbers = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
     return f"Of {len(found)} claims: {', '.join(f'{number} {verdict}' for verdict, number in numbers if number)}."
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of what a paper prints has been run.
-
-    Attributes:
-        cells: Cells with a printed number that a table plans.
-        runs: Different runs that these need, each seed one.
-        open: Cells and runs whose images anybody can have.
-        full: Cells that have been run in full with all seeds of their table, and their runs.
-        fewer: Cells that have been run in full with fewer seeds, and their runs.
-        left: What is known of the time of the open runs to do.
-    """
-
-    cells: int
-    runs: int
-    open: tuple[int, int]
-    full: tuple[int, int]
-    fewer: tuple[int, int]
-    left: reproduce.Cost
-
-
-def coverage(
-    tables: Iterable[Table],
-    records: Runs,
-    paces: Sequence[reproduce.Pace],
-    machine: tuple[str, str],
-) -> Coverage:
-    """How much of tables has been run, of the cells that the paper prints a number of.
-
-    Args:
-        tables: Of one paper.
-        records: See `by_method`.
-        paces: Of timed runs, see `reproduce.paces`.
-        machine: Kind and name of what the rest would run on.
-    """
-    cells: list[tuple[Wanted, tuple[str, ...], set[int], tuple[int, ...]]] = []
-    for table in tables:
-        for cell in table.cells:
-            one = wanted(cell)
-            if _printed(table, (cell.row, cell.column), one.metric) is not None:
-                cells.append((one, _key(one), _done(one, records), table.seeds))
-    runs: dict[tuple, Wanted] = {}
-    lacking: dict[tuple, Wanted] = {}
-    groups: dict[str, tuple[int, set]] = {"open": (0, set()), "full": (0, set()), "fewer": (0, set())}
-    for one, key, done, seeds in cells:
-        needed = {(*key, seed) for seed in seeds}
-        there = {(*key, seed) for seed in seeds if seed in done}
-        runs |= dict.fromkeys(needed, one)
-        lacking |= dict.fromkeys(needed - there, one)
-        kinds = ["open"] if all(map(datasets.open_to_all, one.data)) else []
-        kinds += ["full"] if there == needed else ["fewer"] if there else []
-        for kind in kinds:
-            count, known = groups[kind]
-            groups[kind] = count + 1, known | (needed if kind == "open" else there)
-    left = reproduce.Cost()
-    for key, one in lacking.items():
-        if key in groups["open"][1]:
-            left.add(one.setup, 0, paces, machine)
-    counts = {kind: (count, len(known)) for kind, (count, known) in groups.items()}
-    return Coverage(len(cells), len(runs), **counts, left=left)
-
-
-def _key(one: Wanted) -> tuple[str, ...]:
-    """What tells a run from others, but for the seed."""
-    return one.method.name, one.setup.selection, json.dumps(one.values(0), sort_keys=True)
-
-
-def _done(one: Wanted, records: Runs) -> set[int]:
-    """The seeds with a run in full that a cell can be read from."""
-    return {
-        record["seed"]
-        for _, record in records.get(one.method.name, ())
-        if (record["protocol"], record["dataset"]) == (one.setup.protocol.name, one.setup.run.dataset)
-        and departures(record, one, {}) == {}
-        and _value(record, one.metric)[0]
-    }

@@ -14,7 +14,7 @@ from typing import Any
 from fedcli.declarations import Gain, Table
 from fedcli.registry import tables
 from fedcli.results import reproduce
-from fedcli.results.metrics import BOLD, DECIMALS, Metric, best, interval
+from fedcli.results.metrics import BOLD, Metric, best, interval
 from fedcli.results.render import Sheet
 from fedcli.results.reproduce import IN_TEXT, STATES, PlannedCell, PlannedRun, TablePlan
 from fedcli.results.tables import tuned
@@ -102,6 +102,12 @@ def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
     return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
 
 
+def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
+    """What the paper prints in a cell, floats in ones; None where it prints no number."""
+    value = printed(table).get((row, column), {}).get(metric.field)
+    return None if value is None else value * printed_unit(column)[0]
+
+
 def _reported(table: Table) -> dict[str, Any]:
     """What the paper says of a table; nothing where it prints none, or the table is of no paper here."""
     paper, name = table.reported
@@ -145,23 +151,23 @@ def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Compariso
         plan: The table, with the records that there are.
         errors: Errors by folder of runs that have just failed, also of those that left no record.
     """
-    errors, paper, cells = errors or {}, printed(plan.table), {}
-    for planned in plan.cells:
-        cells[planned.cell.row, planned.cell.column] = planned
-    order = list(dict.fromkeys([*paper, *cells]))
-    rows = tuple(dict.fromkeys(row for row, _ in order if any(row == own for own, _ in cells)))
-    columns = tuple(dict.fromkeys(column for _, column in order if any(column == own for _, own in cells)))
+    errors, paper = errors or {}, printed(plan.table)
+    cells = {(planned.cell.row, planned.cell.column): planned for planned in plan.cells}
+    in_table = {(cell.row, cell.column) for cell in (*plan.table.cells, *plan.table.gains)}
+    shown_rows, shown_columns = {row for row, _ in cells}, {column for _, column in cells}
     entries = {}
-    for place in order:
-        if place in cells:
-            entries[place] = _entry(cells[place], paper.get(place, {}), errors)
-        elif place[0] in rows and place[1] in columns and not _is_planned(plan.table, place):
-            entries[place] = Entry(_paper_text(paper[place], _metric_of(cells, place[1])), "not planned")
+    for row, column in dict.fromkeys([*paper, *cells]):
+        if (row, column) in cells:
+            entries[row, column] = _entry(cells[row, column], paper.get((row, column), {}), errors)
+        elif row in shown_rows and column in shown_columns and (row, column) not in in_table:
+            entries[row, column] = Entry(_paper_text(paper[row, column], _metric_of(cells, column)), "not planned")
     marked = _marked(entries, cells)
-    gains = {(gain.row, gain.column): _gain(gain, entries, cells, paper) for gain in plan.table.gains}
-    entries |= {place: entry for place, entry in gains.items() if entry is not None}
-    rows = tuple(dict.fromkeys([*rows, *(row for row, _ in entries)]))
-    columns = tuple(dict.fromkeys([*columns, *(column for _, column in entries)]))
+    for gain in plan.table.gains:
+        entry = _gain(gain, entries, cells, paper)
+        if entry is not None:
+            entries[gain.row, gain.column] = entry
+    rows = tuple(dict.fromkeys(row for row, _ in entries))
+    columns = tuple(dict.fromkeys(column for _, column in entries))
     intervals = any(entry.interval for entry in entries.values())
     notes = tuple(_notes(plan, errors, bool(marked), intervals))
     return Comparison(plan.title, plan.reduction, rows, columns, {**entries, **marked}, notes)
@@ -184,10 +190,6 @@ def sheet(comparison: Comparison) -> Sheet:
 def heading(column: str) -> str:
     """The name of a column as a heading."""
     return SCALED.sub(" floats", column).replace("_", " ")
-
-
-def _is_planned(table: Table, place: tuple[str, str]) -> bool:
-    return any((cell.row, cell.column) == place for cell in (*table.cells, *table.gains))
 
 
 def _metric_of(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric:
@@ -235,18 +237,13 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
         **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
     }
     ours = _our_text(metric, row, states, done)
-    ends = _ends(metric, values, row["paper"])
-    row |= {"difference_low": ends and ends[0], "difference_high": ends and ends[1]}
-    spread = f"[{metric.signed(ends[0])}, {metric.signed(ends[1])}]" if ends else ""
+    mean, spread = interval(values), ""
+    row |= {"difference_low": None, "difference_high": None}
+    if row["paper"] is not None and mean is not None and mean.low is not None and metric.unit != "floats":
+        low, high = mean.low - row["paper"], mean.high - row["paper"]  # the paper's number is taken as exact
+        row |= {"difference_low": low, "difference_high": high}
+        spread = f"[{metric.signed(low)}, {metric.signed(high)}]"
     return Entry(_paper_text(paper, metric), ours, _difference(metric, row, scale), spread, "", row)
-
-
-def _ends(metric: Metric, values: list[float], paper: float | None) -> tuple[float, float] | None:
-    """The 95 % interval of ours less the paper's number, which is taken as exact; None where there is none."""
-    found = interval(values)
-    if paper is None or found is None or found.low is None or metric.unit == "floats":
-        return None
-    return found.low - paper, found.high - paper
 
 
 def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], paper: dict) -> Entry | None:
@@ -262,7 +259,7 @@ def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], 
         "row": gain.row, "column": gain.column, "metric": metric.name, "unit": metric.unit,
         "paper": target.get(metric.field), "ours": ours,
     }  # fmt: skip
-    text = "not run" if ours is None else f"{ours:+.{DECIMALS.get(metric.unit, 1)}f}"
+    text = "not run" if ours is None else metric.signed(ours)
     return Entry(_paper_text(target, metric), text, _difference(metric, row, 1), values=row)
 
 
@@ -290,7 +287,7 @@ def _difference(metric: Metric, row: dict[str, Any], scale: float) -> str:
     if metric.unit == "floats":
         steps = round(row["ours"] / scale) - round(row["paper"] / scale)
         return f"{steps:+,}{printed_unit(row['column'])[1]}" if steps else "none"
-    return f"{row['ours'] - row['paper']:+.{DECIMALS.get(metric.unit, 1)}f}"
+    return metric.signed(row["ours"] - row["paper"])
 
 
 def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tuple[str, str], Entry]:

@@ -113,27 +113,25 @@ class Metric:
         return [value for value in found if value is not None]
 
 
-def lead(metric: Metric, first: Iterable[Record], second: Iterable[Record]) -> Interval | None:
-    """By how much runs are ahead of others, paired over the seeds that both have; None where there is no such seed.
+def difference(
+    metric: Metric, first: Iterable[Record], second: Iterable[Record], second_metric: Metric | None = None
+) -> Interval | None:
+    """A metric of runs less that of others, paired over the seeds that both have; None where there is no such seed.
 
     Args:
         metric: What is compared.
         first: Runs of one kind.
         second: Runs of another.
-
-    Returns:
-        The difference, positive where the first are better.
+        second_metric: What is read of these, where it is not the same.
     """
-    ours, theirs = (
-        {
-            record["seed"]: value
-            for record in runs
-            if metric.counts(record) and (value := metric.value(record)) is not None
-        }
-        for runs in (first, second)
-    )
-    sign = -1 if metric.better == "lower" else 1
-    return interval([sign * (ours[seed] - theirs[seed]) for seed in ours if seed in theirs])
+    ours, theirs = _by_seed(metric, first), _by_seed(second_metric or metric, second)
+    return interval([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+
+def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
+    """The values of the runs that count, by seed."""
+    values = {record["seed"]: metric.value(record) for record in runs if metric.counts(record)}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def best(metric: Metric, groups: Sequence[Sequence[Record]]) -> int | None:
@@ -150,9 +148,11 @@ def best(metric: Metric, groups: Sequence[Sequence[Record]]) -> int | None:
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.get, reverse=metric.better == "higher")[:2]
-    ahead = lead(metric, groups[first], groups[second])
+    ahead = difference(metric, groups[first], groups[second])
     whole = all(metric.counts(record) or not diverged(record) for record in groups[first])
-    return first if whole and ahead is not None and ahead.leaves_out_zero and ahead.low > 0 else None
+    if not whole or ahead is None or not ahead.leaves_out_zero:
+        return None
+    return first if (ahead.mean > 0) == (metric.better == "higher") else None
 
 
 BOLD = (
@@ -342,6 +342,16 @@ def _post(record: Record) -> float | None:
 @metric("classifier", "accuracy of the classifier, where the headline is the nearest prototype's", needs="selected")
 def _classifier(record: Record) -> float | None:
     return _selected_mean(record, lambda entry: entry.get("classifier_accuracy"))
+
+
+@metric(
+    "classifier-of-last", "mean accuracy of the classifier over so many last rounds, as classifier-of-last:50",
+    parameter=int, needs="every",
+)  # fmt: skip
+def _classifier_of_last(record: Record, rounds: int) -> float | None:
+    last = [entry for entry in _tested(record) if entry["round"] >= record["config"]["rounds"] - rounds]
+    values = [entry["classifier_accuracy"] for entry in last if entry.get("classifier_accuracy") is not None]
+    return fmean(values) if values else None
 
 
 @metric(

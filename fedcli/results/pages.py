@@ -1,12 +1,10 @@
 """The pages of `results/`: one a study, one a paper from the card in its file and from the records, and a first one.
 
-They are made from text and numbers that are in the repository, so they are the same on every machine. So are the data
-of the figures that they show: `figures/<study>-<kind>.png` is the figure of that kind of the study's records.
+They are made from what is in the repository, so they are the same on every machine.
 """
 
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +14,17 @@ from typing import Any, NamedTuple
 from fedcli import registry
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
-from fedcli.results import claims, comparison, reproduce, tables
-from fedcli.results.claims import Answer, Line
-from fedcli.results.metrics import find_metric
-from fedcli.results.prose import fill_in
-from fedcli.results.render import MISSING, github, render
-from fedcli.results.reproduce import ENDED, PlannedCell, TablePlan
-from fedcli.results.tables import SeedGroup, find_records
+from fedcli.results import claims, comparison, coverage, reproduce, tables
+from fedcli.results.claims import Answer, Evidence
+from fedcli.results.coverage import PrintedCell
+from fedcli.results.findings import Findings, read_findings
+from fedcli.results.render import MISSING, between_marks, github, render
+from fedcli.results.reproduce import ENDED, TablePlan
+from fedcli.results.tables import find_records
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import reductions_of
 
-BEGIN, END = "<!-- claims: written by 'make tables' -->", "<!-- claims: end -->"
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
-ANSWER = re.compile(r"(?:\A|\n\n)Answer:\s+(.+?)(?:\n\n|\Z)", re.DOTALL)
-LINK = re.compile(r"\]\((?![a-z]+:|#)")  # to another page
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
 
@@ -58,17 +53,22 @@ class Study(NamedTuple):
 
     name: str
     intro: str
+    findings: Findings
     records: list[dict[str, Any]]
 
     @property
+    def title(self) -> str:
+        """The heading of its introduction."""
+        return self.intro.partition("\n")[0].lstrip("# ")
+
+    @property
     def answer(self) -> str:
-        """The paragraph of its introduction that begins with "Answer:", on one line; empty where there is none."""
-        found = ANSWER.search(self.intro)
-        return " ".join(found[1].split()) if found else ""
+        """Its first finding; empty where it has none."""
+        return self.findings.lines[0] if self.findings.lines else ""
 
 
 class Standing(NamedTuple):
-    """A table as it stands: the plan where a cell has a finished run, else None."""
+    """A table as it stands: the plan where a run of it has ended, else None."""
 
     table: Table
     plan: TablePlan | None
@@ -78,13 +78,6 @@ class Standing(NamedTuple):
         """Cells with a finished run."""
         cells = self.plan.cells if self.plan else ()
         return [cell.cell for cell in cells if any(run.state == "finished" for run in cell.runs)]
-
-    def printed(self, cells: Iterable[Cell]) -> int:
-        """Of how many of the table's cells the paper prints a number."""
-        paper = comparison.printed(self.table)
-        return sum(
-            paper.get((cell.row, cell.column), {}).get(find_metric(cell.metric).field) is not None for cell in cells
-        )
 
 
 def papers() -> list[Paper]:
@@ -112,60 +105,73 @@ def pages(results: Path) -> dict[Path, str]:
     Returns:
         Texts by path under `results`.
     """
-    studies = find_studies(results / "records")
-    found = claims.answers(registry.claims(), [results / "records"])
-    texts: dict[Path, str] = {
-        Path(f"{study.name}.md"): study_page(results / "records" / study.name) for study in studies
-    }
+    records = results / "records"
+    studies = find_studies(records)
+    answers = claims.answers(registry.claims(), [records])
+    texts = {Path(f"{study.name}.md"): page_of(study) for study in studies}
     for paper in papers():
-        standings = [standing(table, results / "records", studies) for table in paper.tables]
         notes = results / "papers" / "notes" / f"{paper.key}.md"
-        missed = fill_in(notes.read_text(encoding="utf-8"), results / "records") if notes.is_file() else ""
-        text = paper_page(paper, standings, studies, claims_of(paper, found, results / "records"), missed)
-        texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{results / 'records'}/", "records/")
-    texts[Path("README.md")] = readme(results, studies, found)
+        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+        standings = [standing(table, records, studies) for table in paper.tables]
+        text = paper_page(paper, standings, studies, claims_of(paper, answers, records), missed)
+        texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
+    texts[Path("README.md")] = readme(records, studies, answers)
     if (first := results.parent / "README.md").is_file():
-        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), found, results / "records")
+        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records)
     return texts
 
 
 def find_studies(folder: Path) -> list[Study]:
     """The studies in a folder, by name."""
-    files = sorted(folder.glob("*/intro.md"))
-    return [Study(file.parent.name, _introduction(file.parent), find_records([file.parent])) for file in files]
+    return [read_study(file.parent) for file in sorted(folder.glob("*/intro.md"))]
 
 
-def _introduction(study: Path) -> str:
-    """The prose of a study with its numbers."""
-    file = study / "intro.md"
-    if not file.is_file():
-        raise UserError(
-            f"the study has no introduction (got {study}); write its question, answer and protocol to {file.name}."
-        )
-    return fill_in(file.read_text(encoding="utf-8").strip(), study)
-
-
-def study_page(study: Path) -> str:
-    """The page of a study: its introduction, and all that follows from its records.
+def read_study(folder: Path) -> Study:
+    """A study.
 
     Args:
-        study: Folder with `intro.md`, whose numbers stand as `fedcli.results.prose` says, and run folders.
+        folder: With `intro.md`, `findings.toml` (see `fedcli.results.findings`) where it has findings, and run folders.
 
     Raises:
-        UserError: If the introduction or the records are missing, or one of its numbers.
+        UserError: If the introduction or the records are missing, or a finding cannot be made.
     """
-    intro, records = _introduction(study), find_records([study])
+    file = folder / "intro.md"
+    if not file.is_file():
+        raise UserError(
+            f"the study has no introduction (got {folder}); write its title, question and set-up to {file.name}."
+        )
+    intro = file.read_text(encoding="utf-8").strip()
+    return Study(folder.resolve().name, intro, read_findings(folder), find_records([folder]))
+
+
+def study_page(folder: Path) -> str:
+    """The page of the study in a folder; the errors are those of `read_study`."""
+    return page_of(read_study(folder))
+
+
+def page_of(study: Study) -> str:
+    """The page of a study: its introduction, its findings, and all that follows from its records."""
+    records, findings = study.records, study.findings
     tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
-    sections = [
-        intro,
-        "## Results\n\n" + render(tables.sheet(records)).strip(),
-        *([f"![Test accuracy over rounds](figures/{study.resolve().name}-curves.png)"] if tested >= POINTS else []),
-        "## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))),
-        "## Machines and versions\n\n" + "\n".join(tables.machines(records)),
-    ]
+    charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
+    charts |= findings.figures
+    sections = [study.intro]
+    if findings.lines:
+        lines = "\n".join(f"- {line}" for line in findings.lines)
+        sections.append(f"## Findings\n\n{lines}\n\n{LEGEND}")
+    sections.append("## Results\n\n" + render(tables.sheet(records, findings.metrics)).strip())
+    sections += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in charts.items()]
+    sections.append("## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))))
+    sections.append("## Machines and versions\n\n" + "\n".join(tables.machines(records)))
     if typed := tables.commands(records):
         sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in typed), "```"]))
     return "\n\n".join(sections) + "\n"
+
+
+LEGEND = (
+    "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
+    "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
+)
 
 
 def figures(text: str) -> dict[Path, tuple[str, str]]:
@@ -176,38 +182,16 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
 def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     """A table with the runs at full size among the records.
 
-    A run with a seed that is not the table's stands for one of the table's that was not run; others are left out.
-
     Args:
         table: The table.
         folder: The studies' own.
         studies: What it holds.
     """
-    wanted = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
-    records = [record for study in studies for record in study.records if reproduce.state_of(record) in ENDED]
-    seeds = {record["seed"] for record in records if (record["method"], record["dataset"]) in wanted}
-    if not seeds:
+    needed = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
+    if not any((record["method"], record["dataset"]) in needed for study in studies for record in study.records):
         return Standing(table, None)
-    kinds: dict[str, list[Cell]] = {}  # a run that only some cells can be read from counts for these
-    for cell in table.cells:
-        kinds.setdefault(find_metric(cell.metric).needs, []).append(cell)
-    every = sorted({*table.seeds, *seeds})
-    plans = [reproduce.plan(replace(table, cells=tuple(cells)), folder, seeds=every) for cells in kinds.values()]
-    found = {(one.cell.row, one.cell.column): _chosen(one, table.seeds) for plan in plans for one in plan.cells}
-    cells = tuple(found[cell.row, cell.column] for cell in table.cells)
-    runs = tuple({run.folder: run for cell in cells for run in cell.runs}.values())
-    if not any(run.state in ENDED for run in runs):
-        return Standing(table, None)
-    return Standing(table, replace(plans[0], table=table, cells=cells, runs=runs, seeds=table.seeds))
-
-
-def _chosen(cell: PlannedCell, seeds: Sequence[int]) -> PlannedCell:
-    """The cell with the runs of the table's seeds and, in place of those that were not run, of others that were."""
-    own = [run for run in cell.runs if run.setup.run.seed in seeds]
-    there = [run for run in own if run.state in ENDED]
-    others = [run for run in cell.runs if run.state in ENDED and run not in own][: len(seeds) - len(there)]
-    lacking = [run for run in cell.runs if run.record is None][: len(seeds) - len(there) - len(others)]
-    return replace(cell, runs=(*there, *others, *lacking))
+    plan = reproduce.plan(table, folder, seeds=table.seeds)
+    return Standing(table, plan if any(run.state in ENDED for run in plan.runs) else None)
 
 
 def sections(card: str) -> dict[str, str]:
@@ -229,89 +213,76 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
     """
     card = sections((paper.module.__doc__ or "").strip())
     title, *about = card[""].split("\n\n")
-    done = [one for one in standings if one.finished]
     blocks = [
         f"# {title.rstrip('.')}",
         *about,
         f"Its file is [papers/{paper.key}.py](../../papers/{paper.key}.py). This page is written by `make tables` from "
         "that file and the records.",
         "## Methods",
-        "\n".join(github(["Name", "Method"], [[f"`{one.name}`", one.title] for one in paper.methods])),
-        *([f"## Claims\n\n{claimed}"] if claimed else []),
-        "## Tables",
-        _counted(standings)
-        + " A run counts that has all settings of the table, of other seeds than the table's only where these were not "
-        "run.",
-        *(f"{_compared(one)}\n\n`fedcli table {one.table.name}` runs what is missing." for one in done),
-        *_not_run([one.table for one in standings if not one.finished]),
-        *_not_planned(paper),
-        *_its_studies(paper, studies),
-        *(f"## {name}\n\n{text}" for name, text in card.items() if name.startswith(SHOWN)),
+        "\n".join(github(["Name", "Method"], [[f"`{method.name}`", method.title] for method in paper.methods])),
     ]
+    if claimed:
+        blocks.append(f"## Claims\n\n{claimed}")
+    blocks += ["## Tables", _counted(standings) + " A run counts that has all settings of the table."]
+    for standing in standings:
+        if standing.finished:
+            compared = render(comparison.sheet(comparison.compare(standing.plan))).rstrip()
+            blocks.append(f"{compared}\n\n`fedcli table {standing.table.name}` runs what is missing.")
+    lacking = [standing.table for standing in standings if not standing.finished]
+    if lacking:
+        rows = [
+            [_place(table), table.title, str(len(table.cells)), f"`fedcli table {table.name}`"] for table in lacking
+        ]
+        blocks.append("### Without a finished run")
+        blocks.append("\n".join(github(["Place", "What it shows", "Cells", "Command"], rows)))
+    if reasons := registry.not_planned(paper.module):
+        blocks.append("### Not planned")
+        blocks.append("\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in reasons.items()))
+    if listed := list(_studies_of(paper, studies)):
+        blocks.append("## Studies")
+        blocks.append("\n".join(listed))
+    blocks += [f"## {name}\n\n{text}" for name, text in card.items() if name.startswith(SHOWN)]
     if missed:
         blocks.append(f"## What did not work\n\n{missed.strip()}")
     return "\n\n".join(blocks) + "\n"
 
 
-def claims_of(paper: Paper, found: Iterable[Answer], records: Path) -> str:
+def claims_of(paper: Paper, answers: Iterable[Answer], records: Path) -> str:
     """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
 
     Args:
         paper: The paper.
-        found: The claims of all papers.
+        answers: The claims of all papers.
         records: Folder of the studies.
     """
     names = {table.name for table in paper.tables}
-    own = [one for one in found if one.claim.table in names]
+    own = [answer for answer in answers if answer.claim.table in names]
     if not own:
         return ""
     table = render(replace(claims.sheet(own, _with_studies(records, "../")), notes=())).strip()
     return f"{table}\n\n{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
 
 
-def _with_studies(records: Path, way: str) -> Callable[[Line], str]:
+def _with_studies(records: Path, way: str) -> Callable[[Evidence], str]:
     """How a claim's runs are told: their size, and the studies among `records` that they stand in, linked by `way`."""
 
-    def told(line: Line) -> str:
-        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in line.folders)
-        return ": ".join(filter(None, (line.size, ", ".join(f"[{study}]({way}{study}.md)" for study in studies))))
+    def told(evidence: Evidence) -> str:
+        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in evidence.folders)
+        links = ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
+        return f"{evidence.size}: {links}" if links else evidence.size
 
     return told
 
 
-def _counts(standings: Iterable[Standing]) -> tuple[int, int, int]:
-    """All cells, those of which the paper prints a number, and those of these that have a finished run."""
-    each = [(len(s.table.cells), s.printed(s.table.cells), s.printed(s.finished)) for s in standings]
-    return tuple(sum(counts) for counts in zip(*each, strict=True))
-
-
 def _counted(standings: Sequence[Standing]) -> str:
-    cells, printed, done = _counts(standings)
+    """How many cells the tables have, how many a number of the paper, and how many of these a finished run."""
+    cells = [(standing.table, cell) for standing in standings for cell in standing.table.cells]
+    done = [(standing.table, cell) for standing in standings for cell in standing.finished]
     return (
-        f"{len(standings)} tables and figures with {cells} cells. The paper prints a number for {printed} of them, and "
-        f"{done} of these have a finished run."
+        f"{len(standings)} tables and figures with {len(cells)} cells. The paper prints a number for "
+        f"{sum(coverage.is_printed(*place) for place in cells)} of them, and "
+        f"{sum(coverage.is_printed(*place) for place in done)} of these have a finished run."
     )
-
-
-def _compared(standing: Standing) -> str:
-    """A table beside the paper's, with the seeds that are not the table's."""
-    others = {run.setup.run.seed for run in standing.plan.runs if run.record} - set(standing.table.seeds)
-    note = f"- In place of the table's seeds: {', '.join(map(str, sorted(others)))}.\n" if others else ""
-    return (render(comparison.sheet(comparison.compare(standing.plan))) + note).rstrip()
-
-
-def _not_run(tables: Sequence[Table]) -> Iterator[str]:
-    if tables:
-        rows = [[_place(one), one.title, str(len(one.cells)), f"`fedcli table {one.name}`"] for one in tables]
-        yield "### Without a finished run"
-        yield "\n".join(github(["Place", "What it shows", "Cells", "Command"], rows))
-
-
-def _not_planned(paper: Paper) -> Iterator[str]:
-    """What the paper has and no table of its file plans, with the reasons."""
-    if reasons := registry.not_planned(paper.module):
-        yield "### Not planned"
-        yield "\n".join(f"- {what}: {reason.rstrip('.')}." for what, reason in reasons.items())
 
 
 def _place(table: Table) -> str:
@@ -320,63 +291,70 @@ def _place(table: Table) -> str:
     return table.name.split(":")[1] if place == reproduce.IN_TEXT else place
 
 
-def _its_studies(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
-    """The studies with a method or a protocol of the paper, each with its answer."""
+def _studies_of(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
+    """The studies with a method or a protocol of the paper, each with its first finding."""
     names = {method.name for method in paper.methods}
-    lines = []
     for study in studies:
         if any(record["method"] in names or record["protocol"] in paper.protocols for record in study.records):
-            heading = study.intro.strip().partition("\n")[0]
-            link = f"[{heading.lstrip('# ')}](../{study.name}.md)"
-            lines.append("- " + ": ".join(filter(None, (link, LINK.sub("](../", study.answer)))))
-    if lines:
-        yield "## Studies"
-        yield "\n".join(lines)
+            link = f"- [{study.title}](../{study.name}.md)"
+            yield f"{link}: {study.answer}" if study.answer else link
 
 
-def readme(results: Path, studies: Sequence[Study], found: Sequence[Answer]) -> str:
-    """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a cell.
+def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -> str:
+    """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run.
 
     Args:
-        results: Folder with `records/<study>`.
+        records: Folder of the studies.
         studies: What is in it.
-        found: The claims of all papers.
+        answers: The claims of all papers.
     """
+    runs = claims.by_method([records])
+    rows = [[f"[{study.name}]({study.name}.md)", _size(study.records), study.answer or MISSING] for study in studies]
     blocks = [
         "# Results",
         "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ.",
         "## What the papers claim, and what is so",
-        claims.counted(found) + " `fedcli claims` prints them with your own runs.",
-        render(claims.sheet(found, _with_studies(results / "records", ""))).strip(),
+        claims.counted(answers) + " `fedcli claims` prints them with your own runs.",
+        render(claims.sheet(answers, _with_studies(records, ""))).strip(),
         "## How much of what the papers print has been run",
-        *_covered(results / "records"),
+        *_covered(records, runs),
         "## Studies",
-        "\n".join(github(["Study", "Size", "Finding"], [_study_row(study) for study in studies])),
-        "A difference of two methods that has brackets behind it is that of their runs, paired by seed, in points of "
-        "accuracy where nothing else is said, with its 95 % interval (Student's t) and the number of seeds; one "
-        "without is of single runs or printed. "
+        "\n".join(github(["Study", "Size", "First finding"], rows)),
+        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
+        "is said, with its 95 % interval (Student's t) and the number of seeds. "
         "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
         "## Redo one",
-        *_redo(results / "records"),
+        f"```console\n$ fedcli verify {_quickest(runs).relative_to(records.parent.parent).as_posix()}\n```",
+        "It runs the record's own options again and compares: on such a processor with the same version of PyTorch it "
+        "ends in the same bits, elsewhere near them, and it says which. With `--rounds 1` it does only so many of the "
+        "rounds. The page of a study says on which machines its runs were made, and by which commands.",
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _covered(folder: Path) -> Iterator[str]:
+def _quickest(runs: claims.Runs) -> Path:
+    """The folder of the run that took the least time of those with ten rounds or more."""
+    pairs = [pair for of_method in runs.values() for pair in of_method]
+    long = [pair for pair in pairs if pair[1]["config"]["rounds"] >= 10]
+    return min(long or pairs, key=lambda pair: (pair[1]["seconds_total"], pair[0]))[0]
+
+
+def _covered(folder: Path, records: claims.Runs) -> Iterator[str]:
     """The table of what has been run of each paper, and what its columns mean."""
-    records = claims.by_method([folder])
-    kinds = [tuple(one["hardware"][key] for key in ("device", "name")) for runs in records.values() for _, one in runs]
-    machine = max(set(kinds), key=lambda kind: (kinds.count(kind), kind), default=("cpu", ""))
-    known = {cell.settings.get("dataset", "") for table in registry.tables().values() for cell in table.cells}
-    paces = reproduce.paces([folder], known)
-    rows = []
+    machine = coverage.usual_machine(records)
+    paces = coverage.paces_of(folder)
+    rows, whole = [], []
     for paper in papers():
-        one = claims.coverage(paper.tables, records, paces, machine)
-        pairs = [(one.cells, one.runs), one.open, one.full, one.fewer]
-        hours = f"{one.left.seconds / 3600:,.0f} for {one.left.known} of {one.left.runs} runs"
-        texts = [f"{cells:,} ({runs:,})" if cells else "0" for cells, runs in pairs]
-        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *texts, hours if one.left.known else MISSING])
+        cells = coverage.printed_cells(paper.tables, records)
+        open_cells = [cell for cell in cells if cell.open]
+        full = [cell for cell in cells if cell.done == cell.needed]
+        fewer = [cell for cell in cells if cell.done and cell.done != cell.needed]
+        left = coverage.time_left(open_cells, paces, machine)
+        hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs" if left.known else MISSING
+        counts = [_count(cells), _count(open_cells), _count(full), _count(fewer)]
+        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours])
+        whole += coverage.run_in_full(paper.tables, records)
     columns = [
         "Paper",
         "Printed cells (runs)",
@@ -386,8 +364,9 @@ def _covered(folder: Path) -> Iterator[str]:
         "Hours left",
     ]
     yield "\n".join(github(columns, rows, 1))
-    if whole := run_in_full(records):
-        yield f"Run in full, every cell here that has a printed number: {', '.join(map(_place_of_paper, whole))}."
+    if whole:
+        places = ", ".join(f"{table.reported[0]}'s {_place(table)}" for table in whole)
+        yield f"Run in full, every cell here that has a printed number: {places}."
     yield (
         "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
         "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
@@ -397,120 +376,33 @@ def _covered(folder: Path) -> Iterator[str]:
     )
 
 
-def run_in_full(records: claims.Runs) -> list[Table]:
-    """The tables of which every cell with a printed number has been run in full, with all seeds.
-
-    Args:
-        records: See `fedcli.results.claims.by_method`.
-    """
-    found = []
-    for table in registry.tables().values():
-        one = claims.coverage([table], records, {}, ("cpu", ""))
-        if one.cells and one.full[0] == one.cells:
-            found.append(table)
-    return found
+def _count(cells: Sequence[PrintedCell]) -> str:
+    """How many cells there are, and how many different runs: those done where a cell has any, else those needed."""
+    runs = {run for cell in cells for run in (cell.done or cell.needed)}
+    return f"{len(cells):,} ({len(runs):,})" if cells else "0"
 
 
-def _place_of_paper(table: Table) -> str:
-    """A table as it is called in its paper, with the paper's name."""
-    return f"{table.reported[0]}'s {_place(table)}"
+def _size(records: Iterable[dict[str, Any]]) -> str:
+    """What the runs of a study are smaller in than their protocols."""
+    sizes = []
+    for record in records:
+        protocol = registry.protocols().get(record["protocol"])
+        if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
+            sizes.append("not a setting of the paper")
+        elif smaller := describe_reductions(reductions_of(record)):
+            sizes.append(f"reduced to {smaller}")
+        else:
+            sizes.append("in full")
+    return "; ".join(dict.fromkeys(sizes))
 
 
-def _study_row(study: Study) -> list[str]:
-    """Name, size and answer of a study."""
-    groups = tables.group(study.records)
-    kinds = [[member for member in groups if _kind(member) == kind] for kind in dict.fromkeys(map(_kind, groups))]
-    sizes = dict.fromkeys(map(_size, kinds))
-    return [f"[{study.name}]({study.name}.md)", "; ".join(sizes), study.answer or MISSING]
-
-
-def _kind(member: SeedGroup) -> tuple[str, str, str]:
-    """What runs of one size agree in: protocol, data set and reductions."""
-    record = member.records[0]
-    return record["protocol"], record["dataset"], str(reductions_of(record))
-
-
-def _size(alike: Sequence[SeedGroup]) -> str:
-    """Rounds and seeds of a study's runs of one size, each with the paper's, and what else is smaller."""
-    record = alike[0].records[0]
-    protocol, rounds = registry.protocols().get(record["protocol"]), record["config"]["rounds"]
-    counts = sorted({len({one["seed"] for one in member.finished}) for member in alike} - {0})
-    seeds = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
-    if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
-        return f"{rounds} rounds, {seeds} seed{'s' * (seeds != '1')}; not a setting of the paper"
-    smaller = {one["what"]: one for one in reductions_of(record)}
-    full = smaller.pop("rounds", {"protocol": rounds})["protocol"]
-    planned = _planned_seeds(alike)
-    of = f" of {planned}" if planned >= max(counts, default=1) else ""
-    rest = describe_reductions(list(smaller.values()))
-    many = "s" * ((str(planned) if of else seeds) != "1")
-    return f"{rounds:,} of {full:,} round{'s' * (full != 1)}, {seeds}{of} seed{many}" + (f", {rest}" if rest else "")
-
-
-def _planned_seeds(alike: Sequence[SeedGroup]) -> int:
-    """How many seeds the paper has: in the table that has most of these settings, else the most with their protocol."""
-    if own := Counter(name for member in alike for name in comparison.printed_by_table(member.records[0])):
-        return len(registry.tables()[max(own, key=own.__getitem__)].seeds)
-    setting = _kind(alike[0])[:2]
-    every = registry.tables().values()
-    return max(
-        (
-            len(table.seeds)
-            for table in every
-            if any((cell.settings.get("protocol"), cell.settings.get("dataset")) == setting for cell in table.cells)
-        ),
-        default=0,
-    )
-
-
-def _redo(folder: Path) -> Iterator[str]:
-    """How to redo a cell that has been run in full: of the runs that say most of their machine, the fastest."""
-    runs = [pair for pairs in reproduce.all_runs([folder])[0].values() for pair in pairs]
-    found = [
-        (-len(record["machine"]), record["seconds_total"], path, record, table, cell)
-        for table in registry.tables().values() for cell in table.cells for path, record in runs
-        if (record["method"], record["status"]) == (cell.method, "finished") and record["hardware"]["device"] == "cpu"
-        and "machine" in record and _is_cell(record, cell)
-    ]  # fmt: skip
-    if not found:
-        return
-    *_, path, record, table, cell = min(found, key=lambda one: one[:3])
-    hardware, torch = record["hardware"], record["versions"]["torch"].partition("+")[0]
-    minutes, threads = f"{record['seconds_total'] / 60:.0f} minutes", hardware["threads"]
-    yield (
-        f"For example {cell.row}, {cell.column} of `fedcli table {table.name}`, after `fedcli data download "
-        f"{record['dataset']}`; the run took {minutes} with {threads} thread{'s' * (threads > 1)} on "
-        f"{hardware['name']}:"
-    )
-    yield f"```console\n$ fedcli verify results/{path.relative_to(folder.parent).as_posix()}\n```"
-    part = max(record["config"]["rounds"] // 10, 1)
-    yield (
-        f"It runs the record's own options again and compares: on such a processor with torch {torch} it ends in the "
-        f"same bits, elsewhere near them, and it says which. With `--rounds {part}` it does only so many of the "
-        f"{record['config']['rounds']} rounds."
-    )
-
-
-def _is_cell(record: dict[str, Any], cell: Cell) -> bool:
-    """Whether a run is that cell in full."""
-    named = (cell.settings.get("protocol"), cell.settings.get("dataset"))
-    return named == (record["protocol"], record["dataset"]) and claims.departures(record, claims.wanted(cell), {}) == {}
-
-
-def front(found: Sequence[Answer], records: Path) -> str:
-    """What the first page of the project quotes of the claims: those with runs."""
+def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
+    """The project's first page with the claims that have runs between its two marks; without these as it is."""
     told = _with_studies(records, "results/")
     rows = []
-    for one in found:
-        if one.evidence:
-            line, paper = claims.lines(one)[0], MISSING if one.paper is None else one.metric.signed(one.paper)
-            rows.append([one.claim.text, claims.said(line), paper, line.ours, told(line)])
+    for answer in answers:
+        if answer.has_runs:
+            first = answer.evidence[0]
+            rows.append([answer.claim.text, first.judgement, answer.paper_text, answer.ours(first), told(first)])
     table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
-    return f"{table}\n\n{claims.counted(found)}"
-
-
-def with_front(text: str, found: Sequence[Answer], records: Path) -> str:
-    """The project's first page with the claims between its two marks; without them it stays as it is."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{front(found, records)}\n\n{END}{after}" if begin and end else text
+    return between_marks(text, "claims", f"{table}\n\n{claims.counted(answers)}")

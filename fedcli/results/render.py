@@ -131,3 +131,14 @@ def _tex(text: str) -> str:
 def _code(text: str) -> str:
     """Markdown's code in LaTeX's, the rest as a text."""
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", _tex(text))
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """A text with `content` between the marks of that name, `<!-- NAME: written by 'make tables' -->` and `… end -->`.
+
+    Without these marks it stays as it is.
+    """
+    begin, end = f"<!-- {name}: written by 'make tables' -->", f"<!-- {name}: end -->"
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if first and last else text

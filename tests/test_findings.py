@@ -1,0 +1,84 @@
+"""Findings of studies against hand numbers of small runs."""
+
+import pytest
+
+from fedcli.errors import UserError
+from fedcli.results.findings import Findings, finding, read_findings
+from tests.test_tables import record, write
+
+
+def run(method, seed, accuracy, **options):
+    made = record(method, seed, protocol="fedfm:niid-1", **options)
+    made["summary"]["last"] = accuracy
+    made["rounds"][-1]["test_accuracy"] = accuracy
+    made["rounds"][-1]["classifier_accuracy"] = 0.9
+    made["cost"]["memory_floats"] = 12345
+    return made
+
+
+GROUPS = {
+    "FedFA": [run("one", 0, 0.75), run("one", 1, 0.85)],
+    "FedAvg": [run("two", 0, 0.60), run("two", 1, 0.80), run("two", 2, 0.10)],
+    "twice": [run("two", 0, 0.60), run("two", 0, 0.70)],
+    "other clients": [run("two", 1, 0.5) | {"partition": {"fingerprint": "another"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        # 75 - 60 and 85 - 80: the mean 10 with a half-width of 12.7062 * 5, Student's t with one degree of freedom
+        ({"than": "FedAvg"}, "FedFA - FedAvg, last round: +10.00 [-53.53, +73.53], 2 seeds"),
+        ({"says": "It is high"}, "It is high. FedFA, last round: 80.00 [16.47, 143.53], 2 runs"),
+        ({}, "FedFA, last round: 80.00 [16.47, 143.53], 2 runs"),
+        ({"of": "other clients"}, "other clients, last round: 50.00, 1 run"),
+        ({"metric": "memory-floats"}, "FedFA, floats that a client holds: 12,345, 2 runs"),
+        ({"metric": "memory-floats", "than": "FedAvg"}, "FedFA - FedAvg, floats that a client holds: +0, 2 seeds"),
+        (
+            {"metric": "classifier-of-last:1", "than": "FedAvg", "than_metric": "last"},
+            "FedFA (by the classifier, mean of the last 1 rounds) - FedAvg (last round): "
+            "+20.00 [-107.06, +147.06], 2 seeds",
+        ),
+        (
+            {"than": "FedAvg", "paper": ["fedfa:2", "FMNIST #C=2"]},
+            "FedFA - FedAvg, last round: +10.00 [-53.53, +73.53], 2 seeds; paper +9.48",
+        ),
+        ({"paper": ["fedfa:2", "FMNIST #C=2"]}, "FedFA, last round: 80.00 [16.47, 143.53], 2 runs; paper 84.08"),
+    ],
+)  # fmt: skip
+def test_a_finding_is_what_the_records_say(entry, line):
+    assert finding({"metric": "last", "of": "FedFA", **entry}, GROUPS) == line
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"than": "twice"}, "one run a seed"),
+        ({"than": "other clients"}, "other images or another partition"),
+        ({"metric": "quality:nmi"}, "no run has this value"),
+        ({"of": "other clients", "than": "FedAvg", "paper": ["fedfa:2", "FMNIST #C=2"]}, "partition"),
+        ({"than": "FedAvg", "paper": ["fedfa:2", "no such column"]}, "fedfa:2 has no number in no such column"),
+        ({"words": "x"}, "unknown key words"),
+    ],
+)
+def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
+    with pytest.raises(ValueError, match=message):
+        finding({"metric": "last", "of": "FedFA", **entry}, GROUPS)
+
+
+def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
+    write(tmp_path / "study" / "a" / "seed-0", run("one", 0, 0.75))
+    write(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
+    assert read_findings(tmp_path / "study") == Findings()
+    file = tmp_path / "study" / "findings.toml"
+    file.write_text('[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n')
+    assert read_findings(tmp_path / "study").lines == ["mine, last round: 80.00 [16.47, 143.53], 2 runs"]
+    for text, message in (
+        ("runs = ", "findings.toml cannot be read"),
+        ('[runs]\nmine = "b"', "findings.toml cannot be read .got there is no record"),
+        ('[[findings]]\nmetric = "last"\nof = "mine"', "a finding in .*findings.toml cannot be made"),
+        ('[runs]\nmine = "a"\n[[findings]]\nof = "mine"', "cannot be made .*metric"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_findings(tmp_path / "study")
