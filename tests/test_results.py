@@ -371,7 +371,7 @@ def test_hours_left_go_by_quiet_runs():
     assert len(timed) == 14
     assert all(quiet(one) and one["status"] == "finished" for one in timed)
     told = (RESULTS / "README.md").read_text(encoding="utf-8")
-    assert f"data set and network on {timed[0]['hardware']['name']} (cpu); none like the other runs has been" in told
+    assert f"images of the same size on {timed[0]['hardware']['name']} (cpu); none like the other runs has been" in told
 
 
 def test_one_cell_is_redone_by_a_command_of_the_first_page_of_results():
