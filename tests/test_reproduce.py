@@ -196,29 +196,23 @@ def test_limits_only_make_smaller():
     assert reproduce.plan(whole, limits={"train_examples": 1438}).runs[0].setup.run.train_examples is None
 
 
+WRONG = [Cell("A", "x", "fedavg", {**TINY, "wieght": 1})]
+APART = [Cell("a", "x", "fedavg", TINY), Cell("b", "y", "fedavg", TINY)]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("cells", "options", "message"),
     [
-        ({"only": ("nothing",)}, "no row or column of fedfm:III has 'nothing'.*rows: FedAvg; FedFM; columns: CIFAR-10"),
-        ({"seeds": [0, 0]}, r"--seeds must be distinct whole numbers from 0 \(got '0,0'\)"),
-        ({"seeds": [-1]}, r"--seeds must be distinct whole numbers from 0 \(got '-1'\)"),
-        ({"limits": {"rounds": 0}}, "--rounds must be >= 1 \\(got 0\\)"),
+        (SMALL.cells, {"only": ("nothing",)}, "no row or column of fedfm:III has 'nothing'.*rows: FedAvg; FedFM; col"),
+        (SMALL.cells, {"seeds": [0, 0]}, r"--seeds must be distinct whole numbers from 0 \(got '0,0'\)"),
+        (SMALL.cells, {"limits": {"rounds": 0}}, r"--rounds must be >= 1 \(got 0\)"),
+        (APART, {"only": ("a", "y")}, "no cell in these rows and columns"),
+        (WRONG, {}, "fedfm:III, row 'A', column 'x': unknown option of 'fedavg' '--wieght'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(options, message):
+def test_what_cannot_be_planned_is_refused(cells, options, message):
     with pytest.raises(UserError, match=message):
-        reproduce.plan(SMALL, **options)
-
-
-def test_only_refuses_rows_and_columns_that_share_no_cell():
-    cells = [Cell("a", "x", "fedavg", TINY), Cell("b", "y", "fedavg", TINY)]
-    with pytest.raises(UserError, match="no cell in these rows and columns"):
-        reproduce.plan(table(cells), only=("a", "y"))
-
-
-def test_a_wrong_setting_names_its_cell():
-    with pytest.raises(UserError, match="fedfm:III, row 'A', column 'x': unknown option of 'fedavg' '--wieght'"):
-        reproduce.plan(table([Cell("A", "x", "fedavg", {**TINY, "wieght": 1})]))
+        reproduce.plan(table(cells), **options)
 
 
 # Running
@@ -929,9 +923,3 @@ def test_the_bars_follow_the_runs():
     text = screen.file.getvalue()
     assert "[1/2] FedAvg, CIFAR-10 NIID-1, seed 0: failed: broken" in text
     assert "[2/2] FedFM, CIFAR-10 NIID-1, seed 0: 50.00 % in 0:00:00" in text
-
-
-def test_list_names_the_tables(offered):
-    offered(SMALL)
-    result = CliRunner().invoke(cli.app, ["list"])
-    assert re.search(r"fedfm:III +Test accuracy", result.stdout)

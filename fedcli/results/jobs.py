@@ -204,6 +204,7 @@ def _follow(
 @contextmanager
 def _processes(jobs: int) -> Iterator[Start]:
     """Starts runs in processes of this machine, each with the next CUDA device; in the end interrupts those left."""
+    others = multiprocessing.active_children()
     slots: list[futures.Future | None] = [None] * jobs
 
     def start(*given: Any) -> futures.Future:
@@ -217,7 +218,7 @@ def _processes(jobs: int) -> Iterator[Start]:
     try:
         yield start
     finally:
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()).difference(others):
             process.terminate()  # a shell script's background processes ignore SIGINT
         futures.wait(filter(None, slots))
 
