@@ -57,11 +57,6 @@ def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
     assert laws.distance(plain, results[0]) > 1e-3  # the augmentation did something
 
 
-def test_same_chunk_size_gives_the_same_bits():
-    states = [laws.simulate(*laws.federation(FEDAVG, clients_per_chunk="2", precision="float32"), 2) for _ in "ab"]
-    assert laws.distance(*states) == 0
-
-
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sgd_is_torchs(momentum, weight_decay):

@@ -8,7 +8,6 @@ import torch
 
 from fedcli.core import evaluation
 from fedcli.core.trees import tree_map
-from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.prepare import federation
 from tests import laws
@@ -165,20 +164,6 @@ def test_a_network_whose_clients_have_no_examples_is_left_as_it_is():
     laws.assert_agree(state.clients[1].params, fed.initial_model(fed.networks[1])[0], "a client without examples")
     _, terms = setup.method.run_round(state, fed.cohort(1), fed, setup.options)
     assert terms["cross_entropy"].tolist()[1::2] == [0, 0]
-
-
-def test_laws_4_and_5_hold_with_different_networks():
-    laws.law_4_chunking_is_invisible(LOCAL, rounds=1, backbone=TWO, **SIXTEEN)
-
-
-def test_methods_that_average_weights_refuse_different_networks():
-    with pytest.raises(UserError, match="'fedavg' needs one network for all clients"):
-        laws.federation(FEDAVG, backbone=TWO)
-
-
-def test_local_test_needs_a_protocol_that_tests_on_it():
-    with pytest.raises(UserError, match="has no such parts"):
-        laws.federation(FEDAVG, local_test=0.25)
 
 
 # One step on a batch that all are given

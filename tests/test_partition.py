@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcli.core import partition
-from fedcli.core.partition import Partition, count_classes, fingerprint, from_flag
+from fedcli.core.partition import count_classes, fingerprint, from_flag
 from fedcli.errors import UserError
 
 
@@ -530,17 +530,6 @@ def test_wrong_flags_are_refused_without_data(flag, words):
     with pytest.raises(UserError) as error:
         from_flag(flag)
     assert_one_line(error, *words)
-
-
-def test_missing_parameter_shows_the_right_form():
-    with pytest.raises(UserError) as error:
-        from_flag("dirichlet")
-    assert str(error.value) == "partition 'dirichlet' needs its concentration (got 'dirichlet'); write dirichlet:0.5."
-
-
-def test_partition_is_a_value():
-    assert from_flag("classes:2") == Partition("classes", (("classes_per_client", 2),))
-    assert from_flag("classes:2") != from_flag("classes:3")
 
 
 def test_fingerprint_sees_sizes_order_and_content():
