@@ -274,11 +274,6 @@ def test_grey_images_are_repeated(name):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("cnn-mcmahan", 1), ("cnn-mcmahan", 3), ("cnn-2x32", 1)])
-def test_other_cnns_take_the_channels_that_arrive(name, channels):
-    assert build(name, channels, 28, 10, seed=0).body[0].in_channels == channels
-
-
 PADDED = ["resnet10", "resnet10-3x3-gn", "resnet50-3x3", "efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32"]
 
 
@@ -416,11 +411,6 @@ def test_mask_reaches_every_layer_and_is_taken_back():
     with pytest.raises(RuntimeError):  # the first convolution refuses float32 images
         padded(x.float(), mask)
     assert all(layer.mask is None for layer in norms)
-
-
-def test_evaluation_of_a_network_ignores_the_mask():
-    module, x = build("resnet10", 3, 32, 10, seed=0).double().eval(), images(3)
-    assert torch.equal(module(x)[1], module(x, torch.tensor([True, False, False]))[1])
 
 
 @pytest.mark.parametrize("real", [0, 1])

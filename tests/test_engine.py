@@ -24,14 +24,6 @@ from tests.toys import use_tiny_network
 FEDAVG = find_method("fedavg")
 
 
-@pytest.mark.parametrize("backbone", ["cnn-small", "resnet10-3x3-gn", "resnet10-3x3", "resnet10"])
-def test_engine_agrees_with_the_plain_loop(backbone):
-    sizes = (7, 4, 2, 6)  # ragged, and never a last batch of one, which plain batch normalisation refuses
-    data = laws.toy_dataset(num_train=sum(sizes), channels=3, size=16 if backbone == "resnet10" else 8)
-    run = {"backbone": backbone, "data": data, "parts": laws.toy_parts(sizes), "local_epochs": 1, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "branches:3"), **run)
-
-
 def test_engine_agrees_in_float32():
     setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
     expected = laws.simulate(setup, fed, 2)

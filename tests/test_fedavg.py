@@ -1,6 +1,7 @@
 """FedAvg: known answers."""
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -52,6 +53,10 @@ def test_the_learning_rate_decays_from_round_to_round():
         start = setup.method.init(fed, setup.options)
         results.append(setup.method.run_round(start, fed.cohort(2), fed, setup.options)[0])
     laws.assert_agree(*results, "the third round at a quarter of the learning rate")
+    _, linear = laws.federation("fedmd", lr_schedule="linear", rounds=40, lr=0.001)
+    rates = [linear.lr(number) for number in (0, 1, 2, 39)]
+    assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
+    assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
 
 
 def test_validation_accuracy_is_pooled_and_the_clients_spread_is_not():

@@ -16,7 +16,6 @@ from fedcli.papers.fedcme import (
     cosine,
     evaluation_sample,
     evaluation_vector,
-    exchange,
     exchange_with_partners,
     exchanged_names,
     match_clients,
@@ -111,14 +110,6 @@ def test_many_to_one_sends_tied_clients_to_different_ones():
     assert match_many_to_one(torch.ones(1, 3)).tolist() == [0]
 
 
-def test_exchange_moves_the_named_parameters_only():
-    params = {"body.0.weight": torch.arange(3.0)[:, None], "head.bias": torch.arange(3.0)[:, None] + 10}
-    new = exchange(params, torch.tensor([2, 1, 0]), ["head.bias"])
-    assert new["head.bias"].flatten().tolist() == [12, 11, 10]
-    assert new["body.0.weight"].flatten().tolist() == [0, 1, 2]
-    assert params["head.bias"].flatten().tolist() == [10, 11, 12]
-
-
 @pytest.mark.parametrize(
     ("part", "params", "buffers"),
     [
@@ -136,6 +127,14 @@ def test_parts_of_a_model_and_their_buffers(part, params, buffers):
     assert [bool(value[0] == 1) for value in after.params.values()] == params
     assert [bool(value[0] == 1) for value in after.buffers.values()] == buffers
     assert exchanged_names(fed.initial_model()[0], "head") == ["head.weight", "head.bias"]
+
+
+def test_a_client_that_is_nobodys_partner_sends_nothing():
+    _, fed = laws.federation(FEDCME)
+    clients = fed.broadcast(fed.initial_model()[0], {}, fed.cohort(0))
+    exchange_with_partners(clients, torch.tensor([1, 0, 0, 0]), "head", fed)
+    head = fed.num_classes * (fed.feature_dim + 1)
+    assert (fed.sent_down["other"], fed.sent_up["other"]) == (4 * head, 2 * head)
 
 
 def batch_of_features(seed=0):

@@ -160,14 +160,3 @@ def test_shared_networks_with_their_statistics_are_averaged_without_weights():
         laws.assert_agree(after[i], expected, "the shared network")
     assert after.buffers
     assert laws.distance(sent[0][1], sent[1][1]) > 1e-6
-
-
-def test_clients_keep_their_private_networks_and_are_tested_with_them():
-    setup, fed = laws.federation(FML, **NORMALISED)
-    state = laws.simulate(setup, fed, 2)
-    for client, (params, buffers) in setup.method.personal(state).items():
-        initial = fed.initial_model(fed.networks[fed.architecture[client]])
-        assert params.keys() == initial[0].keys()
-        assert buffers.keys() == initial[1].keys()
-        assert laws.distance(params, initial[0]) > 1e-4
-    assert state.params.keys() == fed.initial_model(fed.networks[0])[0].keys()

@@ -108,8 +108,13 @@ def test_law_4_catches_padding_that_batch_normalisation_sees():
     assert with_and_without[1](method, device="cpu")  # other networks do not mind
 
 
-def test_law_5_catches_a_server_that_minds_the_order():
-    catches(laws.law_5_order_is_invisible, planted(FEDAVG, toys.first_counts_most), match="permuted cohort")
+def reverses_weights(state, cohort, fed, config):
+    return fedavg.run_round(state, cohort._replace(weights=cohort.weights.flip(0)), fed, config)
+
+
+@pytest.mark.parametrize("defect", [toys.first_counts_most, reverses_weights])
+def test_law_5_catches_a_server_that_minds_the_order(defect):
+    catches(laws.law_5_order_is_invisible, planted(FEDAVG, defect), match="permuted cohort")
 
 
 def test_law_6_catches_a_division_by_an_absent_class():

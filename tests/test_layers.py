@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, _random_words
 
@@ -246,28 +245,6 @@ def test_hash_is_that_of_unbounded_integers(key):
 def test_100_layers_do_not_share_places():
     starts = sorted(number * 0x9E3779B9 % 2**32 for number in range(1, 101))
     assert min(b - a for a, b in zip(starts, [*starts[1:], starts[0] + 2**32], strict=True)) > 20e6
-
-
-@pytest.mark.parametrize("whole_examples", [False, True])
-def test_stacked_dropout_agrees_with_one_after_the_other(whole_examples):
-    module = nn.Sequential(nn.Linear(6, 5), dropout(0.4, whole_examples=whole_examples), nn.Linear(5, 1)).double()
-    module[1].number = 3
-    draws = torch.Generator().manual_seed(0)
-    params = {
-        name: torch.randn(4, *value.shape, dtype=torch.float64, generator=draws)
-        for name, value in module.named_parameters()
-    }
-    keys, x = torch.tensor([3, 1, 3, -(2**40)]), torch.randn(4, 7, 6, dtype=torch.float64, generator=draws)
-
-    def loss(params, key, x):
-        return functional_call(module, (params, {"1.key": key}), (x,)).square().sum()
-
-    stacked = vmap(grad(loss), randomness="error")(params, keys, x)
-    for k, key in enumerate(keys):
-        single = grad(loss)({name: value[k] for name, value in params.items()}, key, x[k])
-        for name, value in single.items():
-            torch.testing.assert_close(stacked[name][k], value)
-    assert int(module[1].key) == 0
 
 
 def test_key_is_a_buffer_but_not_saved():

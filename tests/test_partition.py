@@ -239,21 +239,6 @@ def test_dirichlet_with_tiny_alpha_gives_whole_classes_to_open_clients():
     assert ((count_classes(parts, labels, 40) == 50).sum(1) == 2).all()
 
 
-def test_dirichlet_gives_every_example_although_the_last_client_is_full():
-    labels = np.repeat(np.arange(60), 97)
-    for seed in range(5):
-        counts = count_classes(partition.dirichlet(labels, 3, 0.7, seed), labels, 60)
-        before = counts.cumsum(1) - counts
-        assert (counts[before >= 60 * 97 / 3] == 0).all()
-        assert (counts.sum(0) == 97).all()
-
-
-def test_dirichlet_repeats_until_the_smallest_client_has_enough():
-    sizes = [min(map(len, partition.dirichlet(CIFAR10, 10, 0.1, s, False, 1000))) for s in range(3)]
-    assert min(sizes) >= 1000
-    assert min(min(map(len, partition.dirichlet(CIFAR10, 10, 0.1, s, False, 1))) for s in range(3)) < 1000
-
-
 @pytest.mark.parametrize(
     ("num_clients", "alpha", "minimum", "words"),
     [
