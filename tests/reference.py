@@ -56,6 +56,12 @@ def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
+def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
+    """The clients' models as plain modules in training mode."""
+    networks = [copy.deepcopy(fed.networks[fed.architecture[client]].module).train() for client in clients]
+    return [load(module, *own[:2]) for module, own in zip(networks, clients.values(), strict=True)]
+
+
 def minibatches(fed: Federation, number: int, client: int, epochs: range | None = None) -> Iterator[tuple]:
     """A client's images and labels of a round, minibatch by minibatch without padding."""
     plan = fed.plan(fed.cohort_of(number, [client]), epochs)

@@ -460,23 +460,19 @@ def test_features_lie_behind_the_dropout(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "sizes", "padded"),
+    ("name", "size", "sizes"),
     [
-        ("resnet10", 16, [3, 2, 1], True),
-        ("resnet10", 16, [3, 3, 3], False),
-        ("resnet10-gn", 16, [3, 2, 1], True),
-        ("cnn-small", 16, [3, 3, 3], False),
-        ("resnet18-3x3-gn-projection", 8, [3, 1], True),
+        ("resnet10", 16, [3, 2, 1]),
+        ("resnet10-gn", 16, [3, 2, 1]),
+        ("resnet18-3x3-gn-projection", 8, [3, 1]),
         # With fewer images the last maps, of one pixel, would have next to no variance, and rounding errors would grow.
-        ("efficientnet-b0-32", 16, [6, 5], True),
-        ("mobilenet-v2-32", 8, [6, 5], True),
-        ("googlenet-32", 8, [3, 2], True),
-        ("mobilenet-v2-512", 16, [6, 5], True),
-        ("mobilenet-v2-dropout-512", 16, [6, 5], True),
-        ("googlenet-512", 16, [6, 5], True),
+        ("efficientnet-b0-32", 16, [6, 5]),
+        ("mobilenet-v2-32", 8, [6, 5]),
+        ("mobilenet-v2-dropout-512", 16, [6, 5]),
+        ("googlenet-512", 16, [6, 5]),
     ],
 )
-def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes, padded):
+def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes):
     clients, batch = len(sizes), max(sizes)
     modules = [build(name, 3, size, 10, seed=seed).double() for seed in range(clients)]
     draws = torch.Generator().manual_seed(0)
@@ -487,10 +483,8 @@ def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes, padde
     buffers = {key: value + torch.arange(clients) if key.endswith(".key") else value for key, value in buffers.items()}
     x = torch.stack([images(batch, size=size, seed=seed) for seed in range(clients)])
     y = torch.arange(clients * batch).reshape(clients, batch) % 10
-    mask = torch.arange(batch) < torch.tensor(sizes)[:, None] if padded else None
-    stacked = vmap(
-        grad(objective(modules[0]), has_aux=True), in_dims=(0, 0, 0, 0, 0 if padded else None), randomness="error"
-    )
+    mask = torch.arange(batch) < torch.tensor(sizes)[:, None]
+    stacked = vmap(grad(objective(modules[0]), has_aux=True), in_dims=(0, 0, 0, 0, 0), randomness="error")
     before = {key: value.clone() for key, value in buffers.items()}
     grads, after = stacked(params, buffers, x, y, mask)
     assert all(torch.equal(value, before[key]) for key, value in buffers.items())

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core import backbones
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
@@ -24,10 +23,9 @@ from fedcli.papers.fccl_plus import (
     kd_loss,
     similarity,
 )
-from fedcli.registry import find_method, find_protocol
-from fedcli.runs.config import resolve
+from fedcli.registry import find_method
 from tests import laws
-from tests.reference import load
+from tests.reference import modules_of
 
 PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
 SIXTEEN = {"data": laws.toy_dataset(size=16)}
@@ -227,13 +225,6 @@ def grouped(fed, cohort, clients):
     return groups, [fed.recall(clients, group, None) for group in groups]
 
 
-def modules_of(fed, clients, data):
-    """The clients' models as plain modules."""
-    shape = data.channels, data.image_size, data.num_classes, 0
-    built = [backbones.build(fed.backbones[fed.architecture[client]], *shape).double() for client in clients]
-    return [load(module, own.params, own.buffers) for module, own in zip(built, clients.values(), strict=True)]
-
-
 def plain_collaboration(fed, modules, config):
     """The collaborative phase with torch.optim: all targets of a batch, then a step of each."""
     optimizers = [torch.optim.Adam(module.parameters(), lr=fed.config.lr) for module in modules]
@@ -260,7 +251,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     data = laws.toy_dataset(size=size)
     setup, fed, cohort, clients = started(PLUS, {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
-    modules = modules_of(fed, clients, data)
+    modules = modules_of(fed, clients)
     plain_collaboration(fed, modules, setup.options)
     groups, previous = grouped(fed, cohort, clients)
     models, terms = collaborate(previous, groups, cohort, fed, setup.options)
@@ -294,31 +285,21 @@ def test_average_is_uniform_and_of_buffers_too():
     assert fed.sent_up["params"] == fed.sent_down["params"] == 2 * size
 
 
-def test_with_the_average_the_teacher_stays_the_clients_own():
-    setup, fed, cohort, clients = started(PLUS, {**ALONE, "average_parameters": True}, batch_size=20, local_epochs=1)
-    _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
-    _, (previous,) = grouped(fed, cohort, clients)
-    mean = {name: value.mean(0) for name, value in previous.params.items()}
-    for client, part in enumerate(fed.training):  # one batch, so one step
-        x, y = fed.engine.gather(part)
-        student = fed.network(mean, {}, x).logits
-        teacher = fed.network(clients[client].params, {}, x).logits
-        assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
-
-
 # The local phase
 
 
-@pytest.mark.parametrize("which", ["previous", "collaborative"])
-def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(which):
-    setup, fed, cohort, clients = started(PLUS, {"teacher": which}, batch_size=20, local_epochs=1)
+@pytest.mark.parametrize(
+    "overrides", [{"teacher": "previous"}, {"teacher": "collaborative"}, {**ALONE, "average_parameters": True}]
+)
+def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(overrides):
+    setup, fed, cohort, clients = started(PLUS, overrides, batch_size=20, local_epochs=1)
     groups, previous = grouped(fed, cohort, clients)
     ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
     _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
         student = fed.network(select(model.params, client), {}, x).logits
-        known = clients[client].params if which == "previous" else select(model.params, client)
+        known = select(model.params, client) if "collaborative" in overrides.values() else clients[client].params
         teacher = fed.network(known, {}, x).logits
         assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
 
@@ -429,28 +410,3 @@ def test_conference_objective_has_both_teachers():
     expected = F.cross_entropy(own, batch.y) + 0.5 * (kd_loss(own, previous, 1.0) + kd_loss(own, pretrained, 1.0))
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(aux.terms["pretrained"], kd_loss(own, pretrained, 1.0))
-
-
-# Protocols and tables
-
-
-def test_protocols_have_the_papers_values():
-    found = {}
-    for name in ("digits-4", "office-caltech", "office31", "office-home"):
-        protocol = find_protocol(f"fccl:{name}", PLUS)
-        dataset = next(iter(protocol.datasets))
-        setup = resolve(PLUS, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
-        run, own = setup.run, setup.options
-        assert (run.rounds, run.optimizer, run.lr, run.public_dataset, run.public_examples) == (
-            40, "adam", 0.001, "cifar100", 5000,
-        )  # fmt: skip
-        found[name] = (
-            run.num_clients, run.local_epochs, run.batch_size, run.public_batch_size, own.similarity_weight,
-            own.temperature, setup.setting.top_k,
-        )  # fmt: skip
-    assert found == {
-        "digits-4": (4, 20, 128, 256, 3.0, 3.0, 1),
-        "office-caltech": (4, 20, 128, 128, 3.0, 1.0, 1),
-        "office31": (3, 20, 128, 256, 3.0, 3.0, 5),
-        "office-home": (4, 15, 128, 176, 1.0, 1.0, 5),
-    }

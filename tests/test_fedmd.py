@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedcli.core import backbones
 from fedcli.core.trees import select
 from fedcli.papers.baselines.fedmd import (
     ClientState,
@@ -15,7 +14,7 @@ from fedcli.papers.baselines.fedmd import (
 )
 from fedcli.registry import find_method
 from tests import laws
-from tests.reference import load
+from tests.reference import modules_of
 
 FEDMD = find_method("fedmd")
 TWO = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -62,10 +61,7 @@ def test_consensus_is_the_plain_mean_of_the_scores_in_evaluation_mode():
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
     setup, fed, cohort, clients = started({"digest_epochs": epochs}, optimizer="adam", lr=0.003)
-    modules = []
-    for client, own in clients.items():
-        name = fed.backbones[fed.architecture[client]]
-        modules.append(load(backbones.build(name, 1, 16, 3, 0).double(), own.params, own.buffers))
+    modules = modules_of(fed, clients)
     batches = list(fed.public_batches(0))
     with torch.no_grad():
         means = [torch.stack([module.eval()(batch.x)[1] for module in modules]).mean(0) for batch in batches]
@@ -90,10 +86,7 @@ def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
 def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own(backbone):
     overrides, run = {"digest_epochs": 2, "exchange": "batch"}, {"optimizer": "adam", "lr": 0.003}
     setup, fed, cohort, clients = started(overrides, backbone=backbone, **run)
-    modules = []
-    for client, own in clients.items():
-        name = fed.backbones[fed.architecture[client]]
-        modules.append(load(backbones.build(name, 1, 16, 3, 0).double(), own.params, own.buffers).train())
+    modules = modules_of(fed, clients)
     for epoch in range(2):
         for batch in fed.public_batches(0, epoch):
             before = [{name: value.clone() for name, value in module.named_buffers()} for module in modules]
