@@ -23,8 +23,10 @@ from fedcli.declarations import (
     Protocol,
     PublicSetting,
     Table,
+    both_ways,
     grid,
     option,
+    rows_by_class,
 )
 from fedcli.errors import UserError
 
@@ -39,9 +41,11 @@ __all__ = [
     "PublicSetting",
     "Table",
     "UserError",
+    "both_ways",
     "grid",
     "load",
     "option",
+    "rows_by_class",
     "run",
 ]
 

@@ -5,8 +5,8 @@ methods to them, those of a user's own file too, on a CPU or on CUDA.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -323,7 +323,7 @@ def law_5_order_is_invisible(method: Method, overrides: dict[str, Any] | None = 
     """Hold a method to give the same whatever the order of a round's clients."""
     setup, fed = federation(method, overrides, clients_per_chunk="2", **run)
     first = simulate(setup, fed, 1)
-    order = np.array([2, 0, 3, 1])
+    order = np.array([2, 0, 1, 3])  # which no reversal and no rotation leaves as it is
     state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.options)
     permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.options)
     expected = tree_map(lambda values: values[order], terms)
@@ -375,7 +375,42 @@ def law_7_resume_is_invisible(method: Method, overrides: dict[str, Any] | None =
     return judge(method, [Finding(what, figure, bound) for what, figure in figures.items()])
 
 
+def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> list[Finding]:
+    """Hold a method to send as many floats, buffers apart, as it declares."""
+    run = {"parts": toy_parts((13, 7, 2, 0)), "rounds": 4, **run}  # one client lacks a class, one has no example
+    setup, fed = federation(method, **run)
+    state = setup.method.init(fed, setup.options)
+    wrong_down, wrong_up = 0, 0
+    for number, clients in enumerate(([0, 1, 2], [0, 1, 2, 3], [2, 3], [1])):
+        cohort = fed.cohort_of(number, clients)
+        declared = method.costs(state, cohort, fed, setup.options)
+        fed.start_round()
+        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        down, up = (counted["params"] + counted["other"] for counted in (fed.sent_down, fed.sent_up))
+        wrong_down = max(wrong_down, abs(down - declared[0]))
+        wrong_up = max(wrong_up, abs(up - declared[1]))
+    findings = [
+        Finding("floats that clients are sent, counted less declared", wrong_down, 0),
+        Finding("floats that clients send, counted less declared", wrong_up, 0),
+    ]
+    return judge(method, findings)
+
+
 # Holding methods to the laws
+
+
+def with_defaults(method: Method, name: str, defaults: Mapping[str, Any]) -> Method:
+    """Return a method of this name whose options have other defaults."""
+    options = []
+    for own in fields(method.config):
+        default = defaults.get(own.name, own.default)
+        options.append((own.name, own.type, field(default=default, metadata=own.metadata)))
+    return replace(method, name=name, config=make_dataclass("Config", options, frozen=True), variants={})
+
+
+def variants_of(method: Method) -> list[Method]:
+    """Return the variants that a method declares, each as a method."""
+    return [with_defaults(method, f"{method.name} ({name})", own) for name, own in method.variants.items()]
 
 
 @dataclass(frozen=True)
@@ -435,6 +470,10 @@ LAWS = {
         {"": partial(law_6_edge_data, chunk=1), "together, ": partial(law_6_edge_data, chunk=4)},
     ),
     7: Law("a resumed run is an uninterrupted one", {"": law_7_resume_is_invisible}),
+    9: Law(
+        "what is sent is what is declared", {"": law_9_costs_are_what_is_sent},
+        lambda method: None if method.costs else "it declares no costs",
+    ),
 }  # fmt: skip
 
 

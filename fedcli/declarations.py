@@ -316,6 +316,26 @@ def global_model(state: Any) -> tuple[dict, dict]:
     return state.params, state.buffers
 
 
+def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
+    """Costs of a method whose clients are each sent so many floats in a round, and send as many back."""
+
+    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+        total = len(cohort.client_ids) * floats(fed.sizes)
+        return total, total
+
+    return costs
+
+
+def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
+    """Costs of a method whose clients are each sent a row for every class, and send rows of the classes they have."""
+
+    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+        has_class = fed.class_counts(cohort) > 0
+        return has_class.numel() * width(fed.sizes), int(has_class.sum()) * width(fed.sizes)
+
+    return costs
+
+
 class _Declared:
     """What is known of a declaration by the module it stands in: that of its function, or the user's file it is in."""
 
@@ -361,6 +381,9 @@ class Method(_Declared):
         reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None where no
             overrides make it a simpler one.
         state_types: The NamedTuple classes of its state, so that a checkpoint can be read.
+        variants: Options in place of the defaults, by a name, under which the laws must hold too.
+        costs: Law 9: `(state, cohort, fed, config)`, as for `run_round`, to the floats that all clients of the round
+            together are sent and send, without buffers; None where they depend on the numbers themselves.
         default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file.
         client_memory: Floats a client must hold: copies of the model and what the method adds.
         model: From a state to the global model that is tested.
@@ -380,6 +403,8 @@ class Method(_Declared):
     run_round: Callable[..., tuple[Any, dict]]
     reduces_to: tuple[str, dict[str, Any]] | None
     state_types: tuple[type, ...]
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    costs: Callable[..., tuple[int, int]] | None = None
     default_protocol: str = ""
     client_memory: Callable[[Sizes], int] = one_model
     model: Callable[[Any], tuple[dict, dict]] = global_model

@@ -476,14 +476,42 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
+def costs(state: ServerState, cohort, fed, config: CollaborativeConfig) -> tuple[int, int]:
+    """Logits and similarities of the public images both ways, batch by batch; and the model where it is averaged."""
+    count, size = len(fed.public_images), fed.config.public_batch_size
+    shared = 0
+    for batch in (*[size] * (count // size), count % size):
+        if batch > 1:  # Reading 6
+            shared += batch * fed.num_classes * bool(config.correlation_weight)
+            shared += batch * (batch - 1) * bool(config.similarity_weight)
+    model = config.average_parameters * fed.sizes.parameters
+    total = len(cohort.client_ids) * (config.public_epochs * shared + model)
+    return total, total
+
+
 METHOD = Method(
     name="fccl-plus",
     title="FCCL+: cross-correlation, instance similarity and non-target distillation",
     config=Config,
     init=init,
     run_round=run_round,
-    reduces_to=("local", {"correlation_weight": 0.0, "similarity_weight": 0.0, "regularizer": "none"}),
+    reduces_to=(
+        "local",
+        {
+            "correlation_weight": 0.0,
+            "similarity_weight": 0.0,
+            "regularizer": "none",
+            "plain_share": 0.0,
+            "average_parameters": False,
+        },
+    ),
     state_types=(ServerState, ClientState),
+    variants={
+        "similarity": {"correlation_weight": 0.0, "public_epochs": 2, "plain_share": 0.5},
+        "correlation": {"similarity_weight": 0.0, "public_optimizer": "phase", "renormalize": True},
+        "averaged": {"average_parameters": True, "off_diagonal_target": 0.0, "regularizer": "ewc"},
+    },
+    costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
     personal=lambda state: {client: own[:2] for client, own in state.clients.items()},
     mixed_networks=True,
@@ -556,8 +584,13 @@ CONFERENCE = Method(
     config=ConferenceConfig,
     init=init,
     run_round=run_conference_round,
-    reduces_to=("local", {"correlation_weight": 0.0, "distillation_weight": 0.0, "pretrain_epochs": 0}),
+    reduces_to=(
+        "local",
+        {"correlation_weight": 0.0, "similarity_weight": 0.0, "distillation_weight": 0.0, "pretrain_epochs": 0},
+    ),
     state_types=(ServerState, ClientState, Teacher),
+    variants={"code": {"pretraining": "code", "similarity_weight": 3.0}},
+    costs=costs,
     client_memory=lambda sizes: 3 * sizes.parameters,  # Table 3: the model and its two teachers
     personal=METHOD.personal,
     mixed_networks=True,

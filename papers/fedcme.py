@@ -360,6 +360,17 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, features, has_class, evaluation), terms
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """Model and class features both ways, the evaluation vector up, and what clients exchange through the server."""
+    size, model, head = len(cohort.client_ids), fed.sizes.parameters, fed.num_classes * (fed.feature_dim + 1)
+    partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)
+    receiver = partner != torch.arange(size, device=partner.device)
+    exchanged = {"head": head, "body": model - head, "model": model, "none": 0}[config.exchange]
+    down = size * (model + fed.num_classes * fed.feature_dim) + int(receiver.sum()) * exchanged
+    up = size * (model + fed.num_classes * (fed.feature_dim + 1)) + len(partner[receiver].unique()) * exchanged
+    return down, up
+
+
 METHOD = Method(
     name="fedcme",
     title="FedCME: client matching and classifier exchange",
@@ -368,6 +379,11 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"alignment_weight": 0.0, "exchange": "none"}),
     state_types=(ServerState,),
+    variants={
+        "body": {"exchange": "body", "matching": "random"},
+        "model": {"exchange": "model", "matching": "many-to-one"},
+    },
+    costs=costs,
     # The model, the global features, the recorded ones and the evaluation vector.
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * (2 * sizes.feature_dim + 1),
 )

@@ -76,7 +76,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, grid, option
+from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, both_ways, grid, option
 from fedcli.core import (
     Aux,
     Batch,
@@ -388,6 +388,16 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"anchor_weight": 0.0, "calibration": "never"}),
     state_types=(ServerState,),
+    variants={
+        "paper": {
+            "anchor_form": "paper",
+            "anchor_init": "random",
+            "calibration_optimizer": "sgd",
+            "calibration_lr": 0.1,
+        },
+        "after FedAvg": {"anchor_init": "fedavg-round", "calibration": "never"},
+    },
+    costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),
     client_memory=lambda sizes: sizes.parameters + 3 * sizes.num_classes * sizes.feature_dim,  # a, a-bar and m
 )
 

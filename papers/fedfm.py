@@ -57,7 +57,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option
+from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, both_ways, grid, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 from fedcli.papers.baselines import fednova, fedprox, moon
 
@@ -290,6 +290,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"match_weight": 0.0}),
     state_types=(ServerState,),
+    variants={"l2": {"guiding": "l2", "anchor_weighting": "uniform"}},
+    costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),  # Table II: N + D
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,  # Table II: N + D
 )
 
@@ -724,6 +726,16 @@ def run_lite_round(state: StateWithClients, cohort, fed, config) -> tuple[StateW
     return StateWithClients(*model, anchors, has_anchor, kept), terms  # Reading 14
 
 
+def lite_costs(state: StateWithClients, cohort, fed, config) -> tuple[int, int]:
+    """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
+    size, model = len(cohort.client_ids), fed.sizes.parameters
+    anchors = size * fed.num_classes * fed.feature_dim
+    after_exchange = cohort.round % config.model_interval == 0
+    receivers = size if after_exchange else len({*cohort.client_ids.tolist()} - state.clients.keys())
+    with_exchange = (cohort.round + 1) % config.model_interval == 0 or cohort.round + 1 == fed.num_rounds
+    return receivers * model + (cohort.round > 0) * anchors, with_exchange * size * model + anchors
+
+
 LITE = replace(
     METHOD,
     name="fedfm-lite",
@@ -733,6 +745,7 @@ LITE = replace(
     run_round=run_lite_round,
     reduces_to=("fedavg", {"match_weight": 0.0, "model_interval": 1}),
     state_types=(StateWithClients, ClientState),
+    costs=lite_costs,
 )
 
 
@@ -810,6 +823,11 @@ def with_matching(base: ModuleType) -> Method:
         after = base.aggregate(state, clients, cohort, fed, own)
         return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
+    def costs(state, cohort, fed, config):
+        down, up = plain.costs(state, cohort, fed, of_base(config))
+        anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
+        return down + anchors, up + anchors
+
     return Method(
         name=f"{plain.name}-fm",
         title=f"{plain.title.partition(':')[0]} with feature matching",
@@ -818,6 +836,7 @@ def with_matching(base: ModuleType) -> Method:
         run_round=run_round,
         reduces_to=(plain.name, {"match_weight": 0.0}),
         state_types=(state_type, *(kind for kind in plain.state_types if kind is not base.ServerState)),
+        costs=costs,
         client_memory=lambda sizes: plain.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
     )
 

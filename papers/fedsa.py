@@ -82,7 +82,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Claim, DataSetting, Method, Protocol, Table, grid, option
+from fedcli import Claim, DataSetting, Method, Protocol, Table, grid, option, rows_by_class
 from fedcli.core import (
     Aux,
     Client,
@@ -390,6 +390,16 @@ METHOD = Method(
         {"regularization_weight": 0.0, "contrastive_weight": 0.0, "calibration_weight": 0.0},
     ),
     state_types=(ServerState, ClientState),
+    variants={
+        "code": {
+            "regularization_form": "code",
+            "regularization_weight": 10.0,
+            "margin_form": "pairs",
+            "prototype_mean": "examples",
+            "embedding": False,
+        }
+    },
+    costs=rows_by_class(lambda sizes: sizes.feature_dim),
     client_memory=lambda sizes: (
         sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim + 1
     ),  # anchors, gathered features, and the margin

@@ -18,11 +18,10 @@ from fedcli.runs.rounds import one_round
 from fedcli.runs.run import all_params
 from fedcli.runs.workers import joined
 from tests import laws
-from tests.toys import STATEFUL
+from tests.toys import MIXED, QUICK, STATEFUL
 
 COUNTS = 2, 3
 ROUNDS = 2
-SERVER = {"fedgen": {"generator_steps": 2}, "fedtgp": {"server_epochs": 2}, "feddf": {"distillation_epochs": 1}}
 
 
 def wide(channels, image_size, num_classes):
@@ -31,28 +30,17 @@ def wide(channels, image_size, num_classes):
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, num_classes))
 
 
-def narrow(channels, image_size, num_classes):
-    """Another architecture, with features of the same width as those of `narrower`."""
-    hidden = nn.Linear(channels * image_size**2, 32), nn.ReLU(), nn.Linear(32, 16)
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(16, num_classes))
-
-
-def narrower(channels, image_size, num_classes):
-    width = channels * image_size**2
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, num_classes))
-
-
 def cases():
     """Method, its options and those of the run, by the name of each run."""
     methods = {method.name: method for method in (*registry.methods().values(), STATEFUL)}
     large = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01, "local_epochs": 1}
-    mixed = {"backbone": f"{__file__}:narrow,{__file__}:narrower"}
-    found = {name: (method, SERVER.get(name), {}) for name, method in methods.items()}
+    mixed = {"backbone": MIXED}
+    found = {name: (method, QUICK.get(name), {}) for name, method in methods.items()}
     for name, method in methods.items():
         if method.mixed_networks:
-            found[f"{name}, mixed"] = method, SERVER.get(name), mixed
-        if name in ("fedavg", *SERVER):
-            found[f"{name}, wide"] = method, SERVER.get(name), large
+            found[f"{name}, mixed"] = method, QUICK.get(name), mixed
+        if name in ("fedavg", *QUICK):
+            found[f"{name}, wide"] = method, QUICK.get(name), large
     together = {"clients_per_chunk": "3", "validation": 0.3}
     found["clients together"] = methods["fedavg"], None, together
     found["a single client"] = methods["fedavg"], None, {**large, "cohort_size": 1}

@@ -13,20 +13,25 @@ from fedcli.check import (
     law_5_order_is_invisible,
     law_6_edge_data,
     law_7_resume_is_invisible,
+    law_9_costs_are_what_is_sent,
     model_of,
     simulate,
     toy_dataset,
     toy_parts,
+    variants_of,
+    with_defaults,
 )
 from tests.reference import ReferenceFederation
 
 __all__ = [
     "Broken", "assert_agree", "distance", "federation", "keeps", "law_1_off_is_the_simpler_method", "law_2_on_is_not",
     "law_3_state_survives", "law_4_chunking_is_invisible", "law_5_order_is_invisible", "law_6_edge_data",
-    "law_7_resume_is_invisible", "model_of", "simulate", "toy_dataset", "toy_parts",
+    "law_7_resume_is_invisible", "law_9_costs_are_what_is_sent", "model_of", "simulate", "toy_dataset", "toy_parts",
+    "variants_of", "with_defaults",
 ]  # fmt: skip
 
 law_4_chunking_is_invisible = partial(check.law_4_chunking_is_invisible, against=ReferenceFederation)
+NORMED = f"{check.__file__}:normed"  # a small network with BatchNorm
 
 
 def keeps(method) -> bool:

@@ -5,6 +5,7 @@ method.
 """
 
 import copy
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,44 @@ def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         return torch.optim.Adam(module.parameters(), lr=lr, weight_decay=config.weight_decay)
     return torch.optim.SGD(module.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
+    """The clients' models as plain modules in training mode."""
+    networks = [copy.deepcopy(fed.networks[fed.architecture[client]].module).train() for client in clients]
+    return [load(module, *own[:2]) for module, own in zip(networks, clients.values(), strict=True)]
+
+
+def minibatches(fed: Federation, number: int, client: int, epochs: range | None = None) -> Iterator[tuple]:
+    """A client's images and labels of a round, minibatch by minibatch without padding."""
+    plan = fed.plan(fed.cohort_of(number, [client]), epochs)
+    for t in range(int(plan.steps[0])):
+        yield fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+
+
+def train_plainly(fed: Federation, number: int, client: int, model: tuple, objective: Callable) -> dict[str, Tensor]:
+    """A client's parameters after a round of torch.optim.
+
+    Args:
+        fed: The federation, whose minibatches and options of the optimizer count.
+        number: The round.
+        client: The client.
+        model: Parameters and buffers that it begins with.
+        objective: From module, features, logits and labels to the loss.
+    """
+    module = load(copy.deepcopy(fed.networks[fed.architecture[client]].module), *model).train()
+    optimizer = optimizer_of(module, fed.config, fed.config.lr)
+    for x, y in minibatches(fed, number, client):
+        loss = objective(module, *module(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {name: value.detach() for name, value in module.named_parameters()}
+
+
+def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
+    """The mean of each class that has a row."""
+    return {label: torch.stack(own).mean(0) for label, own in rows.items() if own}
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -95,24 +95,6 @@ def test_features_and_head(name):
     assert bool(norms) == (name.startswith(NORMED) and "-gn" not in name)
 
 
-def test_names_are_unique_and_complete():
-    variants = ("", "-3x3", "-gn", "-3x3-gn", "-512")
-    resnets = {f"resnet{depth}{variant}" for depth in (10, 12, 18, 34, 50, 101, 152) for variant in variants}
-    cnns = {
-        "cnn-small",
-        "cnn-mcmahan",
-        "cnn-2x32",
-        "cnn-2x64",
-        "cnn-3conv",
-        "alexnet-32",
-        "cnn-2x32-100",
-        "cnn-2x64-100",
-    }
-    others = {"efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32", "mobilenet-v2-512", "googlenet-512"}
-    others |= {"resnet18-3x3-gn-projection", "mobilenet-v2-dropout-512"}
-    assert sorted(BACKBONES) == sorted(resnets | cnns | others)
-
-
 @pytest.mark.parametrize("name", BACKBONES)
 def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
     with torch.device("meta"):
@@ -292,11 +274,6 @@ def test_grey_images_are_repeated(name):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("cnn-mcmahan", 1), ("cnn-mcmahan", 3), ("cnn-2x32", 1)])
-def test_other_cnns_take_the_channels_that_arrive(name, channels):
-    assert build(name, channels, 28, 10, seed=0).body[0].in_channels == channels
-
-
 PADDED = ["resnet10", "resnet10-3x3-gn", "resnet50-3x3", "efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32"]
 
 
@@ -385,12 +362,6 @@ def test_weights_of_stock_networks_are_torchvisions(name):
             assert torch.equal(ours, other)
 
 
-def test_plain_dict_of_tensors_can_be_loaded():
-    module, other = (build("resnet10", 3, 16, 10, seed=seed) for seed in (0, 1))
-    module.load_state_dict({key: value.clone() for key, value in other.state_dict().items()})
-    assert torch.equal(module.head.weight, other.head.weight)
-
-
 # A user's mistakes
 
 
@@ -442,11 +413,6 @@ def test_mask_reaches_every_layer_and_is_taken_back():
     assert all(layer.mask is None for layer in norms)
 
 
-def test_evaluation_of_a_network_ignores_the_mask():
-    module, x = build("resnet10", 3, 32, 10, seed=0).double().eval(), images(3)
-    assert torch.equal(module(x)[1], module(x, torch.tensor([True, False, False]))[1])
-
-
 @pytest.mark.parametrize("real", [0, 1])
 def test_deep_network_stays_finite_with_next_to_no_data(real):
     """In float32 and with maps of one pixel, where padding scaled by 1 / sqrt(eps) in every layer would overflow."""
@@ -494,23 +460,19 @@ def test_features_lie_behind_the_dropout(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "sizes", "padded"),
+    ("name", "size", "sizes"),
     [
-        ("resnet10", 16, [3, 2, 1], True),
-        ("resnet10", 16, [3, 3, 3], False),
-        ("resnet10-gn", 16, [3, 2, 1], True),
-        ("cnn-small", 16, [3, 3, 3], False),
-        ("resnet18-3x3-gn-projection", 8, [3, 1], True),
+        ("resnet10", 16, [3, 2, 1]),
+        ("resnet10-gn", 16, [3, 2, 1]),
+        ("resnet18-3x3-gn-projection", 8, [3, 1]),
         # With fewer images the last maps, of one pixel, would have next to no variance, and rounding errors would grow.
-        ("efficientnet-b0-32", 16, [6, 5], True),
-        ("mobilenet-v2-32", 8, [6, 5], True),
-        ("googlenet-32", 8, [3, 2], True),
-        ("mobilenet-v2-512", 16, [6, 5], True),
-        ("mobilenet-v2-dropout-512", 16, [6, 5], True),
-        ("googlenet-512", 16, [6, 5], True),
+        ("efficientnet-b0-32", 16, [6, 5]),
+        ("mobilenet-v2-32", 8, [6, 5]),
+        ("mobilenet-v2-dropout-512", 16, [6, 5]),
+        ("googlenet-512", 16, [6, 5]),
     ],
 )
-def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes, padded):
+def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes):
     clients, batch = len(sizes), max(sizes)
     modules = [build(name, 3, size, 10, seed=seed).double() for seed in range(clients)]
     draws = torch.Generator().manual_seed(0)
@@ -521,10 +483,8 @@ def test_stacked_clients_agree_with_one_after_the_other(name, size, sizes, padde
     buffers = {key: value + torch.arange(clients) if key.endswith(".key") else value for key, value in buffers.items()}
     x = torch.stack([images(batch, size=size, seed=seed) for seed in range(clients)])
     y = torch.arange(clients * batch).reshape(clients, batch) % 10
-    mask = torch.arange(batch) < torch.tensor(sizes)[:, None] if padded else None
-    stacked = vmap(
-        grad(objective(modules[0]), has_aux=True), in_dims=(0, 0, 0, 0, 0 if padded else None), randomness="error"
-    )
+    mask = torch.arange(batch) < torch.tensor(sizes)[:, None]
+    stacked = vmap(grad(objective(modules[0]), has_aux=True), in_dims=(0, 0, 0, 0, 0), randomness="error")
     before = {key: value.clone() for key, value in buffers.items()}
     grads, after = stacked(params, buffers, x, y, mask)
     assert all(torch.equal(value, before[key]) for key, value in buffers.items())

@@ -24,14 +24,6 @@ from tests.toys import use_tiny_network
 FEDAVG = find_method("fedavg")
 
 
-@pytest.mark.parametrize("backbone", ["cnn-small", "resnet10-3x3-gn", "resnet10-3x3", "resnet10"])
-def test_engine_agrees_with_the_plain_loop(backbone):
-    sizes = (7, 4, 2, 6)  # ragged, and never a last batch of one, which plain batch normalisation refuses
-    data = laws.toy_dataset(num_train=sum(sizes), channels=3, size=16 if backbone == "resnet10" else 8)
-    run = {"backbone": backbone, "data": data, "parts": laws.toy_parts(sizes), "local_epochs": 1, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(1, 3, 4, "branches:3"), **run)
-
-
 def test_engine_agrees_in_float32():
     setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
     expected = laws.simulate(setup, fed, 2)
@@ -55,11 +47,6 @@ def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
     laws.assert_agree(results[1], results[0], "looped")
     laws.assert_agree(results[2], results[0], "stacked")
     assert laws.distance(plain, results[0]) > 1e-3  # the augmentation did something
-
-
-def test_same_chunk_size_gives_the_same_bits():
-    states = [laws.simulate(*laws.federation(FEDAVG, clients_per_chunk="2", precision="float32"), 2) for _ in "ab"]
-    assert laws.distance(*states) == 0
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

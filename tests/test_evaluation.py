@@ -8,7 +8,6 @@ import torch
 
 from fedcli.core import evaluation
 from fedcli.core.trees import tree_map
-from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.prepare import federation
 from tests import laws
@@ -151,59 +150,7 @@ def test_clients_with_different_networks_train_as_they_do_alone():
     assert result["test_accuracy"] == pytest.approx(np.mean(own))
 
 
-def test_terms_of_groups_come_back_in_the_order_of_the_cohort():
-    setup, fed, _ = with_evaluation("server", backbone=TWO, rounds=0, **SIXTEEN)
-    state = setup.method.init(fed, setup.options)
-    _, terms = setup.method.run_round(state, fed.cohort_of(0, [3, 0, 2, 1]), fed, setup.options)
-    _, expected = setup.method.run_round(state, fed.cohort_of(0, [0, 1, 2, 3]), fed, setup.options)
-    assert terms["cross_entropy"].tolist() == expected["cross_entropy"][[3, 0, 2, 1]].tolist()
-
-
-def test_a_network_whose_clients_have_no_examples_is_left_as_it_is():
-    parts = laws.toy_parts((13, 0, 10, 0))
-    setup, fed, state = with_evaluation("server", backbone=TWO, parts=parts, **SIXTEEN)
-    laws.assert_agree(state.clients[1].params, fed.initial_model(fed.networks[1])[0], "a client without examples")
-    _, terms = setup.method.run_round(state, fed.cohort(1), fed, setup.options)
-    assert terms["cross_entropy"].tolist()[1::2] == [0, 0]
-
-
-def test_laws_4_and_5_hold_with_different_networks():
-    laws.law_4_chunking_is_invisible(LOCAL, rounds=1, backbone=TWO, **SIXTEEN)
-
-
-def test_methods_that_average_weights_refuse_different_networks():
-    with pytest.raises(UserError, match="'fedavg' needs one network for all clients"):
-        laws.federation(FEDAVG, backbone=TWO)
-
-
-def test_local_test_needs_a_protocol_that_tests_on_it():
-    with pytest.raises(UserError, match="has no such parts"):
-        laws.federation(FEDAVG, local_test=0.25)
-
-
 # One step on a batch that all are given
-
-
-@pytest.mark.parametrize("chunk", ["1", "3", "4"])
-def test_step_and_forward_agree_with_the_plain_loop(chunk):
-    found = []
-    for reference in (True, False):
-        _, fed = laws.federation(FEDAVG, reference=reference, clients_per_chunk=chunk)
-        fed.public_images = laws.toy_dataset(seed=5).x_train[:7]
-        fed.public_transform = fed.transform
-        cohort = fed.cohort(0)
-        clients, _ = fed.train(
-            fed.broadcast(*fed.initial_model(), cohort), cohort, FEDAVG.module.make_local_loss(fed.network)
-        )
-        clients = clients._replace(optimizer={})
-        batches = [batch._replace(y=batch.y + 1) for batch in fed.public_batches(0)]
-        assert sum(len(batch.x) for batch in batches) == 7
-        for batch in batches:
-            clients, aux = fed.step(clients, cohort, FEDAVG.module.make_local_loss(fed.network), batch)
-        output = fed.forward(clients, cohort, batches[0].x)
-        assert output.logits.shape == (4, 7, 3)
-        found.append((clients.params, aux.terms, output))
-    laws.assert_agree(found[1], found[0], "steps on public images")
 
 
 def counted(fed, monkeypatch):

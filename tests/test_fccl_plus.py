@@ -1,22 +1,17 @@
 """FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
 
-import inspect
 import math
-import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core import backbones
-from fedcli.core.clients import Aux, Client, Output
+from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
-from fedcli.errors import UserError
 from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc
 from fedcli.papers.fccl_plus import (
     ClientState,
-    Exchanged,
     ServerState,
     Teacher,
     Teachers,
@@ -28,11 +23,9 @@ from fedcli.papers.fccl_plus import (
     kd_loss,
     similarity,
 )
-from fedcli.registry import find_method, find_protocol
-from fedcli.results.reproduce import plan
-from fedcli.runs.config import resolve
+from fedcli.registry import find_method
 from tests import laws
-from tests.reference import load
+from tests.reference import modules_of
 
 PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
 SIXTEEN = {"data": laws.toy_dataset(size=16)}
@@ -101,13 +94,6 @@ def test_fccm_by_hand():
 
 
 # FISL
-
-
-def test_similarity_by_hand():
-    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
-    root = math.sqrt(0.5)
-    expected = torch.tensor([[0.0, root], [0.0, root], [root, root]]) / 0.02
-    torch.testing.assert_close(similarity(features, 0.02), expected)
 
 
 def test_similarity_against_a_loop():
@@ -195,34 +181,6 @@ def test_without_the_factor_fntd_is_equation_13_as_printed():
     torch.testing.assert_close(9 * printed, fntd_loss(student, teacher, labels, 3.0))
 
 
-@pytest.mark.parametrize(("factor", "held_at"), [("square", 0.53), ("one", 0.92)])
-def test_where_the_factor_holds_the_target_of_ten_classes(factor, held_at):
-    labels, logit = torch.tensor([0]), torch.tensor(2.0, dtype=torch.float64)
-    for _ in range(3000):  # gradient descent on Eq. 14 with a teacher that is always the student
-        logits = torch.cat([logit.reshape(1, 1), torch.zeros(1, 9, dtype=torch.float64)], 1).requires_grad_()
-        loss = F.cross_entropy(logits, labels) + fntd_loss(logits, logits.detach(), labels, 3.0, factor=factor)
-        (slope,) = torch.autograd.grad(loss, logits)
-        logit = logit - 0.5 * slope[0, 0]
-    assert logits.detach().softmax(1)[0, 0].item() == pytest.approx(held_at, abs=0.005)
-
-
-def test_the_factor_reaches_the_local_phase():
-    values = {}
-    for factor in ("square", "one"):
-        setup, fed, _, clients = started(PLUS, {"distillation_factor": factor})
-        loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
-        batch = next(iter(fed.public_batches(0)))._replace(y=torch.tensor([0, 2, 1, 1, 0]))
-        values[factor] = loss(clients[0].params, {}, batch, Teacher(*clients[1][:2]))[1].terms["fntd"]
-    torch.testing.assert_close(values["square"], 9 * values["one"])
-
-
-def test_fntd_can_be_negative_and_the_renormalised_form_cannot():
-    student, teacher = torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 0.0]])
-    labels = torch.tensor([0])
-    assert fntd_loss(student, teacher, labels, 1.0) < 0
-    assert fntd_loss(student, teacher, labels, 1.0, renormalize=True) == 0  # one class is left
-
-
 def test_plain_distillation_is_fntd_and_the_target():
     student, teacher, labels = distillation()
     p, q = (teacher / 3).softmax(1), (student / 3).softmax(1)
@@ -267,13 +225,6 @@ def grouped(fed, cohort, clients):
     return groups, [fed.recall(clients, group, None) for group in groups]
 
 
-def modules_of(fed, clients, data):
-    """The clients' models as plain modules."""
-    shape = data.channels, data.image_size, data.num_classes, 0
-    built = [backbones.build(fed.backbones[fed.architecture[client]], *shape).double() for client in clients]
-    return [load(module, own.params, own.buffers) for module, own in zip(built, clients.values(), strict=True)]
-
-
 def plain_collaboration(fed, modules, config):
     """The collaborative phase with torch.optim: all targets of a batch, then a step of each."""
     optimizers = [torch.optim.Adam(module.parameters(), lr=fed.config.lr) for module in modules]
@@ -293,14 +244,14 @@ def plain_collaboration(fed, modules, config):
 
 
 @pytest.mark.parametrize(
-    ("lifetime", "size", "backbone"), [("batch", 8, "resnet10-3x3,cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")]
+    ("lifetime", "size", "backbone"), [("batch", 8, f"{laws.NORMED},cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")]
 )
 def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(lifetime, size, backbone):
     run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": laws.toy_parts((5, 4))}
     data = laws.toy_dataset(size=size)
     setup, fed, cohort, clients = started(PLUS, {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
-    modules = modules_of(fed, clients, data)
+    modules = modules_of(fed, clients)
     plain_collaboration(fed, modules, setup.options)
     groups, previous = grouped(fed, cohort, clients)
     models, terms = collaborate(previous, groups, cohort, fed, setup.options)
@@ -313,93 +264,12 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
 
 
-def test_the_lifetimes_of_the_optimizer_differ():
-    found = []
-    for lifetime in ("batch", "phase"):
-        setup, fed, cohort, clients = started(PLUS, {"public_optimizer": lifetime}, optimizer="adam", lr=0.003)
-        groups, previous = grouped(fed, cohort, clients)
-        found.append(collaborate(previous, groups, cohort, fed, setup.options)[0][0].params)
-    assert laws.distance(*found) > 1e-6
-
-
-@pytest.mark.parametrize("method", [PLUS, FCCL], ids=lambda method: method.name)
-def test_law_4_holds_with_different_networks(method):
-    laws.law_4_chunking_is_invisible(method, rounds=1, chunks=(2, 4), **TWO)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"correlation_weight": 0.0, "public_epochs": 2, "plain_share": 0.5},
-        {"similarity_weight": 0.0, "public_optimizer": "phase", "renormalize": True, "lr_schedule": "linear"},
-        {"average_parameters": True, "off_diagonal_target": 0.0},
-    ],
-    ids=["fisl", "fccm", "average"],
-)
-def test_law_4_holds_with_the_options(overrides):
-    laws.law_4_chunking_is_invisible(PLUS, rounds=2, chunks=(2,), overrides=overrides)
-
-
-def test_without_exchange_the_collaborative_phase_leaves_all_as_it_is():
-    setup, fed, cohort, clients = started(PLUS, ALONE, backbone="resnet10-3x3", data=laws.toy_dataset(num_train=12))
-    groups, previous = grouped(fed, cohort, clients)
-    models, terms = collaborate(previous, groups, cohort, fed, setup.options)
-    assert laws.distance((models[0].params, models[0].buffers), previous[0][:2]) == 0
-    assert terms == {}
-    assert sum(fed.sent_up.values()) + sum(fed.sent_down.values()) == 0
-
-
-# What is sent
-
-
-def one_round(method, overrides=None, public=None, **run):
-    """Floats that a client sent and was sent in a round, beside parameters and buffers."""
-    setup, fed = laws.federation(method, overrides, local_epochs=1, **run)
-    if public is not None:
-        fed.public_images = public
-    setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
-    assert fed.sent_up["other"] == fed.sent_down["other"]
-    return fed.sent_up["other"] / 4
-
-
-@pytest.mark.parametrize(
-    ("method", "overrides", "expected"),
-    [
-        (PLUS, {}, 12 * 3 + 5 * 4 + 5 * 4 + 2 * 1),  # 12 public images in batches of 5, 5 and 2, of 3 classes
-        (PLUS, {"correlation_weight": 0.0}, 42),
-        (PLUS, {"public_epochs": 2}, 2 * 78),
-        (PLUS, {"regularizer": "none"}, 78),
-        (FCCL, {}, 36),
-        (FCCL, {"similarity_weight": 3.0}, 78),
-    ],
-)
-def test_floats_of_a_round(method, overrides, expected):
-    assert one_round(method, overrides) == expected
-
-
-def test_a_public_batch_of_one_image_is_left_out():
-    assert one_round(PLUS, public_batch_size=11) == 11 * 3 + 11 * 10
-
-
-@pytest.mark.parametrize(("batch_size", "similarities"), [(256, 1_258_680), (512, 2_507_960)])
-def test_floats_of_5000_public_images(batch_size, similarities):
-    setup, fed = laws.federation(PLUS, public_batch_size=batch_size)
-    fed.public_images = fed.public_images[:1].expand(5000, -1, -1, -1)
-    some = randn(1, batch_size, 3)
-    fed.forward = lambda clients, cohort, x: Output(some[:, : len(x)], some[:, : len(x)], {})  # of the right shapes
-    fed.step = lambda clients, *rest: (clients, Aux({}, {"fccm": some.new_zeros(1)}))
-    cohort = fed.cohort_of(0, [2])
-    groups, previous = grouped(fed, cohort, {2: ClientState(*fed.initial_model())})
-    collaborate(previous, groups, cohort, fed, setup.options)
-    assert fed.sent_up["other"] == fed.sent_down["other"] == 5000 * 3 + similarities
-
-
 # Equal networks
 
 
 def test_average_is_uniform_and_of_buffers_too():
     overrides = {**ALONE, "average_parameters": True}
-    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=12), "parts": laws.toy_parts((7, 5))}
+    run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=12), "parts": laws.toy_parts((7, 5))}
     setup, fed, cohort, clients = started(PLUS, overrides, num_clients=2, **run)
     clients[1] = clients[1]._replace(buffers={name: value + 2.0 for name, value in clients[1].buffers.items()})
     groups, previous = grouped(fed, cohort, clients)
@@ -415,44 +285,21 @@ def test_average_is_uniform_and_of_buffers_too():
     assert fed.sent_up["params"] == fed.sent_down["params"] == 2 * size
 
 
-def test_with_the_average_the_teacher_stays_the_clients_own():
-    setup, fed, cohort, clients = started(PLUS, {**ALONE, "average_parameters": True}, batch_size=20, local_epochs=1)
-    _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
-    _, (previous,) = grouped(fed, cohort, clients)
-    mean = {name: value.mean(0) for name, value in previous.params.items()}
-    for client, part in enumerate(fed.training):  # one batch, so one step
-        x, y = fed.engine.gather(part)
-        student = fed.network(mean, {}, x).logits
-        teacher = fed.network(clients[client].params, {}, x).logits
-        assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
-
-
-@pytest.mark.parametrize("method", ["fccl-plus", "fccl", "fedmd"])
-def test_different_networks_are_not_averaged(method):
-    setup, fed = laws.federation(method, {"average_parameters": True}, **TWO)
-    with pytest.raises(UserError, match="--average-parameters needs one network"):
-        setup.method.init(fed, setup.options)
-
-
-def test_public_batches_of_one_image_are_refused():
-    setup, fed = laws.federation(PLUS, public_batch_size=1)
-    with pytest.raises(UserError, match="must have 2 images"):
-        setup.method.init(fed, setup.options)
-
-
 # The local phase
 
 
-@pytest.mark.parametrize("which", ["previous", "collaborative"])
-def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(which):
-    setup, fed, cohort, clients = started(PLUS, {"teacher": which}, batch_size=20, local_epochs=1)
+@pytest.mark.parametrize(
+    "overrides", [{"teacher": "previous"}, {"teacher": "collaborative"}, {**ALONE, "average_parameters": True}]
+)
+def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(overrides):
+    setup, fed, cohort, clients = started(PLUS, overrides, batch_size=20, local_epochs=1)
     groups, previous = grouped(fed, cohort, clients)
     ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
     _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
         student = fed.network(select(model.params, client), {}, x).logits
-        known = clients[client].params if which == "previous" else select(model.params, client)
+        known = select(model.params, client) if "collaborative" in overrides.values() else clients[client].params
         teacher = fed.network(known, {}, x).logits
         assert terms["fntd"][client].item() == pytest.approx(fntd_loss(student, teacher, y, 3.0).item(), rel=1e-9)
 
@@ -464,7 +311,7 @@ def test_in_round_0_the_teacher_is_the_initial_network():
 
 
 def test_the_teacher_is_in_evaluation_mode_and_constant():
-    _, fed = laws.federation(PLUS, backbone="resnet10-3x3", data=laws.toy_dataset(num_train=12))
+    _, fed = laws.federation(PLUS, backbone=laws.NORMED, data=laws.toy_dataset(num_train=12))
     params, buffers = fed.initial_model()
     wanted = {name: value.requires_grad_() for name, value in params.items()}
     batch = next(iter(fed.public_batches(0)))
@@ -488,29 +335,6 @@ def test_plain_distillation_comes_in_the_first_epochs():
     torch.testing.assert_close(terms["kd"], found[0]["kd"] / 2)
     torch.testing.assert_close(terms["fntd"], found[1]["fntd"] / 2)
     torch.testing.assert_close(terms["cross_entropy"], (found[0]["cross_entropy"] + found[1]["cross_entropy"]) / 2)
-
-
-def test_learning_rate_of_the_code():
-    _, fed = laws.federation(PLUS, lr_schedule="linear", rounds=40, lr=0.001)
-    rates = [fed.lr(round) for round in (0, 1, 2, 39)]
-    assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
-
-
-@pytest.mark.parametrize("method", [PLUS, FCCL], ids=lambda method: method.name)
-@pytest.mark.parametrize("phase", ["collaborative", "local"])
-def test_the_schedule_reaches_both_phases(method, phase):
-    found = []
-    alone = {name: 0.0 for name in ("correlation_weight", "similarity_weight")} if phase == "local" else {}
-    for overrides, lr in (({"lr_schedule": "linear"}, 0.05), ({}, 0.05 * (1 - 0.9 * 9 / 20))):
-        setup, fed, _, clients = started(method, {**alone, **overrides}, rounds=20, lr=lr)
-        cohort = fed.cohort(10)
-        clients = {client: own._replace(pretrained=Teacher(*own[:2])) for client, own in clients.items()}
-        if phase == "local":
-            found.append(setup.method.run_round(ServerState(clients), cohort, fed, setup.options)[0])
-        else:
-            groups, previous = grouped(fed, cohort, clients)
-            found.append(collaborate(previous, groups, cohort, fed, setup.options)[0])
-    laws.assert_agree(*found, "the last schedule")
 
 
 # EWC
@@ -576,14 +400,6 @@ def test_the_pretrained_model_stays_and_newcomers_get_theirs():
     assert sorted(later.clients) == [0, 1, 3]
 
 
-def test_as_many_epochs_of_pretraining_as_a_round_has_where_not_given():
-    found = []
-    for epochs in (None, 2):
-        setup, fed = laws.federation(FCCL, {"pretrain_epochs": epochs})
-        found.append(laws.simulate(setup, fed, 1))
-    assert laws.distance(*found) == 0
-
-
 def test_conference_objective_has_both_teachers():
     setup, fed, _, clients = started(FCCL, {"distillation_weight": 0.5})
     loss = fccl_plus.make_conference_loss(fed.network, setup.options)
@@ -594,69 +410,3 @@ def test_conference_objective_has_both_teachers():
     expected = F.cross_entropy(own, batch.y) + 0.5 * (kd_loss(own, previous, 1.0) + kd_loss(own, pretrained, 1.0))
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(aux.terms["pretrained"], kd_loss(own, pretrained, 1.0))
-
-
-# Protocols and tables
-
-
-def test_costs_of_memory():
-    sizes = laws.federation(PLUS)[1].sizes
-    assert PLUS.client_memory(sizes) == 2 * sizes.parameters
-    assert FCCL.client_memory(sizes) == 3 * sizes.parameters
-
-
-@pytest.mark.parametrize("protocol", fccl_plus.PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("method", ["fccl-plus", "fccl", "fedmd", "local"])
-def test_protocols_resolve_and_give_each_domain_a_client(protocol, method):
-    for dataset in protocol.datasets:
-        setup = resolve(find_method(method), {"protocol": protocol.name, "dataset": dataset}, need_data=False)
-        assert setup.selection == "mean-last-3"
-        assert setup.run.partition == "domains"
-        assert len(setup.run.backbone.split(",")) == setup.run.num_clients
-        assert setup.run.public_dataset in protocol.public or method == "local"
-
-
-def test_protocols_have_the_papers_values():
-    found = {}
-    for name in ("digits-4", "office-caltech", "office31", "office-home"):
-        protocol = find_protocol(f"fccl:{name}", PLUS)
-        dataset = next(iter(protocol.datasets))
-        setup = resolve(PLUS, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
-        run, own = setup.run, setup.options
-        assert (run.rounds, run.optimizer, run.lr, run.public_dataset, run.public_examples) == (
-            40, "adam", 0.001, "cifar100", 5000,
-        )  # fmt: skip
-        found[name] = (
-            run.num_clients, run.local_epochs, run.batch_size, run.public_batch_size, own.similarity_weight,
-            own.temperature, setup.setting.top_k,
-        )  # fmt: skip
-    assert found == {
-        "digits-4": (4, 20, 128, 256, 3.0, 3.0, 1),
-        "office-caltech": (4, 20, 128, 128, 3.0, 1.0, 1),
-        "office31": (3, 20, 128, 256, 3.0, 3.0, 5),
-        "office-home": (4, 15, 128, 176, 1.0, 1.0, 5),
-    }
-
-
-def test_exchanged_is_nothing_where_a_term_is_off():
-    setup, fed, cohort, clients = started(PLUS, {"similarity_weight": 0.0})
-    groups, previous = grouped(fed, cohort, clients)
-    models = [Client(own.params, own.buffers, {}) for own in previous]
-    batch = next(iter(fed.public_batches(0)))
-    exchanged = fccl_plus.exchange(models, batch, groups, cohort, fed, setup.options)
-    own = torch.stack([fed.network(clients[client].params, {}, batch.x).logits for client in range(4)])
-    torch.testing.assert_close(exchanged, Exchanged(own.mean(0), None))
-
-
-def test_a_gain_is_over_the_base_of_its_own_scenario():
-    (table,) = [table for table in fccl_plus.TABLES if table.name == "fccl:10"]
-    assert len(table.gains) == 4 * 4  # rows but the base, by scenario and kind
-    gain = next(gain for gain in table.gains if gain.row == "FCCM" and gain.column == "Office31 intra delta_vs_BASE")
-    assert (gain.more, gain.less, gain.of) == (("FCCM",), ("none (private only)",), "Office31 intra AVG")
-
-
-def test_the_comments_over_the_tables_count_their_runs(monkeypatch):
-    monkeypatch.setattr("fedcli.data.datasets.available", lambda name: None)
-    told = re.findall(r"    # .*, (\d+) runs: .*\.\n    _table\(\n? *\"?(\w+)\"?,", inspect.getsource(fccl_plus))
-    counts = {f"fccl:{name}": int(count) for count, name in told}
-    assert counts == {table.name: len(plan(table).runs) for table in fccl_plus.TABLES}

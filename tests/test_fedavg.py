@@ -1,29 +1,23 @@
 """FedAvg: known answers."""
 
-import copy
-
 import numpy as np
+import pytest
 import torch
+import torch.nn.functional as F
 
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.evaluation import evaluate
 from tests import laws
-from tests.reference import load, optimizer_of
+from tests.reference import train_plainly
 
 
 def test_one_client_is_centralised_sgd():
     setup, fed = laws.federation("fedavg", parts=laws.toy_parts((13,)), num_clients=1, cohort_size=1)
     params, _ = laws.model_of(setup, laws.simulate(setup, fed, 3))
-    module = load(copy.deepcopy(fed.network.module), *fed.initial_model())
+    expected, buffers = fed.initial_model()
     for number in range(3):
-        optimizer = optimizer_of(module, setup.run, setup.run.lr)
-        plan = fed.plan(fed.cohort(number))
-        for t in range(len(plan.index)):
-            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(x)[1], y).backward()
-            optimizer.step()
-    expected = {name: value.detach() for name, value in module.named_parameters()}
+        model = expected, buffers
+        expected = train_plainly(fed, number, 0, model, lambda module, f, logits, y: F.cross_entropy(logits, y))
     laws.assert_agree(params, expected, "one client")
 
 
@@ -37,7 +31,7 @@ def test_weights_are_shares_of_the_cohorts_examples_validation_included():
 
 def test_a_round_is_the_weighted_mean_of_parameters_and_buffers():
     data = laws.toy_dataset(channels=3, num_train=12)
-    run = {"backbone": "resnet10-3x3", "data": data, "parts": laws.toy_parts((5, 3, 2, 2)), "local_epochs": 1}
+    run = {"backbone": laws.NORMED, "data": data, "parts": laws.toy_parts((5, 3, 2, 2)), "local_epochs": 1}
     setup, fed = laws.federation("fedavg", **run)
     cohort = fed.cohort(0)
     clients, _ = fed.train(
@@ -59,6 +53,10 @@ def test_the_learning_rate_decays_from_round_to_round():
         start = setup.method.init(fed, setup.options)
         results.append(setup.method.run_round(start, fed.cohort(2), fed, setup.options)[0])
     laws.assert_agree(*results, "the third round at a quarter of the learning rate")
+    _, linear = laws.federation("fedmd", lr_schedule="linear", rounds=40, lr=0.001)
+    rates = [linear.lr(number) for number in (0, 1, 2, 39)]
+    assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
+    assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
 
 
 def test_validation_accuracy_is_pooled_and_the_clients_spread_is_not():

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import backbones, partition
+from fedcli.core import partition
 from fedcli.core.batches import generator
-from fedcli.declarations import method_options
 from fedcli.papers import fedfa
-from fedcli.registry import find_method, find_protocol, find_table
-from fedcli.results.comparison import printed, reported
-from fedcli.results.metrics import find_metric
-from fedcli.results.reproduce import plan
+from fedcli.registry import find_method, find_protocol
 from fedcli.runs.config import resolve
-from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.reference import load
 
@@ -51,20 +46,6 @@ def test_anchor_loss_against_a_loop(form):
     expected = slow_anchor_loss(features, labels, anchors, form)
     assert fedfa.anchor_loss(features, labels, anchors, form).item() == pytest.approx(expected, rel=1e-12)
     assert torch.autograd.gradcheck(lambda f: fedfa.anchor_loss(f, labels, anchors, form), features.requires_grad_())
-
-
-def test_with_two_classes_of_ten_in_a_batch_the_codes_form_is_two_and_a_half_times_weaker():
-    features, anchors = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(10, 2)
-    labels = torch.tensor([7, 2])
-    assert fedfa.anchor_loss(features, labels, anchors, "paper").item() == 2.5  # (9 + 1) / 2 / 2
-    assert fedfa.anchor_loss(features, labels, anchors, "code").item() == 1.0  # (9 + 1) / 10
-    assert fedfa.anchor_loss(features, labels, anchors) == fedfa.anchor_loss(features, labels, anchors, "code")
-
-
-def test_the_codes_form_weighs_classes_alike():
-    features, labels = torch.tensor([[1.0], [1.0], [1.0], [5.0]]), torch.tensor([0, 0, 0, 1])
-    assert fedfa.anchor_loss(features, labels, torch.zeros(2, 1), "code").item() == (1 + 25) / 2
-    assert fedfa.anchor_loss(features, labels, torch.zeros(2, 1), "paper").item() == (1 + 1 + 1 + 25) / 4 / 2
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])
@@ -212,60 +193,6 @@ def test_two_epochs_of_every_client_against_a_plain_loop(options, chunk):
     assert not torch.equal(anchors[0, 0], start.anchors[0])
 
 
-@pytest.mark.parametrize(("second", "lr"), [("adam", 0.05), ("sgd", 0.3)])
-def test_one_local_step_is_one_update_of_everything_and_one_of_the_head(second, lr):
-    options = {"calibration_optimizer": second, "calibration_lr": lr, "anchor_form": "paper", "anchor_weight": 0.7}
-    run = {"parts": [np.arange(6)], "num_clients": 1, "batch_size": 6, "local_epochs": 1, "weight_decay": 0.1}
-    setup, fed = laws.federation(FEDFA, {**options, "anchor_init": "random"}, **run)
-    start = setup.method.init(fed, setup.options)
-    params, anchors = trained_clients(setup, fed, start)
-    module = load(copy.deepcopy(fed.network.module), start.params, start.buffers)
-    sgd = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-    calibration = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[second](module.head.parameters(), lr=lr)
-    x, y = fed.engine.gather(np.arange(6))
-    features, logits = module(x)
-    anchor = (features - start.anchors[y]).square().sum(1).mean() / 2
-    (torch.nn.functional.cross_entropy(logits, y) + 0.7 * anchor).backward()
-    sgd.step()
-    body = {name: value.detach().clone() for name, value in module.named_parameters() if name not in fedfa.HEAD}
-    calibration.zero_grad()
-    torch.nn.functional.cross_entropy(module.head(start.anchors), torch.arange(3)).backward()
-    calibration.step()
-    expected = {name: value.detach() for name, value in module.named_parameters()}
-    laws.assert_agree({name: value[0] for name, value in params.items()}, expected, "the client")
-    laws.assert_agree({name: params[name][0] for name in body}, body, "what calibration does not touch")
-    for c in range(3):  # features of the forward pass before the step
-        mean = features[y == c].detach().mean(0)
-        torch.testing.assert_close(anchors[0, c], 0.5 * start.anchors[c] + 0.5 * mean, rtol=1e-10, atol=1e-12)
-
-
-def test_calibration_has_no_gradient_for_the_body_and_leaves_the_anchors():
-    _, fed = laws.federation(FEDFA)
-    params, buffers = fed.initial_model()
-    params = {name: value.requires_grad_() for name, value in params.items()}
-    anchors = fedfa.random_anchors(3, fed.feature_dim, generator(0))
-    loss, aux = fedfa.calibration_objective(params, buffers, None, fedfa.Context(anchors))
-    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-    moved = {name for name, grad in zip(params, grads, strict=True) if grad is not None}
-    assert moved == set(fedfa.HEAD)
-    assert aux.terms["calibration"] is loss
-    running = {"mean": torch.ones(1)}
-    assert fedfa.calibration_objective(params, running, None, fedfa.Context(anchors))[1].buffers is running
-
-
-def test_initial_anchors():
-    states = {}
-    for start in ("orthogonal", "random", "fedavg-round"):
-        setup, fed = laws.federation(FEDFA, {"anchor_init": start})
-        states[start] = setup.method.init(fed, setup.options).anchors
-        assert states[start].shape == (fed.num_classes, fed.feature_dim)
-        assert states[start].dtype == fed.dtype
-    assert torch.equal(states["orthogonal"], fedfa.orthogonal_anchors(3, 64, generator(0, "anchors")))
-    assert torch.equal(states["random"], fedfa.random_anchors(3, 64, generator(0, "anchors")))
-    other = laws.federation(FEDFA, seed=1)
-    assert not torch.equal(other[0].method.init(other[1], other[0].options).anchors, states["orthogonal"])
-
-
 def test_a_first_round_of_fedavg_gives_the_anchors():
     data = laws.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
     parts = [np.array([0, 3, 1]), np.array([6, 9]), np.array([2, 5]), np.array([8, 11])]
@@ -306,50 +233,6 @@ def test_absent_classes_damp_the_anchors_by_the_clients_full_weight():
     laws.assert_agree(after.anchors[2], 3 / 8 * start.anchors[2] + 5 / 8 * local[1, 2], "class 2")
 
 
-def test_with_lambda_1_the_anchors_are_never_updated():
-    setup, fed = laws.federation(FEDFA, {"anchor_decay": 1.0})
-    after = laws.simulate(setup, fed, 2)
-    torch.testing.assert_close(after.anchors, setup.method.init(fed, setup.options).anchors, rtol=1e-12, atol=0)
-
-
-def test_every_option_matters():
-    base = laws.simulate(*laws.federation(FEDFA), 2)
-    others = [
-        {"anchor_weight": 0.0}, {"anchor_form": "paper"}, {"anchor_decay": 0.9}, {"anchor_init": "random"},
-        {"anchor_init": "fedavg-round"}, {"calibration": "epoch"}, {"calibration": "never"}, {"calibration_lr": 0.01},
-        {"calibration_optimizer": "sgd"},
-    ]  # fmt: skip
-    for other in others:
-        assert laws.distance(laws.simulate(*laws.federation(FEDFA, other), 2).params, base.params) > 1e-6, other
-
-
-def test_terms_and_costs_of_a_round():
-    setup, fed = laws.federation(FEDFA, cohort_size=2)
-    _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
-    assert set(entry["terms"]) == {"cross_entropy", "anchor", "calibration"}
-    model, anchors = fed.sizes.parameters, fed.num_classes * fed.feature_dim
-    for sent in (fed.sent_down, fed.sent_up):
-        assert (sent["params"], sent["other"]) == (2 * model, 2 * anchors)
-    assert setup.method.client_memory(fed.sizes) == model + 3 * anchors
-
-
-@pytest.mark.parametrize(
-    ("protocol", "data", "shape", "classes", "count", "feature_dim"),
-    [
-        ("fedfa:fmnist-c2", "fmnist", (1, 28), 10, 299_306, 192),
-        ("fedfa:cifar10-c2", "cifar10", (3, 32), 10, 797_962, 192),
-        ("fedfa:mixed-digits", "mixed-digits", (3, 28), 10, 14_213_578, 512),
-        ("fedfa:cifar100-c20", "cifar100", (3, 32), 100, 11_588_516, 256),
-    ],
-)
-def test_networks_have_the_papers_sizes(protocol, data, shape, classes, count, feature_dim):
-    name = find_protocol(protocol, FEDFA).datasets[data].backbone
-    network = backbones.build(name, *shape, classes, seed=0)
-    assert sum(value.numel() for value in network.parameters()) == count
-    assert network.feature_dim == feature_dim
-    assert {name for name, _ in network.named_parameters() if name.startswith("head")} == set(fedfa.HEAD)
-
-
 def test_the_papers_values():
     setup = resolve(FEDFA, {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist"}, need_data=False)
     assert setup.options == fedfa.Config(0.1, "code", 0.5, "orthogonal", "batch", "adam", 0.001)
@@ -362,64 +245,6 @@ def test_the_papers_values():
     assert resolve(FEDFA, large, need_data=False).run.momentum == 0.9
     moon = [find_protocol(f"fedfa:{name}-c2", FEDFA).method_options["moon"] for name in ("fmnist", "cifar10")]
     assert [options["contrastive_weight"] for options in moon] == [1.0, 5.0]
-
-
-@pytest.mark.parametrize("protocol", fedfa.PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_protocols_can_be_run_by_every_method_that_they_tune(protocol):
-    for data in protocol.datasets:
-        for name in ("fedfa", *protocol.method_options):
-            setup = resolve(find_method(name), {"protocol": protocol.name, "dataset": data}, need_data=False)
-            assert setup.options == method_options(setup.method, protocol.method_options.get(name, {}))
-
-
-def test_every_number_of_the_paper_has_a_cell_or_a_reason():
-    cells = {}
-    for table in fedfa.TABLES:
-        for cell in table.cells:
-            field = find_metric(cell.metric).field
-            cells.setdefault((table.reported[1], cell.row, cell.column), set()).add(field)
-    left_out = set()
-    for table, content in reported()["FedFA"].items():
-        for entry in content["rows"]:
-            numbers = {field for field in ("mean", "rounds_to_target") if entry.get(field) is not None}
-            if numbers - cells.get((table, entry["method"], entry["column"]), set()):
-                left_out.add(f"{table}: {entry['method']}")
-    in_reported = {key for key in fedfa.NOT_PLANNED if key.partition(":")[0] in reported()["FedFA"]}
-    assert left_out == in_reported
-
-
-def test_no_cell_stands_for_a_number_the_paper_does_not_print():
-    for table in fedfa.TABLES:
-        cells = {(cell.row, cell.column) for cell in table.cells}
-        if "Fig" in table.name:  # curves, of which no number is printed
-            assert not printed(table)
-        else:
-            assert cells <= printed(table).keys()
-
-
-def test_targets_of_table_8_are_the_papers_and_four_fifths_of_fedavgs_accuracy():
-    fedavg = reported()["FedFA"]["Table 2"]["rows"]
-    means = {entry["column"]: entry["mean"] for entry in fedavg if entry["method"] == "FedAvg"}
-    for name, kind in (("fedfa:8", "rounds-to"), ("fedfa:8-accuracy", "reached")):
-        table = find_table(name)
-        for cell in table.cells:
-            target = printed(table)["target accuracy", cell.column]["mean"]
-            assert cell.metric == f"{kind}:{target}"
-            assert cell.settings["protocol"].endswith("-iid") == cell.row.endswith("w/o skew")
-            assert target == pytest.approx(0.8 * means[cell.column], abs=0.01)
-
-
-def test_seeds_are_those_of_the_paper_and_one_where_it_prints_single_values():
-    single = {"5", "6", "7", "F.2", "Fig12", "Fig13"}
-    for table in fedfa.TABLES:
-        assert table.seeds == ((2021,) if table.name.removeprefix("fedfa:") in single else (2021, 2022, 2023))
-
-
-def test_every_table_with_other_methods_says_which_form_each_takes():
-    for table in fedfa.TABLES:
-        text = " ".join(table.notes)
-        for name in {cell.method for cell in table.cells} - {"fedavg"}:
-            assert find_method(name).title.split(":")[0] in text, (table.name, name)
 
 
 @pytest.mark.parametrize("dataset", ["fmnist", "mixed-digits"])
@@ -438,63 +263,3 @@ def test_clients_of_the_validation_experiment_have_the_papers_images(dataset):
     else:
         assert (counts == 100).all()
         assert [set(domains[part]) for part in parts] == [{i // 2} for i in range(10)]
-
-
-@pytest.mark.parametrize(("data", "shape", "count"), [("fmnist", (1, 28), 262_966), ("mixed-digits", (3, 28), 540_438)])
-def test_networks_of_the_validation_experiment_have_100_features(data, shape, count):
-    name = find_protocol("fedfa:validation", FEDFA).datasets[data].backbone
-    network = backbones.build(name, *shape, 10, seed=0)
-    assert network.feature_dim == 100
-    assert sum(value.numel() for value in network.parameters()) == count
-
-
-def test_with_two_classes_in_a_digit_set_each_client_has_exactly_two():
-    setup = resolve(FEDFA, {"protocol": "fedfa:mixed-digits-c2", "dataset": "mixed-digits"}, need_data=False)
-    labels, domains = np.tile(np.arange(10), 5 * 743), np.repeat(np.arange(5), 7430)
-    parts = setup.partition(labels, setup.run.num_clients, setup.run.partition_seed, domains)
-    assert ((partition.count_classes(parts, labels, 10) > 0).sum(1) == 2).all()
-    assert {len(part) for part in parts} == {2 * (743 // 4)}
-
-
-def test_emnist_is_offered_by_shares_as_in_the_code_and_by_writers_as_in_the_text():
-    flags = {}
-    for name in ("emnist", "emnist-writers"):
-        given = {"protocol": f"fedfa:{name}", "dataset": "femnist-digits"}
-        flags[name] = str(resolve(FEDFA, given, need_data=False).partition)
-    assert flags == {"emnist": "writers:shares", "emnist-writers": "writers"}
-    used = {cell.settings["protocol"] for cell in find_table("fedfa:1").cells if cell.column.startswith("EMNIST")}
-    assert used == {"fedfa:emnist"}
-
-
-def test_columns_on_fashion_mnist_are_run_as_the_paper_says():
-    tables = ("2", "3", "5", "6", "7", "8", "8-accuracy")
-    cells = [cell for name in tables for cell in find_table(f"fedfa:{name}").cells]
-    on_fmnist = [cell for cell in cells if cell.settings["dataset"] == "fmnist"]
-    assert len(on_fmnist) == 20 + 4 + 7 + 11 + 3 + 24 + 24
-    for cell in on_fmnist:
-        run = resolve(find_method(cell.method), cell.settings, need_data=False).run
-        assert (run.num_clients, run.cohort_size, run.rounds, run.local_epochs, run.batch_size) == (100, 10, 200, 5, 64)
-        assert (run.lr, run.lr_decay, run.momentum, run.weight_decay, run.optimizer) == (0.01, 0.99, 0, 1e-3, "sgd")
-        assert (run.eval_every, run.partition_seed, run.backbone, run.train_examples) == (1, 1, "cnn-2x32", None)
-        assert cell.settings["protocol"] in {f"fedfa:fmnist-{end}" for end in ("c2", "alpha-0.1", "alpha-0.5", "iid")}
-
-
-def test_table_8_and_figure_4_need_no_runs_but_those_of_tables_1_and_2(tmp_path):
-    def runs(name):
-        planned = plan(find_table(f"fedfa:{name}"), tmp_path).runs
-        return {run.folder for run in planned}, planned
-
-    label, mixed = runs("2")[0], runs("1")[0]
-    assert runs("8")[0] | runs("8-accuracy")[0] <= label
-    assert runs("Fig18")[0] <= mixed
-    measured, planned = runs("Fig4")
-    assert measured <= label | mixed
-    assert {run.setup.run.drift_every for run in planned} == {10}
-
-
-def test_the_committed_runs_are_those_of_table_2():
-    study = RECORDS / "fedfa-fmnist-c2"
-    planned = plan(find_table("fedfa:2"), study, only=["FMNIST #C=2"]).runs
-    found = {(run.setup.method.name, run.setup.run.seed) for run in planned if run.state == "finished"}
-    methods = ("fedavg", "fedprox", "feddyn", "moon", "fedproc", "fedfa")
-    assert found == {(method, seed) for method in methods for seed in (2021, 2022, 2023)}

@@ -11,12 +11,11 @@ from torch import nn
 from fedcli.core.batches import Batch
 from fedcli.core.trees import count_floats
 from fedcli.papers.baselines import fedkd, fml
-from fedcli.papers.baselines.fedkd import Factors, compress, energy_share, restore, truncate
+from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
 from fedcli.papers.baselines.fml import joined, part
 from fedcli.registry import find_method
 from tests import laws
-from tests.forms import assert_laws
-from tests.reference import load
+from tests.reference import load, minibatches
 
 FEDKD = find_method("fedkd")
 MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -125,18 +124,6 @@ def test_exchange_by_hand_and_what_it_sends():
     assert fed.sent_down["other"] == 2 * (15 * rank + 3)
 
 
-def test_without_truncation_the_mentee_is_the_plain_mean():
-    setup, fed = laws.federation(FEDKD, {"energy_start": 1.0, "energy_end": 1.0}, **MIXED)
-    start = setup.method.init(fed, setup.options)
-    _, (trained, _), _ = fedkd.train_clients(start, fed.cohort(0), fed, setup.options)
-    after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
-    laws.assert_agree(after.params, {name: value.mean(0) for name, value in trained.items()}, "the mentee")
-    setup, fed = laws.federation(FEDKD, **MIXED)
-    truncated, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
-    change, exact = ({name: one.params[name] - start.params[name] for name in one.params} for one in (truncated, after))
-    assert 0.05 < laws.distance(change, exact) < 0.5
-
-
 def slow_factors(weights, share):
     """What HtFLlib leaves of a tensor, by its description: the least number of values that exceeds the share, or 0."""
     if weights.ndim < 2 or weights.shape[0] < 2:
@@ -182,9 +169,7 @@ def slow_round(fed, setup, number, kept, mentee):
         w_h.load_state_dict({"weight": projection})
         modules = own, shared, w_h
         optimizers = [torch.optim.SGD(module.parameters(), run.lr) for module in modules]
-        plan = fed.plan(fed.cohort_of(number, [client]))
-        for t in range(int(plan.steps[0])):
-            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+        for x, y in minibatches(fed, number, client):
             (rep, output), (rep_g, output_g) = own(x), shared(x)
             task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
             to_own = kl(F.log_softmax(output, 1), F.softmax(output_g, 1)) / (task + task_g)
@@ -205,9 +190,8 @@ def slow_round(fed, setup, number, kept, mentee):
     return after, {name: torch.from_numpy(slow_factors(value, share)) for name, value in mean.items()}, cut
 
 
-@pytest.mark.parametrize("norm", [10.0, 0.05])
-def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch, norm):
-    monkeypatch.setattr(fml, "CLIP_NORM", norm)  # the lower one is reached
+def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch):
+    monkeypatch.setattr(fml, "CLIP_NORM", 0.05)  # which is reached
     run = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.1, "rounds": 3, "local_epochs": 1}
     setup, fed = laws.federation(FEDKD, CODE, **MIXED, **run)
     state, kept, cut = setup.method.init(fed, setup.options), {}, 0
@@ -219,11 +203,7 @@ def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch, n
         laws.assert_agree(state.params, mentee, "the mentee")
         for client, own in kept.items():
             laws.assert_agree(tuple(state.clients[client]), own, f"client {client} in round {number}")
-    assert (cut > 10) == (norm < 1)
-
-
-def test_the_laws_hold_in_the_codes_form():
-    assert_laws(FEDKD, form="code")
+    assert cut > 10
 
 
 def test_a_client_that_is_certain_divides_by_almost_nothing():
@@ -252,43 +232,13 @@ def test_who_sat_out_is_sent_the_whole_mentee():
         assert state.in_step.tolist() == sorted(clients)
 
 
-def test_factors_are_smaller_than_the_mentee():
-    setup, fed = laws.federation(FEDKD)
-    state = laws.simulate(setup, fed, 1)
-    assert 0 < fed.sent_up["other"] < 4 * count_floats(state.params) / 2
-    assert 0 < fed.sent_down["other"] < 4 * count_floats(state.params)
-    assert fed.sent_down["params"] == fed.sent_up["params"] == 0
-
-
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, state, *rest: state.params)  # slow for so many weights
     run = {"local_epochs": 1, "parts": laws.toy_parts((4, 3, 2, 3)), "data": laws.toy_dataset(num_train=12, channels=3)}
-    setup, fed = laws.federation(FEDKD, backbone="resnet10-3x3,cnn-small", **run)
+    setup, fed = laws.federation(FEDKD, backbone=f"{laws.NORMED},cnn-small", **run)
     start = setup.method.init(fed, setup.options)
     _, (_, trained), _ = fedkd.train_clients(start, fed.cohort(0), fed, setup.options)
     after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
     assert fed.sent_down["buffers"] == fed.sent_up["buffers"] == 4 * count_floats(start.buffers)
     laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in trained.items()}, "the statistics")
     assert laws.distance(after.buffers, start.buffers) > 1e-3
-
-
-def test_clients_keep_mentor_and_projection_and_are_tested_with_the_mentor():
-    setup, fed = laws.federation(FEDKD, **MIXED)
-    state = laws.simulate(setup, fed, 1)
-    for client, own in state.clients.items():
-        network = fed.networks[fed.architecture[client]]
-        assert own.params.keys() == fed.initial_model(network)[0].keys()
-        first = fedkd.initial_projection(network, fed.networks[0], fed)
-        assert own.projection.shape == (network.feature_dim, 64)
-        assert laws.distance(own.projection, first) > 1e-4
-        assert setup.method.personal(state)[client][0] is own.params
-
-
-def test_chunking_is_invisible_with_different_networks():
-    laws.law_4_chunking_is_invisible(FEDKD, rounds=2, chunks=(2,), **MIXED)
-
-
-def test_restore_gives_the_shape_back():
-    tensor = torch.randn(4, 3, 2, 2)
-    sent = Factors(*torch.linalg.svd(tensor.flatten(1), full_matrices=False))
-    torch.testing.assert_close(restore(sent, tensor), tensor)

@@ -119,7 +119,3 @@ def test_a_client_alone_trains_alone():
     local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
     for client, own in alone.clients.items():
         laws.assert_agree(own.params, local.clients[client].params, "a cohort of one")
-
-
-def test_chunking_is_invisible_with_different_networks():
-    laws.law_4_chunking_is_invisible(FEDMATCH, rounds=2, chunks=(2,), **MIXED)

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from fedcli.core import backbones
 from fedcli.core.trees import select
 from fedcli.papers.baselines.fedmd import (
     ClientState,
     ServerState,
-    averaged,
     digest,
     digest_by_batch,
     digest_loss,
@@ -16,7 +14,7 @@ from fedcli.papers.baselines.fedmd import (
 )
 from fedcli.registry import find_method
 from tests import laws
-from tests.reference import load
+from tests.reference import modules_of
 
 FEDMD = find_method("fedmd")
 TWO = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -49,7 +47,7 @@ def test_digest_loss_by_hand():
 
 
 def test_consensus_is_the_plain_mean_of_the_scores_in_evaluation_mode():
-    _, fed, cohort, clients = started(backbone="resnet10-3x3,cnn-small")
+    _, fed, cohort, clients = started(backbone=f"{laws.NORMED},cnn-small")
     consensus = find_consensus(*reversed(stacked(fed, cohort, clients)), cohort, fed)
     batches = list(fed.public_batches(0))
     assert [len(mean) for mean in consensus] == [5, 5, 2]
@@ -63,10 +61,7 @@ def test_consensus_is_the_plain_mean_of_the_scores_in_evaluation_mode():
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
     setup, fed, cohort, clients = started({"digest_epochs": epochs}, optimizer="adam", lr=0.003)
-    modules = []
-    for client, own in clients.items():
-        name = fed.backbones[fed.architecture[client]]
-        modules.append(load(backbones.build(name, 1, 16, 3, 0).double(), own.params, own.buffers))
+    modules = modules_of(fed, clients)
     batches = list(fed.public_batches(0))
     with torch.no_grad():
         means = [torch.stack([module.eval()(batch.x)[1] for module in modules]).mean(0) for batch in batches]
@@ -87,14 +82,11 @@ def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
     assert terms["digest"].shape == (4,)
 
 
-@pytest.mark.parametrize("backbone", ["cnn-small,cnn-mcmahan", "resnet10-3x3,cnn-small"])
+@pytest.mark.parametrize("backbone", ["cnn-small,cnn-mcmahan", f"{laws.NORMED},cnn-small"])
 def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own(backbone):
     overrides, run = {"digest_epochs": 2, "exchange": "batch"}, {"optimizer": "adam", "lr": 0.003}
     setup, fed, cohort, clients = started(overrides, backbone=backbone, **run)
-    modules = []
-    for client, own in clients.items():
-        name = fed.backbones[fed.architecture[client]]
-        modules.append(load(backbones.build(name, 1, 16, 3, 0).double(), own.params, own.buffers).train())
+    modules = modules_of(fed, clients)
     for epoch in range(2):
         for batch in fed.public_batches(0, epoch):
             before = [{name: value.clone() for name, value in module.named_buffers()} for module in modules]
@@ -135,25 +127,6 @@ def test_a_round_by_batch_digests_then_trains():
     assert set(terms) == {"digest", "cross_entropy"}
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_scores_are_sent_once_a_round_each_way(epochs):
-    setup, fed, cohort, clients = started({"digest_epochs": epochs})
-    setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
-    expected = {"params": 0, "buffers": 0, "other": 4 * 12 * 3}  # of 12 public images, for 3 classes
-    assert fed.sent_up == fed.sent_down == expected
-
-
-def test_the_average_is_uniform():
-    _, fed, cohort, clients = started(backbone="cnn-small")
-    _, (models,) = stacked(fed, cohort, clients)
-    mean = {name: sum(own.params[name] for own in clients.values()) / 4 for name in models.params}
-    found = averaged(models, cohort, fed)
-    for k in range(4):
-        laws.assert_agree(select(found.params, k), mean, "the mean")
-    size = sum(value.numel() for value in mean.values())
-    assert fed.sent_up["params"] == fed.sent_down["params"] == 4 * size
-
-
 def test_local_training_begins_at_the_average():
     overrides = {"digest_epochs": 0, "average_parameters": True}
     setup, fed, cohort, clients = started(overrides, backbone="cnn-small")
@@ -163,8 +136,3 @@ def test_local_training_begins_at_the_average():
     expected, _ = find_method("local").run_round(ServerState(same), cohort, fed, setup.options)
     for client in range(4):
         laws.assert_agree(state.clients[client].params, expected.clients[client].params, f"client {client}")
-
-
-def test_law_4_holds_with_different_networks():
-    laws.law_4_chunking_is_invisible(FEDMD, rounds=1, chunks=(2,), **TWO)
-    laws.law_4_chunking_is_invisible(FEDMD, rounds=1, overrides={"exchange": "batch"}, chunks=(2,), **TWO)

@@ -8,7 +8,6 @@ import torch
 
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from fedcli.registry import find_method
-from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDRS = find_method("fedrs")
@@ -56,28 +55,3 @@ def test_scores_of_absent_classes_are_pushed_down_less():
     logits = torch.zeros(1, 3, requires_grad=True)
     restricted_cross_entropy(logits, torch.tensor([0]), torch.tensor([1.0, 1.0, 0.1])).backward()
     assert logits.grad[0].tolist() == pytest.approx([-2 / 3, 1 / 3, 0.1 / 3])
-
-
-ABSENT = {"parts": laws.toy_parts((13, 7, 10, 2))}  # the last client has no example of class 2
-
-
-def test_it_is_fedavg_where_no_class_is_absent_and_not_elsewhere():
-    base = laws.simulate(*laws.federation("fedavg"), 2).params
-    laws.assert_agree(laws.simulate(*laws.federation(FEDRS), 2).params, base, "all classes present")
-    assert laws.distance(laws.simulate(*laws.federation(FEDRS, {"form": "soft"}), 2).params, base) > 1e-6
-    base = laws.simulate(*laws.federation("fedavg", **ABSENT), 2).params
-    for options in ({}, {"scaling": 0.1}, {"form": "soft"}):
-        assert laws.distance(laws.simulate(*laws.federation(FEDRS, options, **ABSENT), 2).params, base) > 1e-6
-
-
-@pytest.mark.parametrize("form", ["hard", "soft"])
-def test_laws_with_an_absent_class(form):
-    laws.law_1_off_is_the_simpler_method(FEDRS, rounds=2, **ABSENT)
-    laws.law_4_chunking_is_invisible(FEDRS, overrides={"form": form}, **ABSENT)
-
-
-def test_costs_are_fedavgs():
-    setup, fed = laws.federation(FEDRS)
-    one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
-    assert sum(fed.sent_down.values()) == sum(fed.sent_up.values()) == 4 * fed.sizes.parameters
-    assert setup.method.client_memory(fed.sizes) == fed.sizes.parameters

@@ -1,7 +1,5 @@
 """FedSA: equations against slow loops and hand numbers, rounds against plain torch, and the paper's set-ups."""
 
-import copy
-import dataclasses
 import math
 
 import numpy as np
@@ -10,16 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcli.core import backbones
-from fedcli.core.batches import generator
-from fedcli.errors import UserError
 from fedcli.papers import fedsa
-from fedcli.registry import find_method, find_protocol, find_table, methods
-from fedcli.results.comparison import printed
+from fedcli.registry import find_method
 from fedcli.runs.config import resolve
-from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.reference import load
+from tests.reference import means_by_class, train_plainly
 
 FEDSA = find_method("fedsa")
 FAMILY = ("fedsa", "lg-fedavg", "feddistill", "fedproto", "fedtgp")
@@ -152,30 +145,24 @@ def slow_round(fed, config, number, anchors, kept):
     sent, after = {c: [] for c in range(fed.num_classes)}, {}
     for client in range(fed.num_clients):
         model, own_margin = kept.get(client, (fed.initial_model(), 0.0))
-        module = load(copy.deepcopy(fed.network.module), *model).train()
-        optimizer = torch.optim.SGD(module.parameters(), lr=fed.config.lr, momentum=fed.config.momentum,
-                                    weight_decay=fed.config.weight_decay)  # fmt: skip
-        margin = max(own_margin, slow_margin(list(anchors)))
-        plan, found = fed.plan(fed.cohort_of(number, [client])), {c: [] for c in sent}
-        for t in range(int(plan.steps[0])):
-            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
-            features, logits = module(x)
+        margin, found = max(own_margin, slow_margin(list(anchors))), {c: [] for c in sent}
+
+        def objective(module, features, logits, y, margin=margin, found=found):
             squares = [(features[y == c].mean(0) - anchors[c]).norm() for c in y.unique()]
             distances = torch.cdist(features, anchors) + margin * F.one_hot(y, fed.num_classes)
             loss = F.cross_entropy(logits, y) + config.regularization_weight * sum(squares)
             loss = loss + config.contrastive_weight * F.cross_entropy(-distances, y)
-            loss = loss + config.calibration_weight * F.cross_entropy(module.head(anchors), torch.arange(len(anchors)))
             for feature, label in zip(features.detach(), y.tolist(), strict=True):
                 found[label].append(feature)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        own = {c: torch.stack(rows).mean(0) for c, rows in found.items() if rows}
+            calibration = F.cross_entropy(module.head(anchors), torch.arange(len(anchors)))
+            return loss + config.calibration_weight * calibration
+
+        params = train_plainly(fed, number, client, model, objective)
+        own = means_by_class(found)
         for c, prototype in own.items():
             sent[c].append(prototype)
-        model = ({n: v.detach() for n, v in module.named_parameters()}, dict(module.named_buffers()))
-        after[client] = model, slow_margin(list(own.values()))
-    prototypes = {c: torch.stack(rows).mean(0) for c, rows in sent.items() if rows}
+        after[client] = (params, {}), slow_margin(list(own.values()))
+    prototypes = means_by_class(sent)
     moved = {c: config.anchor_decay * anchors[c] + (1 - config.anchor_decay) * p for c, p in prototypes.items()}
     return torch.stack([moved.get(c, anchors[c]) for c in range(len(anchors))]), prototypes, after
 
@@ -216,96 +203,6 @@ def test_the_larger_margin_counts():
     assert laws.distance(after(0.0), after(1.1 * least)) > 1e-9
 
 
-def test_every_option_matters():
-    start = {"contrastive_weight": 1.0, "anchor_decay": 0.9}
-    base = laws.simulate(*laws.federation(FEDSA, start), 2)
-    others = [
-        {"regularization_weight": 0.0}, {"regularization_form": "code"}, {"contrastive_weight": 0.0},
-        {"margin_form": "pairs"}, {"calibration_weight": 0.0}, {"anchor_decay": 1.0}, {"prototype_mean": "examples"},
-        {"embedding": False},
-    ]  # fmt: skip
-    for other in others:
-        setup, fed = laws.federation(FEDSA, {**start, **other})
-        assert laws.distance(laws.simulate(setup, fed, 2).clients, base.clients) > 1e-6, other
-
-
-def test_the_code_form_agrees_with_the_reference_too():
-    code = {"regularization_form": "code", "regularization_weight": 10.0, "contrastive_weight": 1.0}
-    laws.law_4_chunking_is_invisible(FEDSA, overrides=code)
-
-
-def test_terms_costs_and_the_headline_of_a_round():
-    parts = [np.array([0, 3, 6, 9, 12, 1, 4]), np.array([2, 5]), np.array([7, 8]), np.array([], int)]
-    setup, fed = laws.federation(FEDSA, parts=parts)
-    state, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
-    assert set(entry["terms"]) == {"cross_entropy", "regularization", "contrastive", "calibration"}
-    width, classes = fed.feature_dim, fed.num_classes
-    assert fed.sent_down == {"params": 0, "buffers": 0, "other": 4 * classes * width}
-    assert fed.sent_up == {"params": 0, "buffers": 0, "other": 5 * width}  # two classes, one, two, none
-    assert setup.method.client_memory(fed.sizes) == fed.sizes.parameters + 2 * classes * width + 1
-    right = []
-    for client in range(4):
-        features, logits, labels = fed.predict(*state.clients[client][:2], None)
-        right.append((torch.cdist(features, state.prototypes).argmin(1) == labels).double().mean().item())
-        right.append((logits.argmax(1) == labels).double().mean().item())
-    assert entry["test_accuracy"] == pytest.approx(np.mean(right[::2]))
-    assert entry["classifier_accuracy"] == pytest.approx(np.mean(right[1::2]))
-
-
-def test_anchors_come_from_the_runs_seed():
-    for embedding, draw in ((True, fedsa.semantic_anchors), (False, fedsa.class_anchors)):
-        setup, fed = laws.federation(FEDSA, {"embedding": embedding}, seed=5)
-        expected = draw(3, fed.feature_dim, generator(5, "anchors"))
-        assert torch.equal(setup.method.init(fed, setup.options).anchors, expected)
-
-
-@pytest.fixture
-def two_networks(monkeypatch):
-    """The names of two small networks whose features have the same width."""
-    other = backbones.plain_cnn(kernel=3, padding=1, widths=(8,), pooled=(0,), hidden=(64,))
-    monkeypatch.setitem(backbones.BACKBONES, "cnn-other", other)
-    return "cnn-small,cnn-other"
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_different_networks_train_together(two_networks, name):
-    method = find_method(name)
-    laws.law_4_chunking_is_invisible(method, backbone=two_networks, chunks=(1, 4))
-    setup, fed = laws.federation(method, backbone=two_networks, clients_per_chunk="2")
-    state, permuted = (laws.simulate(setup, fed, 2, [range(4), order]) for order in ([0, 1, 2, 3], [2, 1, 3, 0]))
-    laws.assert_agree(permuted, state, "a permuted cohort")
-    params = {client: model[0] for client, model in setup.method.personal(state).items()}
-    for client, own in params.items():
-        assert own["head.weight"].shape == (3, 64)
-        assert own.keys() == params[client % 2].keys()
-    assert params[0].keys() != params[1].keys()
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_a_network_whose_clients_take_no_step(two_networks, name):
-    for sizes in ((9, 0, 5, 0), (0, 9, 0, 5)):
-        setup, fed = laws.federation(name, backbone=two_networks, parts=laws.toy_parts(sizes))
-        _, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
-        assert entry["terms"]["cross_entropy"] > 0
-
-
-@pytest.mark.parametrize("name", sorted(set(FAMILY) - {"feddistill"}))
-def test_features_of_different_widths_are_refused(name):
-    setup, fed = laws.federation(name, backbone="cnn-small,cnn-3conv")
-    with pytest.raises(UserError, match="cnn-small 64, cnn-3conv 512"):
-        setup.method.init(fed, setup.options)
-
-
-@pytest.mark.parametrize(("data", "classes", "size", "count"), [
-    ("cifar10", 10, 32, 878_538), ("cifar100", 100, 32, 924_708), ("tiny-imagenet", 200, 64, 5_694_600),
-])  # fmt: skip
-def test_networks_have_the_papers_sizes(data, classes, size, count):
-    name = find_protocol(f"fedsa:{data}-device", FEDSA).datasets[data].backbone
-    network = backbones.build(name, 3, size, classes, seed=0)
-    assert sum(value.numel() for value in network.parameters()) == count
-    assert network.feature_dim == 512
-
-
 def test_the_papers_values():
     setup = resolve(FEDSA, {"protocol": "fedsa:cifar10-silo", "dataset": "cifar10"}, need_data=False)
     assert FEDSA.config() == fedsa.Config(0.1, "paper", 0.01, "nearest", 1.0, 0.9999, "clients", True)
@@ -320,70 +217,3 @@ def test_the_papers_values():
     assert (setup.setting.mean, setup.setting.std) == ((0.5,) * 3, (0.5,) * 3)
     setup = resolve(FEDSA, {"protocol": "fedsa:cifar100-htfe8", "dataset": "cifar100"}, need_data=False)
     assert (setup.run.num_clients, setup.run.cohort_size, setup.options.contrastive_weight) == (100, 10, 1.0)
-    setup = resolve(FEDSA, {"protocol": "fedsa:cifar100-htfe8-silo", "dataset": "cifar100"}, need_data=False)  # Fig. 3
-    assert (setup.run.num_clients, setup.run.cohort_size, setup.run.rounds) == (20, 20, 200)
-    assert setup.run.backbone.split(",")[:3] == ["cnn-mcmahan", "googlenet-512", "mobilenet-v2-dropout-512"]
-    assert setup.run.backbone.count(",") == 7
-    assert [len(find_protocol(f"fedsa:cifar100-htfe{x}", FEDSA).datasets["cifar100"].backbone.split(","))
-            for x in (2, 3, 5, 8)] == [2, 3, 5, 8]  # fmt: skip
-
-
-@pytest.mark.parametrize("protocol", fedsa.PROTOCOLS[:-2], ids=lambda protocol: protocol.name)  # less the built-in ones
-def test_baselines_have_the_forms_behind_the_printed_numbers(protocol):
-    (dataset,) = protocol.datasets
-    for name, option, value in (
-        ("fedgen", "form", "code"), ("fml", "form", "code"), ("fedkd", "form", "code"),
-        ("fedproto", "gathered_epochs", "all"),
-    ):  # fmt: skip
-        method = find_method(name)
-        setup = resolve(method, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
-        assert getattr(setup.options, option) == value
-        (field,) = (own for own in dataclasses.fields(method.config) if own.name == option)
-        assert field.default == field.metadata["before"] != value  # of runs outside, and of records from before
-    assert any("--form code" in note for note in protocol.notes)
-    assert any("Standard deviations are not comparable" in note for note in protocol.notes)
-
-
-def test_figure_3_is_planned_for_every_method():
-    table = find_table("fedsa:Fig3")
-    assert {cell.method for cell in table.cells} == {"fedsa", "fedgen", "fml", "fedkd", "lg-fedavg", *FAMILY}
-    for cell in table.cells:
-        run = resolve(find_method(cell.method), cell.settings, need_data=False).run
-        assert (run.dataset, run.rounds, run.num_clients, run.cohort_size) == ("cifar100", 200, 20, 20)
-        assert len(run.backbone.split(",")) == 8
-
-
-@pytest.mark.parametrize("protocol", fedsa.PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_every_method_runs_under_every_protocol(protocol):
-    (dataset,) = protocol.datasets
-    for name in ("local", *FAMILY):
-        setup = resolve(find_method(name), {"protocol": protocol.name, "dataset": dataset}, need_data=False)
-        assert setup.protocol is protocol
-
-
-@pytest.mark.parametrize("number", range(1, 6))
-def test_tables_have_every_number_of_the_paper(number):
-    table = find_table(f"fedsa:{number}")
-    assert {(cell.row, cell.column) for cell in table.cells} == set(printed(table))
-    assert len(table.cells) == len(printed(table))
-    rounds = {"E=1": 1000, "E=5": 500, "E=10": 200}
-    for cell in table.cells:
-        if cell.method in methods():
-            run = resolve(find_method(cell.method), cell.settings, need_data=False).run
-            assert run.rounds == rounds.get(cell.column, 1000)
-            assert (run.num_clients, run.cohort_size) == ((20, 20) if "silo" in cell.column else (100, 10))
-            if number > 2 or cell.column == "HtFE8":
-                assert len(run.backbone.split(",")) == 8
-
-
-def test_the_ablations_are_what_their_names_say():
-    cells = {cell.row: resolve(FEDSA, cell.settings, need_data=False).options for cell in find_table("fedsa:4").cells}
-    for row, options in cells.items():
-        parts = row.split("+")
-        assert options.embedding == ("ER" in parts)
-        assert (options.contrastive_weight, options.calibration_weight) == (float("MCL" in parts), float("CC" in parts))
-    for cell in find_table("fedsa:5").cells:
-        options = resolve(FEDSA, cell.settings, need_data=False).options
-        symbol, value = cell.column.split("=")
-        expected = {"lambda2": 1.0, "lambda3": 1.0, symbol: float(value)}
-        assert (options.contrastive_weight, options.calibration_weight) == tuple(expected.values())

@@ -11,7 +11,6 @@ from torch import nn
 from fedcli.core.batches import generator
 from fedcli.papers.baselines import fedtgp
 from fedcli.registry import find_method
-from fedcli.runs.rounds import one_round
 from tests import laws
 
 FEDTGP = find_method("fedtgp")
@@ -134,26 +133,6 @@ def test_a_round_trains_on_the_class_means_of_the_trained_models():
     assert known.all()
 
 
-def test_the_first_round_is_local_and_the_second_is_drawn_to_the_prototypes():
-    local = laws.simulate(*laws.federation("local"), 1)
-    setup, fed = laws.federation(FEDTGP)
-    state = laws.simulate(setup, fed, 1)
-    laws.assert_agree(state.clients, local.clients, "the first round")
-    moved = state._replace(network={**state.network, "out.bias": state.network["out.bias"] + 1})
-    found = [setup.method.run_round(start, fed.cohort(1), fed, setup.options)[0].clients for start in (state, moved)]
-    assert laws.distance(*found) > 1e-6
-
-
-def test_every_option_matters():
-    base = laws.simulate(*laws.federation(FEDTGP), 2)
-    for other in (
-        {"prototype_weight": 1.0}, {"margin_threshold": 1e-3}, {"margin_form": "pairs"}, {"server_epochs": 1},
-        {"server_batch_size": 3}, {"server_lr": 0.1},
-    ):  # fmt: skip
-        state = laws.simulate(*laws.federation(FEDTGP, other), 2)
-        assert laws.distance(state.clients, base.clients) > 1e-6, other
-
-
 def test_without_any_prototype_the_network_stays():
     parts = [np.array([], int), np.array([0, 1, 2]), np.array([3]), np.array([4])]
     setup, fed = laws.federation(FEDTGP, parts=parts, cohort_size=1)
@@ -161,16 +140,3 @@ def test_without_any_prototype_the_network_stays():
     state = laws.simulate(setup, fed, 1, [[0]])
     laws.assert_agree(state.network, first.network, "the server's network")
     assert not state.has_prototype.any()
-
-
-def test_terms_and_costs_of_a_round():
-    parts = [np.array([0, 3, 6, 9, 12, 1, 4]), np.array([2, 5]), np.array([7, 8]), np.array([], int)]
-    setup, fed = laws.federation(FEDTGP, parts=parts)
-    _, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
-    assert set(entry["terms"]) == {"cross_entropy", "prototype"}
-    assert entry["terms"]["prototype"] > 0
-    assert 0 <= entry["classifier_accuracy"] <= 1
-    width = fed.feature_dim
-    assert fed.sent_down == {"params": 0, "buffers": 0, "other": 4 * 3 * width}
-    assert fed.sent_up == {"params": 0, "buffers": 0, "other": 5 * width}  # two classes, one, two, none
-    assert setup.method.client_memory(fed.sizes) == fed.sizes.parameters + 2 * 3 * width

@@ -14,12 +14,11 @@ from fedcli.papers.baselines import fml
 from fedcli.papers.baselines.fml import divergence, joined, part
 from fedcli.registry import find_method
 from tests import laws
-from tests.forms import assert_laws
-from tests.reference import load
+from tests.reference import load, minibatches
 
 FML = find_method("fml")
 NORMALISED = {
-    "backbone": "cnn-small,resnet10-3x3", "local_epochs": 1, "parts": laws.toy_parts((4, 3, 2, 3)),
+    "backbone": f"cnn-small,{laws.NORMED}", "local_epochs": 1, "parts": laws.toy_parts((4, 3, 2, 3)),
     "data": laws.toy_dataset(num_train=12, channels=3),
 }  # fmt: skip
 
@@ -107,9 +106,7 @@ def slow_round(fed, setup, number, models, sent_down):
         own = load(copy.deepcopy(network.module), *models.get(client, fed.initial_model(network))).train()
         shared = load(copy.deepcopy(fed.networks[0].module), sent_down, {}).train()
         optimizers = [torch.optim.SGD(net.parameters(), run.lr) for net in (own, shared)]
-        plan = fed.plan(fed.cohort_of(number, [client]))
-        for t in range(int(plan.steps[0])):
-            x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+        for x, y in minibatches(fed, number, client):
             output, output_g = own(x)[1], shared(x)[1]
             to_own, to_shared = (
                 kl(F.log_softmax(a, 1), F.softmax(b, 1)) for a, b in ((output, output_g), (output_g, output))
@@ -130,9 +127,8 @@ def slow_round(fed, setup, number, models, sent_down):
     return after, {name: sum(params[name] for params in sent) / len(sent) for name in sent_down}, cut
 
 
-@pytest.mark.parametrize("norm", [10.0, 0.05])
-def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch, norm):
-    monkeypatch.setattr(fml, "CLIP_NORM", norm)  # the lower one is reached
+def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch):
+    monkeypatch.setattr(fml, "CLIP_NORM", 0.05)  # which is reached
     setup, fed = laws.federation(FML, CODE, **TWO_KINDS, momentum=0.0, weight_decay=0.0, lr=0.2)
     state, models = setup.method.init(fed, setup.options), {}
     shared, cut = state.params, 0
@@ -143,16 +139,11 @@ def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch, n
         laws.assert_agree(state.params, shared, "the shared network")
         for client, model in models.items():
             laws.assert_agree(tuple(state.clients[client]), model, f"client {client} in round {number}")
-    assert (cut > 10) == (norm < 1)
-
-
-def test_the_laws_hold_in_the_codes_form():
-    assert_laws(FML, form="code")
-    laws.law_4_chunking_is_invisible(FML, overrides=CODE, chunks=(2,), **TWO_KINDS)
+    assert cut > 10
 
 
 def test_shared_networks_with_their_statistics_are_averaged_without_weights():
-    setup, fed = laws.federation(FML, **{**NORMALISED, "backbone": "resnet10-3x3,cnn-small"})
+    setup, fed = laws.federation(FML, **{**NORMALISED, "backbone": f"{laws.NORMED},cnn-small"})
     cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)
     sent = {}
     for group in fed.groups(cohort):
@@ -169,35 +160,3 @@ def test_shared_networks_with_their_statistics_are_averaged_without_weights():
         laws.assert_agree(after[i], expected, "the shared network")
     assert after.buffers
     assert laws.distance(sent[0][1], sent[1][1]) > 1e-6
-
-
-def test_clients_keep_their_private_networks_and_are_tested_with_them():
-    setup, fed = laws.federation(FML, **NORMALISED)
-    state = laws.simulate(setup, fed, 2)
-    for client, (params, buffers) in setup.method.personal(state).items():
-        initial = fed.initial_model(fed.networks[fed.architecture[client]])
-        assert params.keys() == initial[0].keys()
-        assert buffers.keys() == initial[1].keys()
-        assert laws.distance(params, initial[0]) > 1e-4
-    assert state.params.keys() == fed.initial_model(fed.networks[0])[0].keys()
-
-
-def test_chunking_is_invisible_with_different_networks():
-    run = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
-    laws.law_4_chunking_is_invisible(FML, rounds=2, chunks=(2,), **run)
-
-
-def test_equal_networks_without_divergence_train_alike():
-    alone = laws.federation(FML, {"private_task_share": 1.0, "shared_task_share": 1.0})
-    state = laws.simulate(*alone, 1)
-    clients = [own.params for own in state.clients.values()]
-    mean = {name: sum(params[name] for params in clients) / 4 for name in state.params}
-    laws.assert_agree(state.params, mean, "the mean of the private networks")
-
-
-def test_costs():
-    setup, fed = laws.federation(FML, backbone="cnn-small,cnn-mcmahan", data=laws.toy_dataset(size=16))
-    laws.simulate(setup, fed, 1)
-    small, large = (sum(p.numel() for p in network.module.parameters()) for network in fed.networks)
-    assert fed.sent_down == fed.sent_up == {"params": 4 * small, "buffers": 0, "other": 0}
-    assert setup.method.client_memory(fed.sizes) == 2 * large

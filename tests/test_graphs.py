@@ -455,15 +455,3 @@ def test_no_garbage_is_collected_within_a_capture(enabled, monkeypatch):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("chunk", ["4", "branches:4", "1"])
-@pytest.mark.parametrize("case", CASES)
-def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
-    method, overrides, run = CASES[case]
-    setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
-    state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
-    laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
-    assert fed.engine.notes == []
-    assert any(stack.replay for stack in fed.engine.stacks.values())

@@ -11,18 +11,13 @@ from fedcli.core import Aux, cross_entropy, weighted_mean
 from fedcli.core.federation import Federation
 from fedcli.errors import UserError
 from fedcli.papers import fedfm
-from fedcli.papers.baselines import fedavg
+from fedcli.papers.baselines import fedavg, fedproto
 from fedcli.registry import find_method
 from fedcli.runs import prepare
 from tests import laws, toys
-from tests.forms import assert_laws
 from tests.test_graphs import ListGraphs
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
-RESNET = {
-    "backbone": "resnet10-3x3", "local_epochs": 1, "data": laws.toy_dataset(channels=3, size=8, num_train=12),
-    "parts": laws.toy_parts((4, 3, 2, 3)),
-}  # fmt: skip
 
 
 def planted(method, run_round):
@@ -48,7 +43,7 @@ def test_law_1_catches_a_term_that_cannot_be_switched_off():
 
 def test_law_1_catches_buffers_that_are_not_averaged():
     method = replace(planted(FEDAVG, toys.skips_buffers), reduces_to=("fedavg", {}))
-    catches(laws.law_1_off_is_the_simpler_method, method, rounds=1, match="against fedavg", **RESNET)
+    catches(laws.law_1_off_is_the_simpler_method, method, backbone=laws.NORMED, match="against fedavg")
 
 
 def test_law_2_catches_a_term_that_does_nothing():
@@ -69,13 +64,24 @@ def test_law_3_catches_lost_client_state(defect, message):
     catches(laws.law_3_state_survives, planted(toys.STATEFUL, defect), match=message)
 
 
-def test_law_3_is_held_against_other_forms_of_a_method_too():
-    catches(assert_laws, planted(toys.STATEFUL, toys.touches_others), match="client that sat out")
+def test_a_law_is_held_against_the_variants_of_a_method():
+    """The defect is in what only the variant does."""
+
+    def touches_others_when_pulled_hard(state, cohort, fed, config):
+        defect = toys.touches_others if config.pull > 1 else toys.run_round
+        return defect(state, cohort, fed, config)
+
+    method = replace(planted(toys.STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull": 2.0}})
+    (variant,) = laws.variants_of(method)
+    laws.law_3_state_survives(method)
+    assert variant.name == "planted (hard)"
+    catches(laws.law_3_state_survives, variant, match="client that sat out")
 
 
 def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():
     method = planted(FEDAVG, toys.drops_local_buffers)
-    catches(laws.law_4_chunking_is_invisible, method, rounds=1, chunks=(1,), match="planted", **RESNET)
+    run = {"rounds": 1, "chunks": (1,), "backbone": laws.NORMED}
+    catches(laws.law_4_chunking_is_invisible, method, match="planted", **run)
 
 
 def test_law_4_catches_padding_that_counts():
@@ -102,8 +108,13 @@ def test_law_4_catches_padding_that_batch_normalisation_sees():
     assert with_and_without[1](method, device="cpu")  # other networks do not mind
 
 
-def test_law_5_catches_a_server_that_minds_the_order():
-    catches(laws.law_5_order_is_invisible, planted(FEDAVG, toys.first_counts_most), match="permuted cohort")
+def reverses_weights(state, cohort, fed, config):
+    return fedavg.run_round(state, cohort._replace(weights=cohort.weights.flip(0)), fed, config)
+
+
+@pytest.mark.parametrize("defect", [toys.first_counts_most, reverses_weights])
+def test_law_5_catches_a_server_that_minds_the_order(defect):
+    catches(laws.law_5_order_is_invisible, planted(FEDAVG, defect), match="permuted cohort")
 
 
 def test_law_6_catches_a_division_by_an_absent_class():
@@ -117,6 +128,33 @@ def test_law_7_catches_what_a_method_keeps_outside_of_its_state():
 def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
     with pytest.raises(UserError, match="got ClientState"):
         laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
+
+
+@pytest.mark.parametrize(
+    ("send", "match"),
+    [
+        (lambda fed, cohort: fed.upload(cohort.weights), "that clients send, counted less declared: 4.00e"),
+        (
+            lambda fed, cohort: fed.download(torch.zeros(2), cohort),
+            "that clients are sent, counted less declared: 8.00e",
+        ),
+    ],
+    ids=["up", "down"],
+)
+def test_law_9_catches_floats_that_are_not_declared(send, match):
+    def sends_more(state, cohort, fed, config):
+        send(fed, cohort)
+        return fedavg.run_round(state, cohort, fed, config)
+
+    catches(laws.law_9_costs_are_what_is_sent, planted(FEDAVG, sends_more), match=match)
+
+
+def test_law_9_catches_rows_of_classes_that_a_client_lacks():
+    def sends_all_rows(state, cohort, fed, config):
+        fed.upload = lambda stacked, present=None: type(fed).upload(fed, stacked)
+        return fedproto.run_round(state, cohort, fed, config)
+
+    catches(laws.law_9_costs_are_what_is_sent, planted(find_method("fedproto"), sends_all_rows), match="clients send")
 
 
 def test_a_figure_that_is_not_a_number_keeps_no_bound():

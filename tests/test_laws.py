@@ -1,17 +1,35 @@
-"""The laws over the registry and a method that keeps client state; law 7 over the registry is in test_runs.py."""
+"""The laws over the registry, the declared variants and a method that keeps client state.
+
+Law 7 over the registry is in test_runs.py, law 8 in test_workers.py.
+"""
 
 import dataclasses
+from functools import cache
 
 import pytest
+import torch
 
+from fedcli.core.trees import leaves
 from fedcli.declarations import is_idle
 from fedcli.registry import find_method, methods
+from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.toys import STATEFUL
+from tests.toys import MIXED, QUICK, STATEFUL, quick
 
-METHODS = [*methods().values(), STATEFUL]
-REDUCING = [method for method in METHODS if method.reduces_to is not None]
-KEEPING = [method for method in METHODS if laws.keeps(method)]
+
+def averages(method):
+    """Whether its clients' parameters are averaged, for which they need one network."""
+    return getattr(method.config(), "average_parameters", False)
+
+
+METHODS = [*map(quick, methods().values()), STATEFUL]
+VARIANTS = [variant for method in METHODS for variant in laws.variants_of(method)]
+EVERY = [*METHODS, *VARIANTS]
+REDUCING = [method for method in EVERY if method.reduces_to is not None]
+KEEPING = [method for method in EVERY if laws.keeps(method)]
+SEVERAL = [method for method in EVERY if method.mixed_networks and not averages(method)]
+FEW_STEPS = {"batch_size": 8}
+ABSENT = laws.toy_parts((13, 7, 10, 2))  # the last client lacks a class
 
 
 def named(method):
@@ -20,7 +38,7 @@ def named(method):
 
 @pytest.mark.parametrize("method", REDUCING, ids=named)
 def test_law_1_off_is_the_simpler_method(method):
-    laws.law_1_off_is_the_simpler_method(method)
+    laws.law_1_off_is_the_simpler_method(method, backbone=laws.NORMED)
 
 
 @pytest.mark.parametrize("method", REDUCING, ids=named)
@@ -33,24 +51,46 @@ def test_law_3_state_survives(method):
     laws.law_3_state_survives(method)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("method", METHODS, ids=named)
-def test_law_4_chunking_is_invisible(method, optimizer):
-    active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
-    rate, more = {"sgd": (0.05, ("branches:4",)), "adam": (0.003, ())}[optimizer]
-    chunks = (1, 2, 4, *more)
-    laws.law_4_chunking_is_invisible(method, overrides=active, chunks=chunks, optimizer=optimizer, lr=rate)
+@pytest.mark.parametrize("method", EVERY, ids=named)
+def test_law_4_chunking_is_invisible(method):
+    chunks = (1, 2, "branches:4") if method in METHODS else (2,)
+    laws.law_4_chunking_is_invisible(method, chunks=chunks, parts=ABSENT)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
+def test_law_4_chunking_is_invisible_under_adam(method):
+    laws.law_4_chunking_is_invisible(method, chunks=(4,), optimizer="adam", lr=0.003, **FEW_STEPS)
+
+
+@pytest.mark.parametrize("method", SEVERAL, ids=named)
+def test_laws_4_and_5_hold_with_different_networks(method):
+    laws.law_4_chunking_is_invisible(method, chunks=(2,), backbone=MIXED, **FEW_STEPS)
+    laws.law_5_order_is_invisible(method, backbone=MIXED, **FEW_STEPS)
+
+
+@pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
+@pytest.mark.parametrize("method", SEVERAL, ids=named)
+def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
+    setup, fed = laws.federation(method, backbone=MIXED, parts=laws.toy_parts(sizes), **FEW_STEPS)
+    state, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
+    assert all(torch.isfinite(leaf).all() for leaf in leaves(state))
+    assert entry["terms"]
+
+
+@pytest.mark.parametrize("method", EVERY, ids=named)
 def test_law_5_order_is_invisible(method):
-    laws.law_5_order_is_invisible(method)
+    laws.law_5_order_is_invisible(method, parts=ABSENT, **FEW_STEPS)
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("method", METHODS, ids=named)
 def test_law_6_edge_data(method, chunk):
-    laws.law_6_edge_data(method, chunk)
+    laws.law_6_edge_data(method, chunk, **FEW_STEPS)
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=named)
+def test_law_6_edge_data_for_variants(method):
+    laws.law_6_edge_data(method, 4, **FEW_STEPS)
 
 
 def test_law_7_resume_is_invisible():
@@ -58,32 +98,67 @@ def test_law_7_resume_is_invisible():
     assert [one.figure for one in found] == [0, 0]
 
 
-IDLE = {
-    f"{method.name} {field.name}": (method.name, field)
-    for method in methods().values()
-    for field in dataclasses.fields(method.config)
-    if field.metadata["only_with"]
-}
-CHANGED = {
-    "teacher": "collaborative", "distillation_factor": "one", "matching": "many-to-one", "calibration_optimizer": "sgd",
-    "temperature": 0.7, "calibration_lr": 0.1, "ewc_weight": 2.0, "plain_share": 0.5, "renormalize": True,
-    "generator_steps": 3, "generator_lr": 0.9, "prototype_momentum": 0.5,
+@pytest.mark.parametrize("method", VARIANTS, ids=named)
+def test_law_7_resume_is_invisible_for_variants(method):
+    laws.law_7_resume_is_invisible(method, **FEW_STEPS)
+
+
+@pytest.mark.parametrize("method", [method for method in EVERY if method.costs], ids=named)
+def test_law_9_costs_are_what_is_sent(method):
+    public = {"public_batch_size": 11} if method.uses_public_data else {}  # the last batch has one image
+    laws.law_9_costs_are_what_is_sent(method, **public)
+
+
+# Options
+
+ACTING = {  # what an option needs to act in the first rounds
+    "fccl": {"similarity_weight": 3.0}, "fedfm-lite": {"model_interval": 1}, "fedmatch": {"confidence": 0.4},
+    "fedsa": {"contrastive_weight": 1.0}, **QUICK,
+}  # fmt: skip
+CHANGED = {  # where twice the default, or another choice, will not do
+    "anchor_decay": 0.25, "clip_norm": 0.01, "confidence": 0.6, "cross_entropy_weight": 0.5, "energy_end": 0.6,
+    "energy_start": 0.5, "generator_steps": 3, "helpers": 1, "margin_threshold": 1e-3, "model_interval": 2,
+    "off_diagonal_target": 0.0, "plain_share": 0.5, "pretrain_epochs": 1, "prototype_momentum": 0.5,
+    "ramp_rounds": 4, "server_batch_size": 3, "server_momentum": 0.5, "start_round": 2,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", IDLE)
-def test_an_option_changes_nothing_but_beside_the_choices_it_is_declared_for(name):
-    method, field = find_method(IDLE[name][0]), IDLE[name][1]
-    (switch, tells), own = next(iter(field.metadata["only_with"].items())), method.config.__dataclass_fields__
-    active = {key: value for key, value in {"start_round": 0, "model_interval": 1}.items() if key in own}
-    moved = []
-    for choice in own[switch].metadata["choices"]:
-        models = []
-        for value in (field.default, CHANGED[field.name]):
-            setup, fed = laws.federation(method, {**active, switch: choice, field.name: value}, local_epochs=2)
-            models.append(laws.model_of(setup, laws.simulate(setup, fed, 3)))
-        assert is_idle(field.metadata, {switch: choice}) == (choice not in tells)
-        if choice not in tells:
-            assert laws.distance(*models) == 0
-        moved.append(laws.distance(*models) > 0)
-    assert any(moved)
+def another_value(field, now):
+    """A value of an option that is not what it is `now`."""
+    if field.metadata["choices"]:
+        return next(choice for choice in field.metadata["choices"] if choice != now)
+    return CHANGED.get(field.name, not now if isinstance(now, bool) else 2 * (now or 0))
+
+
+@cache
+def trained(name, options):
+    """The models under these options, which are pairs in the order of their names."""
+    setup, fed = laws.federation(name, dict(options), parts=ABSENT, **FEW_STEPS)
+    rounds = 3 if "prototype_momentum" in dict(options) else 2  # which acts on the second round's prototypes
+    return laws.model_of(setup, laws.simulate(setup, fed, rounds))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(method.name, field.name) for method in methods().values() for field in dataclasses.fields(method.config)],
+)
+def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, option):
+    config = find_method(name).config
+    field = config.__dataclass_fields__[option]
+    options = {**({"start_round": 0} if "start_round" in config.__dataclass_fields__ else {}), **ACTING.get(name, {})}
+    now = options.get(option, field.default)
+
+    def distance(**choice):
+        before = {**options, **choice, option: now}
+        after = {**before, option: another_value(field, now)}
+        return laws.distance(*(trained(name, tuple(sorted(values.items()))) for values in (before, after)))
+
+    if not field.metadata["only_with"]:
+        assert distance() > 1e-9
+        return
+    ((switch, telling),) = field.metadata["only_with"].items()
+    found = {choice: distance(**{switch: choice}) for choice in config.__dataclass_fields__[switch].metadata["choices"]}
+    for choice, value in found.items():
+        assert is_idle(field.metadata, {switch: choice}) == (choice not in telling)
+        assert choice in telling or value == 0
+    assert any(value > 1e-9 for value in found.values())

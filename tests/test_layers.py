@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, _random_words
 
@@ -157,16 +156,6 @@ def test_what_is_kept_is_divided_by_what_is_left(dtype):
     assert (out == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
 
 
-@pytest.mark.parametrize("p", [0.05, 0.2, 0.5, 0.9])
-def test_share_of_dropped_values_is_the_same_for_all_keys_layers_and_places(p):
-    drops = masks(p, keys=range(100), numbers=range(3))
-    spread = (p * (1 - p)) ** 0.5
-    assert drops.mean().item() == pytest.approx(p, abs=4 * spread / drops.numel() ** 0.5)
-    for means, count in ((drops.mean(1), 4096), (drops.mean(0), 300)):
-        assert means.std().item() == pytest.approx(spread / count**0.5, rel=0.15)  # as of independent draws
-        assert (means - p).abs().max() < 5 * spread / count**0.5
-
-
 @pytest.mark.parametrize(
     ("keys", "numbers"),
     [
@@ -241,33 +230,6 @@ def test_hash_is_that_of_unbounded_integers(key):
     for number in (0, 16, 99):
         expected = torch.tensor([hashed(place, number) for place in range(200)]).reshape(2, 100)
         assert torch.equal(_random_words(torch.tensor(key), number, (2, 100)), expected)
-
-
-def test_100_layers_do_not_share_places():
-    starts = sorted(number * 0x9E3779B9 % 2**32 for number in range(1, 101))
-    assert min(b - a for a, b in zip(starts, [*starts[1:], starts[0] + 2**32], strict=True)) > 20e6
-
-
-@pytest.mark.parametrize("whole_examples", [False, True])
-def test_stacked_dropout_agrees_with_one_after_the_other(whole_examples):
-    module = nn.Sequential(nn.Linear(6, 5), dropout(0.4, whole_examples=whole_examples), nn.Linear(5, 1)).double()
-    module[1].number = 3
-    draws = torch.Generator().manual_seed(0)
-    params = {
-        name: torch.randn(4, *value.shape, dtype=torch.float64, generator=draws)
-        for name, value in module.named_parameters()
-    }
-    keys, x = torch.tensor([3, 1, 3, -(2**40)]), torch.randn(4, 7, 6, dtype=torch.float64, generator=draws)
-
-    def loss(params, key, x):
-        return functional_call(module, (params, {"1.key": key}), (x,)).square().sum()
-
-    stacked = vmap(grad(loss), randomness="error")(params, keys, x)
-    for k, key in enumerate(keys):
-        single = grad(loss)({name: value[k] for name, value in params.items()}, key, x[k])
-        for name, value in single.items():
-            torch.testing.assert_close(stacked[name][k], value)
-    assert int(module[1].key) == 0
 
 
 def test_key_is_a_buffer_but_not_saved():

@@ -1,7 +1,5 @@
 """LG-FedAvg: heads are averaged and extractors stay, against a plain loop; what is sent."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,23 +7,11 @@ import torch.nn.functional as F
 from fedcli.registry import find_method
 from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.reference import load, optimizer_of
+from tests.reference import train_plainly
+from tests.toys import MIXED
 
 LG = find_method("lg-fedavg")
 HEAD = ("head.weight", "head.bias")
-
-
-def trained(fed, setup, client, number, params, buffers):
-    """The client's parameters after a round of plain torch."""
-    module = load(copy.deepcopy(fed.network.module), params, buffers).train()
-    optimizer = optimizer_of(module, setup.run, setup.run.lr)
-    plan = fed.plan(fed.cohort_of(number, [client]))
-    for t in range(int(plan.steps[0])):
-        x, y = fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
-        optimizer.zero_grad()
-        F.cross_entropy(module(x)[1], y).backward()
-        optimizer.step()
-    return {name: value.detach() for name, value in module.named_parameters()}
 
 
 def test_two_rounds_are_those_of_a_plain_loop():
@@ -34,7 +20,8 @@ def test_two_rounds_are_those_of_a_plain_loop():
     head, own = {name: first[name] for name in HEAD}, dict.fromkeys(range(4), first)
     for number, clients in enumerate(([0, 1, 3], [1, 2, 3])):
         for client in clients:
-            own[client] = trained(fed, setup, client, number, {**own[client], **head}, buffers)
+            model = {**own[client], **head}, buffers
+            own[client] = train_plainly(fed, number, client, model, lambda m, f, logits, y: F.cross_entropy(logits, y))
         sizes = [(12, 4, 8, 6)[client] for client in clients]
         head = {name: sum(n * own[c][name] for n, c in zip(sizes, clients, strict=True)) / sum(sizes) for name in HEAD}
         state = laws.simulate(setup, fed, number + 1, ([0, 1, 3], [1, 2, 3]))
@@ -43,16 +30,6 @@ def test_two_rounds_are_those_of_a_plain_loop():
         for client, (params, _) in setup.method.personal(state).items():
             laws.assert_agree(params, {**own[client], **head}, f"client {client}")
             assert list(params) == list(first)
-
-
-def test_clients_keep_no_head_and_send_nothing_else():
-    setup, fed = laws.federation(LG, cohort_size=2)
-    state, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort_of(0, [1, 3]))
-    head = fed.num_classes * (fed.feature_dim + 1)
-    assert sum(fed.sent_down.values()) == sum(fed.sent_up.values()) == 2 * head
-    assert all(not name.startswith("head") for own in state.clients.values() for name in own.params)
-    assert set(entry["terms"]) == {"cross_entropy"}
-    assert setup.method.client_memory(fed.sizes) == fed.sizes.parameters
 
 
 def test_tested_is_the_own_extractor_under_the_averaged_head():
@@ -64,7 +41,7 @@ def test_tested_is_the_own_extractor_under_the_averaged_head():
 
 
 def test_the_first_head_is_the_first_networks():
-    setup, fed = laws.federation(LG, backbone="resnet10-3x3,cnn-3conv", data=laws.toy_dataset(num_train=12))
+    setup, fed = laws.federation(LG, backbone=MIXED)
     head = setup.method.init(fed, setup.options).head
     params, _ = fed.initial_model(fed.networks[0])
     assert all(torch.equal(head[name], params[name]) for name in HEAD)

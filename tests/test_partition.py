@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcli.core import partition
-from fedcli.core.partition import Partition, count_classes, fingerprint, from_flag
+from fedcli.core.partition import count_classes, fingerprint, from_flag
 from fedcli.errors import UserError
 
 
@@ -237,21 +237,6 @@ def test_dirichlet_with_tiny_alpha_gives_whole_classes_to_open_clients():
     # A class of 50 goes to one client as a whole, the cap is N/K = 100: everybody ends with exactly two classes.
     assert count_classes(parts, labels, 40).sum(1).tolist() == [100] * 20
     assert ((count_classes(parts, labels, 40) == 50).sum(1) == 2).all()
-
-
-def test_dirichlet_gives_every_example_although_the_last_client_is_full():
-    labels = np.repeat(np.arange(60), 97)
-    for seed in range(5):
-        counts = count_classes(partition.dirichlet(labels, 3, 0.7, seed), labels, 60)
-        before = counts.cumsum(1) - counts
-        assert (counts[before >= 60 * 97 / 3] == 0).all()
-        assert (counts.sum(0) == 97).all()
-
-
-def test_dirichlet_repeats_until_the_smallest_client_has_enough():
-    sizes = [min(map(len, partition.dirichlet(CIFAR10, 10, 0.1, s, False, 1000))) for s in range(3)]
-    assert min(sizes) >= 1000
-    assert min(min(map(len, partition.dirichlet(CIFAR10, 10, 0.1, s, False, 1))) for s in range(3)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -530,17 +515,6 @@ def test_wrong_flags_are_refused_without_data(flag, words):
     with pytest.raises(UserError) as error:
         from_flag(flag)
     assert_one_line(error, *words)
-
-
-def test_missing_parameter_shows_the_right_form():
-    with pytest.raises(UserError) as error:
-        from_flag("dirichlet")
-    assert str(error.value) == "partition 'dirichlet' needs its concentration (got 'dirichlet'); write dirichlet:0.5."
-
-
-def test_partition_is_a_value():
-    assert from_flag("classes:2") == Partition("classes", (("classes_per_client", 2),))
-    assert from_flag("classes:2") != from_flag("classes:3")
 
 
 def test_fingerprint_sees_sizes_order_and_content():

@@ -5,17 +5,13 @@ import torch
 
 from fedcli.core.trees import select, tree_map
 from fedcli.papers.baselines.scaffold import (
-    CONTEXT_AXES,
-    Context,
     correction,
-    make_local_loss,
     step_length,
     update_control,
     update_mean_control,
     update_model,
 )
 from fedcli.registry import find_method
-from fedcli.runs.rounds import one_round
 from tests import laws
 
 SCAFFOLD = find_method("scaffold")
@@ -126,12 +122,6 @@ def test_on_two_quadratics_it_finds_the_global_optimum_and_fedavg_does_not():
     assert (x["w"] - optimum).abs().max() > 0.05
 
 
-def test_the_first_round_is_fedavg_and_the_second_is_not():
-    ours, base = laws.federation(SCAFFOLD), laws.federation("fedavg")
-    laws.assert_agree(laws.simulate(*ours, 1).params, laws.simulate(*base, 1).params, "the first round")
-    assert laws.distance(laws.simulate(*ours, 2).params, laws.simulate(*base, 2).params) > 1e-3
-
-
 def test_one_client_is_sgd():
     run = {"parts": laws.toy_parts((13,)), "num_clients": 1, "cohort_size": 1, "lr_decay": 0.9}
     state = laws.simulate(*laws.federation(SCAFFOLD, **run), 3)
@@ -165,31 +155,6 @@ def test_two_rounds_by_plain_gradients():
     laws.assert_agree(states[1].clients[1].c_i, first[1], "client 1 sat out")
 
 
-def test_without_clipping_and_with_clients_of_one_size_it_is_algorithm_1_in_a_slow_loop():
-    """Three rounds with two of four clients, lines 5 to 17 written out with 1 / |S| and 1 / N."""
-    run = {"parts": laws.toy_parts((5, 5, 5, 5)), "cohort_size": 2, "momentum": 0.5}
-    cohorts = ([0, 1], [1, 3], [0, 2])
-    ours = laws.simulate(*laws.federation(SCAFFOLD, {"clip_norm": 0.0}, **run), 3, cohorts)
-    _, fed = laws.federation(SCAFFOLD, reference=True, **run)
-    x = fed.initial_model()[0]
-    c, c_i = tree_map(torch.zeros_like, x), {client: tree_map(torch.zeros_like, x) for client in range(4)}
-    for number, members in enumerate(cohorts):
-        cohort = fed.cohort_of(number, members)
-        own = {name: torch.stack([c_i[client][name] for client in members]) for name in x}
-        start = fed.broadcast(x, {}, cohort)
-        ends = fed.train(start, cohort, make_local_loss(fed.network), Context(c, own), CONTEXT_AXES)[0].params
-        before = dict(c_i)
-        for place, client in enumerate(members):
-            steps = int(fed.plan(cohort).steps[place])
-            moved = {name: (x[name] - ends[name][place]) / (steps * fed.lr(number) / (1 - 0.5)) for name in x}
-            c_i[client] = {name: c_i[client][name] - c[name] + moved[name] for name in x}
-        x = {name: (ends[name][0] + ends[name][1]) / 2 for name in x}
-        c = {name: c[name] + sum(c_i[k][name] - before[k][name] for k in members) / 4 for name in x}
-    for name, value in x.items():
-        torch.testing.assert_close(ours.params[name], value, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(ours.c[name], c[name], rtol=1e-10, atol=1e-12)
-
-
 def test_clipping_shortens_the_step_of_the_objective_with_its_correction():
     """One full-batch step a round: a client moves by lr times the bound, its weight decay aside."""
     setup, fed = laws.federation(SCAFFOLD, {"clip_norm": 0.01}, **{**ONE_STEP, "weight_decay": 0.0})
@@ -210,15 +175,8 @@ def test_clipping_shortens_the_step_of_the_objective_with_its_correction():
         laws.assert_agree(second.clients[client].c_i, expected, "c_i after the second round")
 
 
-def test_momentum_lengthens_the_steps_that_option_two_divides_by():
-    setup, fed = laws.federation(SCAFFOLD, **{**ONE_STEP, "momentum": 0.75})
-    g = full_gradient(fed, fed.initial_model()[0], 0, setup.run.weight_decay)
-    c_i = laws.simulate(setup, fed, 1).clients[0].c_i  # one step, in which momentum has not begun
-    laws.assert_agree(c_i, {name: value / 4 for name, value in g.items()}, "c_i")
-
-
 def test_the_servers_rate_scales_the_parameters_and_not_the_buffers():
-    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=12, channels=3), "local_epochs": 1}
+    run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=12, channels=3), "local_epochs": 1}
     run["parts"] = laws.toy_parts((4, 3, 2, 3))
     ours, base = (
         laws.federation(SCAFFOLD, {"server_lr": 0.5, "clip_norm": 0.0}, **run),
@@ -239,13 +197,3 @@ def test_a_client_without_a_step_keeps_its_control_variate():
     after, _ = setup.method.run_round(moved, fed.cohort(2), fed, setup.options)
     assert all((value == 1).all() for value in after.clients[0].c_i.values())
     assert all(torch.isfinite(value).all() for value in after.params.values())
-
-
-def test_terms_and_costs_of_a_round():
-    setup, fed = laws.federation(SCAFFOLD)
-    _, entry = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(0))
-    assert set(entry["terms"]) == {"cross_entropy", "correction"}
-    model = fed.sizes.parameters
-    assert fed.sent_down["params"] + fed.sent_down["other"] == 4 * 2 * model  # four clients
-    assert fed.sent_up["params"] + fed.sent_up["other"] == 4 * 2 * model
-    assert setup.method.client_memory(fed.sizes) == 2 * model

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli import option
+from fedcli.check import with_defaults
 from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Aux, Params
@@ -63,6 +64,31 @@ STATEFUL = replace(
     find_method("fedavg"), name="stateful", title="pulled to the last local model", config=Config, init=init,
     run_round=run_round, reduces_to=("fedavg", {"pull": 0.0}), state_types=(ServerState, ClientState),
 )  # fmt: skip
+
+
+def narrow(channels, image_size, num_classes):
+    """An architecture whose features are as wide as those of `narrower`."""
+    hidden = nn.Linear(channels * image_size**2, 32), nn.ReLU(), nn.Linear(32, 16)
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(16, num_classes))
+
+
+def narrower(channels, image_size, num_classes):
+    width = channels * image_size**2
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
+QUICK = {"fedgen": {"generator_steps": 2}, "fedtgp": {"server_epochs": 2}, "feddf": {"distillation_epochs": 1}}
+
+
+def quick(method):
+    """The method with less work for its server, and terms that act from the first round."""
+    own = dict(QUICK.get(method.name, {}))
+    if "start_round" in method.config.__dataclass_fields__:
+        own["start_round"] = 0
+    return replace(with_defaults(method, method.name, own), variants=method.variants)
+
+
+MIXED = f"{__file__}:narrow,{__file__}:narrower"
 
 
 def forgets(state, cohort, fed, config):

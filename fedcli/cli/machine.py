@@ -121,14 +121,15 @@ def check(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    law: Annotated[list[int] | None, typer.Option(help="A law to check, 1 to 7; repeat it for several.")] = None,
+    law: Annotated[list[int] | None, typer.Option(help="A law to check, 1 to 7 or 9; repeat it for several.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every registered method, minutes.")] = False,
 ) -> None:
-    """Check methods, your own too, by seven laws that every method must keep, on small random images in float64.
+    """Check methods, your own too, by the laws that every method must keep, on small random images in float64.
 
     1: switched off, a method is the simpler one. 2: switched on, it is not. 3: what a client stores is read.
     4: clients that train together are clients one by one, with BatchNorm too, and on CUDA as captured graphs.
     5: their order does not matter. 6: data at the edge give finite numbers. 7: a resumed run is an uninterrupted one.
+    9: what is sent is what is declared. Variants that a named method declares are checked too.
     Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
     """
     from fedcli import check as laws
@@ -138,7 +139,11 @@ def check(
         raise UserError(f"--all checks every method (got {methods[0]} too); give one of the two.")
     numbers = laws.find_laws(law or ())
     if methods:
-        chosen = [laws.Case(name, registry.find_method(name), numbers) for name in methods]
+        chosen = []
+        for name in methods:
+            method = registry.find_method(name)
+            chosen.append(laws.Case(name, method, numbers))
+            chosen += [laws.Case(variant.name, variant, numbers) for variant in laws.variants_of(method)]
     else:
         kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
         engine = replace(laws.engine(), laws=tuple(number for number in laws.engine().laws if number in numbers))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcli import Method
+from fedcli import Method, both_ways
 from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, weighted_mean
 
 
@@ -70,5 +70,6 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=None,  # the simplest of its family; the others are compared with it
     state_types=(ServerState,),
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
 )

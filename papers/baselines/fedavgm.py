@@ -37,7 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
 from fedcli.papers.baselines import fedavg
 
@@ -121,5 +121,6 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"server_momentum": 0.0}),
     state_types=(ServerState,),
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
 )

@@ -43,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, tree_map, weighted_mean
 from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average
@@ -167,6 +167,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=None,  # without distillation it is FedAvg, with a model for each client: see its tests
     state_types=(ServerState, Student),
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fccl:digits-4",
     personal=lambda state: {client: state.students[kind] for client, kind in enumerate(state.architecture.tolist())},
     mixed_networks=True,
@@ -244,14 +245,23 @@ def run_client_round(state: Clients, cohort, fed, config: ClientConfig) -> tuple
     return Clients(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
+def client_costs(state: Clients, cohort, fed, config: ClientConfig) -> tuple[int, int]:
+    """Logits of the public images both ways, in every pass; and the model where it is averaged."""
+    logits = config.distillation_epochs * len(fed.public_images) * fed.num_classes
+    total = len(cohort.client_ids) * (logits + config.average_parameters * fed.sizes.parameters)
+    return total, total
+
+
 CLIENT_FORM = Method(
     name="feddf-client",
     title="FedDF in the clients: each learns from the mean logits on public images",
     config=ClientConfig,
     init=init_clients,
     run_round=run_client_round,
-    reduces_to=("local", {"distillation_epochs": 0}),
+    reduces_to=("local", {"distillation_epochs": 0, "average_parameters": False}),
     state_types=(Clients, ClientState),
+    variants={"averaged": {"average_parameters": True}},
+    costs=client_costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
     mixed_networks=True,

@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, option, rows_by_class
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean
 from fedcli.papers.baselines.fedproto_general import aggregate_prototypes
 
@@ -189,6 +189,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"distillation_weight": 0.0}),
     state_types=(ServerState, ClientState),
+    variants={"logits": {"averaged": "logits"}, "squared": {"distance": "squared"}},
+    costs=rows_by_class(lambda sizes: sizes.num_classes),
     default_protocol="fedsa:cifar10-silo",
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes**2,  # the teacher and the gathered outputs
     personal=lambda state: state.clients,

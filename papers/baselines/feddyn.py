@@ -47,7 +47,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
 
 
@@ -228,6 +228,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=None,  # alpha = 0 still adds h
     state_types=(ServerState, ClientState),
+    variants={"simplified": {"form": "simplified", "alpha": 0.1}},
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III
 )

@@ -265,7 +265,8 @@ def train_clients(state: ServerState, head: Params, cohort, fed, config: Config)
         kept = ClientState(without_head(clients.params, head), clients.buffers)
         states = fed.remember(states, group, kept)
         results.append(({name: clients.params[name] for name in HEAD}, terms))
-    return states, *fed.in_order(cohort, groups, results)
+    heads, terms = zip(*results, strict=True)
+    return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)
 
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
@@ -287,6 +288,14 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(head, trained, class_counts, states), terms
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """The head both ways, and the generator down wherever it is used."""
+    size, head = len(cohort.client_ids), fed.num_classes * (fed.feature_dim + 1)
+    used = config.generator_weight and (cohort.round or config.form == "code")
+    made = sum(value.numel() for value in state.generator.params.values()) if used else 0
+    return size * (head + made), size * head
+
+
 METHOD = Method(
     name="fedgen",
     title="FedGen: own extractors under one averaged head that also learns generated features",
@@ -295,6 +304,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("lg-fedavg", {"generator_weight": 0.0}),
     state_types=(ServerState, ClientState, Generator),
+    variants={"code": {"form": "code"}},
+    costs=costs,
     default_protocol="fedsa:cifar10-silo",
     # The model and the generator.
     client_memory=lambda sizes: (

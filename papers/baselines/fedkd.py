@@ -245,7 +245,8 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict
         kept = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
         states = fed.remember(states, group, kept)
         results.append(((part(both.params, SHARED), part(both.buffers, SHARED)), terms))
-    return states, *fed.in_order(cohort, groups, results)
+    shared, terms = zip(*results, strict=True)
+    return states, fed.in_order(cohort, groups, shared), fed.in_order(cohort, groups, terms)
 
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
@@ -338,6 +339,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"distillation_weight": 0.0}),
     state_types=(ServerState, ClientState),
+    variants={"code": {"form": "code"}},
     default_protocol="fedsa:cifar10-silo",
     # Two networks, each counted as the largest of the run, and the projection.
     client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,

@@ -176,6 +176,14 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """A client's predictions for the public images up, those of its helpers down."""
+    size = len(cohort.client_ids)
+    helpers = min(config.helpers, size - 1)
+    predictions = config.public_epochs * len(fed.public_images) * fed.num_classes if helpers else 0
+    return size * helpers * predictions, size * predictions
+
+
 METHOD = Method(
     name="fedmatch",
     title="FedMatch, adapted: its inter-client consistency alone, on public images",
@@ -184,6 +192,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"public_epochs": 0}),
     state_types=(ServerState, ClientState),
+    costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
     mixed_networks=True,

@@ -181,14 +181,24 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """Scores of the public images both ways, once or in every pass; and the model where it is averaged."""
+    passes = config.digest_epochs if config.exchange == "batch" else min(config.digest_epochs, 1)
+    scores = passes * len(fed.public_images) * fed.num_classes
+    total = len(cohort.client_ids) * (scores + config.average_parameters * fed.sizes.parameters)
+    return total, total
+
+
 METHOD = Method(
     name="fedmd",
     title="FedMD: mean class scores on public images",
     config=Config,
     init=init,
     run_round=run_round,
-    reduces_to=("local", {"digest_epochs": 0}),
+    reduces_to=("local", {"digest_epochs": 0, "average_parameters": False}),
     state_types=(ServerState, ClientState),
+    variants={"by batch": {"exchange": "batch"}, "averaged": {"average_parameters": True}},
+    costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
     mixed_networks=True,

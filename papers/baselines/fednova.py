@@ -135,6 +135,12 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return aggregate(state, clients, cohort, fed, config), terms
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """The model down; the model and the effective steps, one float, up."""
+    size = len(cohort.client_ids)
+    return size * fed.sizes.parameters, size * (fed.sizes.parameters + 1)
+
+
 METHOD = Method(
     name="fednova",
     title="FedNova: normalised averaging of local updates",
@@ -143,5 +149,6 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=None,  # it is FedAvg where clients take equally many steps, which no option of its own can arrange
     state_types=(ServerState,),
+    costs=costs,
     default_protocol="fedfm:niid-1",
 )

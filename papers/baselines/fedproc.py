@@ -267,6 +267,13 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, new, state.has_prototype | (class_counts > 0).any(0)), terms
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """The model and, where they move, the prototypes, both ways."""
+    prototypes = 0 if config.prototypes == "identity" else fed.num_classes * fed.feature_dim
+    total = len(cohort.client_ids) * (fed.sizes.parameters + prototypes)
+    return total, total
+
+
 METHOD = Method(
     name="fedproc",
     title="FedProc: prototypical contrastive federated learning",
@@ -275,6 +282,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"cross_entropy_weight": 1.0}),
     state_types=(ServerState,),
+    variants={"identity": {"prototypes": "identity"}},
+    costs=costs,
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,
 )

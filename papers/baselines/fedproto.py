@@ -40,7 +40,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, option, rows_by_class
 from fedcli.core import Client, Params, Step
 from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
 
@@ -128,6 +128,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"prototype_weight": 0.0}),
     state_types=(ServerState, ClientState),
+    variants={"all epochs": {"gathered_epochs": "all"}},
+    costs=rows_by_class(lambda sizes: sizes.feature_dim),
     default_protocol="fedsa:cifar10-silo",
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim,  # received and gathered
     personal=lambda state: state.clients,

@@ -42,7 +42,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean, weighted_mean
 
 
@@ -181,6 +181,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"prototype_weight": 0.0}),
     state_types=(ServerState,),
+    costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,
 )

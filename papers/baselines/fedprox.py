@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
 from fedcli.papers.baselines import fedavg
 
@@ -117,6 +117,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"proximal_weight": 0.0}),
     state_types=(ServerState,),
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # the local model and w_g
 )

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, cross_entropy, weighted_mean
 from fedcli.papers.baselines.fedavg import ServerState, init
 
@@ -117,5 +117,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"scaling": 1.0}),
     state_types=(ServerState,),
+    variants={"soft": {"form": "soft"}},
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedcme:fmnist-a0.1-k50-m10",
 )

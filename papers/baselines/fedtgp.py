@@ -45,7 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, option, rows_by_class
 from fedcli.core import Client, Params, generator
 from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
 
@@ -224,6 +224,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"prototype_weight": 0.0}),
     state_types=(ServerState, ClientState),
+    variants={"pairs": {"margin_form": "pairs"}},
+    costs=rows_by_class(lambda sizes: sizes.feature_dim),
     default_protocol="fedsa:cifar10-silo",
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim,  # received and own
     personal=lambda state: state.clients,

@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
@@ -178,8 +178,9 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
         states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
         trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
         results.append((fed.upload_model(trained), terms))
-    shared, terms = fed.in_order(cohort, groups, results)
-    return ServerState(*weighted_mean(shared, torch.ones_like(cohort.weights)), states), terms
+    shared, terms = zip(*results, strict=True)
+    mean = weighted_mean(fed.in_order(cohort, groups, shared), torch.ones_like(cohort.weights))
+    return ServerState(*mean, states), fed.in_order(cohort, groups, terms)
 
 
 METHOD = Method(
@@ -190,6 +191,8 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"private_task_share": 1.0, "shared_task_share": 1.0}),
     state_types=(ServerState, ClientState),
+    variants={"code": {"form": "code", "private_task_share": 0.3, "shared_task_share": 0.6}},
+    costs=both_ways(lambda sizes: sizes.parameters),  # the shared network alone
     default_protocol="fedsa:cifar10-silo",
     client_memory=lambda sizes: 2 * sizes.parameters,  # two networks, each counted as the largest of the run
     personal=lambda state: state.clients,

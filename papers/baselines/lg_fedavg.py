@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Client, Params, weighted_mean
 from fedcli.papers.baselines.fedavg import make_local_loss
 
@@ -103,6 +103,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"averaged": "nothing"}),
     state_types=(ServerState, ClientState),
+    costs=both_ways(lambda sizes: sizes.num_classes * (sizes.feature_dim + 1)),  # the head
     default_protocol="fedsa:cifar10-silo",
     personal=lambda state: {
         client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcli import Method
+from fedcli import Method, both_ways
 from fedcli.core import Client, Params
 from fedcli.papers.baselines.fedavg import make_local_loss
 
@@ -72,6 +72,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=None,  # the simplest of its family; methods with personal models are compared with it
     state_types=(ServerState, ClientState),
+    costs=both_ways(lambda sizes: 0),
     default_protocol="fedfm:niid-1",
     personal=lambda state: state.clients,
     mixed_networks=True,

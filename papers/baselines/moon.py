@@ -45,7 +45,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
@@ -199,6 +199,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"contrastive_weight": 0.0}),
     state_types=(ServerState, ClientState),
+    costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 3 * sizes.parameters,  # the model in training, the global and the previous one
 )

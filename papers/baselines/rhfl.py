@@ -226,6 +226,15 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
+def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+    """A client's predictions for the public images and its loss up, those of all others and their weights down."""
+    size = len(cohort.client_ids)
+    if size == 1 or not config.public_epochs:
+        return 0, 0
+    sent = config.public_epochs * len(fed.public_images) * fed.num_classes + 1
+    return size * (size - 1) * sent, size * sent
+
+
 METHOD = Method(
     name="rhfl",
     title="RHFL: alignment on public images by confidence, and a loss that minds wrong labels less",
@@ -234,6 +243,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"cross_entropy_weight": 1.0, "reverse_weight": 0.0, "public_epochs": 0}),
     state_types=(ServerState, ClientState),
+    costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
     mixed_networks=True,

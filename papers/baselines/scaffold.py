@@ -48,7 +48,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
 
 
@@ -211,6 +211,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=None,  # FedAvg in its first round only, whatever the options
     state_types=(ServerState, ClientState),
+    costs=both_ways(lambda sizes: 2 * sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III; Reading 7
     numerics=2,
