@@ -126,7 +126,7 @@ def test_law_7_catches_what_a_method_keeps_outside_of_its_state():
 
 
 def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
-    with pytest.raises(UserError, match="got ClientState"):
+    with pytest.raises(UserError, match="got 'ClientState'"):
         laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
 
 
