@@ -51,11 +51,11 @@ W1 = (10, "cnn-mcmahan", (1, 28), 4)
 W2 = (20, "cnn-mcmahan", (1, 28), 4)
 FEDFM = (10, "resnet18", (3, 32), 4)
 CASES = {  # way and workload, options, and the most operations of a joint step
-    "w1, stacked": ("{}", W1, SGD, 117),
-    "w1, branches": ("branches:{}", W1, SGD, 494),
-    "w2, branches": ("branches:{}", W2, SGD, 944),
-    "FedFM's network, stacked": ("{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 800),
-    "FedFM's network, branches": ("branches:{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 4090),
+    "w1, stacked": ("{}", W1, SGD, 104),
+    "w1, branches": ("branches:{}", W1, SGD, 350),
+    "w2, branches": ("branches:{}", W2, SGD, 680),
+    "FedFM's network, stacked": ("{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 720),
+    "FedFM's network, branches": ("branches:{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 1612),
 }
 
 

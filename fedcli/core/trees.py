@@ -12,7 +12,8 @@ from torch import Tensor
 Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
 
 
-def _rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
+def rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
+    """Makes a dict, tuple or list like another one, of other children."""
     if isinstance(like, dict):
         return dict(zip(like, children, strict=True))
     if hasattr(like, "_fields"):
@@ -32,7 +33,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         columns = zip(*(_children(other) for other in (tree, *others)), strict=True)
-        return _rebuild(tree, [tree_map(function, *column) for column in columns])
+        return rebuild(tree, [tree_map(function, *column) for column in columns])
     return function(tree, *others)
 
 
@@ -73,7 +74,7 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
         return select(tree, index)
     if isinstance(tree, dict):
         return {key: select_axes(value, axes[key], index) for key, value in tree.items()}
-    return _rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
+    return rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
 
 
 def count_floats(tree: Tree) -> int:

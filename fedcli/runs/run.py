@@ -402,7 +402,7 @@ def _resume(
 
 def _versions(record: dict[str, Any], method: Method) -> str:
     """What tells a record's code from that of now: the hash of the method's file and the numerics."""
-    then, now = numerics_of(record), numerics(method)
+    then, now = numerics_of(record), numerics(method, record["model"])
     numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
     return f"hash {method.file_hash}, was {record['method_hash']}{numbers}"
 
