@@ -411,7 +411,8 @@ class Events:
         monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
         monkeypatch.setattr(cuda, "stream", self.on)
         monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.log.append("replay")))
-        monkeypatch.setattr(cuda, "graph", lambda graph, stream: self.on(stream, capture=True))
+        monkeypatch.setattr(cuda, "graph_pool_handle", lambda: "the pool of all graphs")
+        monkeypatch.setattr(cuda, "graph", self.graph)
 
     def stream(self):
         name = next(self.names)
@@ -422,6 +423,10 @@ class Events:
         before, self.current = self.current, stream
         yield
         self.current = before  # not after an error, as in torch's capture
+
+    def graph(self, graph, pool, stream):
+        assert pool == "the pool of all graphs"
+        return self.on(stream, capture=True)
 
     def work(self):
         self.log.append(f"work on {self.current.name}")

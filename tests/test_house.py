@@ -75,7 +75,7 @@ def test_every_folder_is_installed():
 
 def test_the_core_is_small_and_few_modules_stand_at_the_top():
     lines = sum(file.read_text(encoding="utf-8").count("\n") for file in (PACKAGE / "core").rglob("*.py"))
-    assert 2000 < lines <= 3200
+    assert 2000 < lines <= 3400
     assert len([*PACKAGE.glob("*.py")]) <= 10
 
 

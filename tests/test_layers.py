@@ -333,7 +333,7 @@ def test_a_layer_that_is_given_images_of_two_sizes_keeps_all_taps():
             self.layer = nn.Conv2d(3, 3, 3, padding=1)
 
         def forward(self, x):
-            return self.layer(self.layer(x).mean((2, 3), keepdim=True))
+            return self.layer(input=self.layer(x).mean((2, 3), keepdim=True))
 
     network = Twice()
     assert not use_live_taps(network, 3, 4)

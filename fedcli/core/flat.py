@@ -28,7 +28,7 @@ class Flat(dict):
         self.flat, self.shapes = flat, shapes
 
 
-# For vmap and grad of torch.func, a Flat in what a function returns is its flat tensor.
+# For PyTorch's vmap and grad, a Flat in what a function returns is its flat tensor.
 register_pytree_node(Flat, lambda tree: ([tree.flat], tree.shapes), lambda flat, shapes: Flat(*flat, shapes))
 
 

@@ -100,11 +100,13 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     What its layers are given is seen when two empty images of this size pass through, in evaluation mode.
     """
     sizes: dict[nn.Conv2d, set[torch.Size]] = {}
+
+    def note(layer: nn.Conv2d, given: tuple, named: dict[str, Tensor]) -> None:
+        (x,) = given or named.values()
+        sizes.setdefault(layer, set()).add(x.shape[-2:])
+
     layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
-    hooks = [
-        layer.register_forward_pre_hook(lambda layer, given: sizes.setdefault(layer, set()).add(given[0].shape[2:]))
-        for layer in layers
-    ]
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     training = network.training
     network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
     network.train(training)

@@ -216,7 +216,6 @@ class Stack:
 
     def _capture(self, padded: bool, count: int) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
-
         steps = partial(self.steps, padded, count)
         state = self.clients, self.totals, self._number
         before = tree_map(_copy, state)
