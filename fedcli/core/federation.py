@@ -53,7 +53,6 @@ class Federation:
         num_classes: C.
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of them a client has.
-        dead_taps: Whether convolutions of some network leave out taps, see `fedcli.core.layers.LiveConv2d`.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, likewise.
         testing: Each client's own test part, likewise; empty unless the protocol tests on it.
@@ -105,6 +104,7 @@ class Federation:
         self.architecture = np.array([self.backbones.index(names[i % len(names)]) for i in range(run.num_clients)])
         shape = dataset.channels, dataset.image_size, dataset.num_classes
         modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
+        # Whether some convolutions leave out taps, which goes into the record.
         self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
         self.networks = [Network(module, run.precision, device) for module in modules]
         self.transform, self.public_transform = transform, public_transform
