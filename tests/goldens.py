@@ -14,10 +14,10 @@ import torch
 
 import fedcli
 from fedcli import registry, smoke
-from fedcli.core import NUMERICS
 from fedcli.runs.run import all_params
 
 FILE = Path(__file__).with_name("goldens.json")
+NUMBERS = ("core", "method")  # of a golden: the numerics of its run
 
 # Beside one run of each method: every kind of state, of training together and of what comes after the last round.
 OTHER_RUNS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,8 @@ def golden(name: str) -> dict[str, Any]:
     curve = [entry["test_accuracy"] for entry in run.record["rounds"]]
     params = all_params(registry.find_method(run.record["method"]), run.state, run.record["config"]["num_clients"])
     norm = sum(float(value.double().square().sum()) for _, value in params) ** 0.5
-    found = {"params_sha256": run.record["summary"]["params_sha256"], "norm": norm, "curve": curve}
+    params_sha256 = run.record["summary"]["params_sha256"]
+    found = {**run.record["numerics"], "params_sha256": params_sha256, "norm": norm, "curve": curve}
     if "post" in run.record:
         found["post"] = run.record["post"]["test_accuracy"]
     return found
@@ -77,8 +78,8 @@ def kind_of_machine() -> str:
 
 
 def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
-    """What must not change of a golden; the last digit of its norm depends on the threads, `method` is no result."""
-    return {key: value for key, value in run.items() if key not in ("norm", "method")}
+    """What must not change of a golden; the last digit of its norm depends on the threads, `NUMBERS` are no result."""
+    return {key: value for key, value in run.items() if key not in ("norm", *NUMBERS)}
 
 
 def refuse_silent_changes(known: dict[str, Any], made: dict[str, Any]) -> None:
@@ -90,23 +91,18 @@ def refuse_silent_changes(known: dict[str, Any], made: dict[str, Any]) -> None:
     silent = []
     for name, run in made["runs"].items():
         before = known["runs"].get(name)
-        raised = before is None or made["core"] > known["core"] or run["method"] > before["method"]
+        raised = before is None or any(run[number] > before[number] for number in NUMBERS)
         if not raised and numbers_of(run) != numbers_of(before):
             silent.append(name)
     if silent:
         raise SystemExit(f"changed: {', '.join(silent)}; raise NUMERICS of the core or numerics of the method first.")
 
 
-def numerics(name: str) -> int:
-    """The number of the method of a golden's run."""
-    return registry.find_method(options(name)["method"]).numerics
-
-
 def write() -> None:
     """Writes the goldens of this kind of machine."""
     known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    made = {"core": NUMERICS, "runs": {name: {"method": numerics(name), **golden(name)} for name in names()}}
-    refuse_silent_changes(known.get(kind_of_machine(), {"core": 0, "runs": {}}), made)
+    made = {"runs": {name: golden(name) for name in names()}}
+    refuse_silent_changes(known.get(kind_of_machine(), {"runs": {}}), made)
     known[kind_of_machine()] = made
     FILE.write_text(json.dumps(known, indent=1) + "\n")
 

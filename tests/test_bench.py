@@ -92,7 +92,8 @@ def test_the_workloads_are_those_of_the_docstring(workloads):
         "w2": (12_000, 20 * 60, 60_000),
         "w3": (400_000, 10 * 10 * 63, 40_000),
     }
-    assert rounds.find_workload("w2") is workloads["w2"]
+    assert rounds.find_workload("w2") is rounds.find_workload("cnn-small-batches") is workloads["w2"]
+    assert [workload.words for workload in workloads.values()] == ["cnn-five-epochs", "cnn-small-batches", "resnet18"]
     assert rounds.scaling_workloads()[0].local_epochs == 1
 
 
@@ -298,6 +299,38 @@ def test_the_convolutions_of_a_step_by_hand():
     assert len(sides(TINY_RESNET)[1].convolutions()) == 11  # kinds, of 20 layers
 
 
+def test_taps_that_meet_padding_only_are_no_work_that_has_to_be_done(monkeypatch):
+    _, plain = sides(TINY_RESNET)
+    live, kinds = plain.flops_per_sample(train=False), plain.convolutions()
+    assert rounds.Convolution((6, 512, 1, 1), (512, 512, 1, 1), (1, 1), (0, 0), 1) in kinds
+    monkeypatch.setattr(rounds, "use_live_taps", lambda *arguments: False)
+    _, plain = sides(TINY_RESNET)
+    assert plain.flops_per_sample(train=False) - live == 2 * 6_946_816  # one place in the image for each dead weight
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_rounds_of_a_protocols_own_run_are_timed_with_testing_and_say_what_all_take(method, monkeypatch):
+    small = {"train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40}
+    setup = rounds.prepare_run(method, epochs=1, seed=1, device="cpu", batch_size=10, partition="iid", **small)
+    assert (setup.run.dataset, setup.run.local_epochs) == ("cifar10", 1)
+    numbers, run_round = [], rounds.EngineRounds.round
+    monkeypatch.setattr(rounds.EngineRounds, "round", lambda own, n: numbers.append(n) or run_round(own, n))
+    fake_seconds(monkeypatch, [9, 9, 3, 0.5, 4, 0.25, 5, 0.75])
+    result = measure.measure_run(setup, 3)
+    assert numbers == [36, 37, 38, 39]  # the last ones
+    assert (result["seconds_per_round"], result["seconds_spread"]) == (4.25, [3.5, 5.75])
+    assert (result["evaluation_seconds"], result["whole_seconds"]) == (0.5, 40 * 4.25)
+    assert result["peak_bytes"] > 2**20
+    text = measure.describe_run(result)
+    assert "4.25 seconds a round (3.5-5.75), 0.5 of them testing; all 40 rounds take 2.83 minutes." in text
+
+
+def test_a_method_among_the_workloads_is_its_own_run(monkeypatch):
+    monkeypatch.setattr(measure, "measure_run", lambda setup, repeats, progress: {"method": setup.method.name})
+    assert json.loads(done("fedprox", "--json")) == {"method": "fedprox"}
+    assert "--repeats" in refused("fedprox", "--repeats", "0")
+
+
 @pytest.mark.parametrize(("method", "models"), [(rounds.simplest_method(), [1, 1]), ("fedproto", [4, 4])])
 def test_every_model_that_has_changed_is_tested(method, models):
     engine, found = sides(TINY, method=method)[0], []
@@ -408,8 +441,8 @@ def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch)
     _, plain = sides(TINY, precision=precision)
     outputs = []
     plain.model.register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
-    plain.flops_per_sample()
-    assert outputs == [{"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]]
+    plain.round([0])
+    assert set(outputs) == {{"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]}
 
 
 def test_a_result_has_the_documented_keys_and_says_what_was_measured():
@@ -487,7 +520,7 @@ def refused(*arguments):
 
 
 def test_an_unknown_workload_is_refused_with_a_suggestion():
-    assert refused("w11") == "error: unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3.\n"
+    assert refused("w11") == "error: unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3, and methods.\n"
 
 
 def test_nothing_is_written_where_an_option_is_wrong():

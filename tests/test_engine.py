@@ -15,6 +15,7 @@ from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weigh
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
 from fedcli.core.federation import NonFiniteLoss
+from fedcli.core.layers import LiveConv2d
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
@@ -22,6 +23,27 @@ from tests import laws
 from tests.toys import use_tiny_network
 
 FEDAVG = find_method("fedavg")
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("chunk", ["1", "2", "4", "branches:3"])
+def test_dead_taps_and_frozen_parameters_agree_with_the_plain_loop(chunk, clip_norm):
+    """Unequal clients, partial batches, weight decay and momentum, all parameters in the first step and some after."""
+    sizes, trained = (7, 4, 2, 6), []
+    run = {"backbone": "resnet10", "data": laws.toy_dataset(sum(sizes), channels=3, size=32), "lr": 0.01}
+    run |= {"parts": laws.toy_parts(sizes), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
+    for reference in (True, False):
+        setup, fed = laws.federation(FEDAVG, reference=reference, **run)
+        network = fed.network
+        assert any(isinstance(layer, LiveConv2d) for layer in network.module.modules()) != reference
+        loss, cohort = setup.method.module.make_local_loss(network), fed.cohort(0)
+        clients = fed.broadcast(*fed.initial_model(), cohort)
+        clients, _ = fed.train(clients, cohort, fed.optimizer_step(loss, clip_norm=clip_norm))
+        some = [name for name in clients.params if "layer4" in name and "conv" in name]
+        step = fed.optimizer_step(loss, names=some, key="some", clip_norm=clip_norm)
+        clients, _ = fed.train(clients._replace(optimizer={}), cohort, step)
+        trained.append((clients.params, clients.buffers))
+    laws.assert_agree(trained[1], trained[0], "with dead taps")
 
 
 def test_engine_agrees_in_float32():
@@ -431,11 +453,11 @@ def memory_for_two(monkeypatch):
     """A second step of more than two clients does not fit; yields how many clients every step that was tried had."""
     tried, step = [], Stack.step
 
-    def limited(self):
+    def limited(self, padded):
         tried.append(len(next(leaves(self.clients))))
         if tried[-1] > 2 and tried[-2:] == [tried[-1]] * 2:
             raise torch.OutOfMemoryError("no memory")
-        step(self)
+        step(self, padded)
 
     monkeypatch.setattr(Stack, "step", limited)
     return tried

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedcli import check
 from fedcli.core import stacked
+from fedcli.core.flat import Flat
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method, methods
@@ -122,7 +123,21 @@ def test_batch_statistics_and_dropout_are_in_the_graph(chunk, monkeypatch):
     run = {"clients_per_chunk": chunk, "parts": laws.toy_parts((8, 7, 10, 6)), "lr": 0.01}
     state, graphs, _ = by_graphs(FEDAVG, **run)
     laws.assert_agree(state, eagerly(FEDAVG, **run), "a network with batch normalisation and dropout")
-    assert graphs.captured == 1
+    assert graphs.captured == 2  # of steps whose batches are full, and of those with a mask
+
+
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
+def test_a_graph_of_several_steps_takes_as_many(chunk, monkeypatch):
+    monkeypatch.setattr(stacked, "BURST", 3)
+    monkeypatch.setattr(stacked, "WARM_UP", 1)
+    use_tiny_network(monkeypatch)
+    run = {"clients_per_chunk": chunk, "parts": laws.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs": 4}
+    state, graphs, fed = by_graphs(FEDAVG, **run)
+    laws.assert_agree(state, eagerly(FEDAVG, **run), "several steps a graph")
+    (stack,) = fed.engine.stacks.values()
+    assert set(stack.replays) == {(False, 1), (False, 3), (True, 1)}
+    steps = 3 * 4 * 6  # three rounds of the client with 24 examples
+    assert graphs.replayed < 2 * steps / 3
 
 
 def test_augmentation_is_in_the_graph():
@@ -138,9 +153,9 @@ def test_augmentation_is_in_the_graph():
 
 def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="4", rounds=4)
-    assert (graphs.captured, len(fed.engine.stacks)) == (1, 1)
+    assert (graphs.captured, len(fed.engine.stacks)) == (2, 1)  # with and without a mask
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
-    assert (graphs.captured, len(fed.engine.stacks)) == (2, 2)
+    assert (graphs.captured, len(fed.engine.stacks)) == (3, 2)
     fed.engine.way = "branches"
     cohort = fed.cohort(0)
     loss = FEDAVG.module.make_local_loss(fed.network)
@@ -163,7 +178,7 @@ def test_what_training_returns_outlives_the_next_round():
 
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call_if_it_is_long(monkeypatch):
     monkeypatch.setattr(stacked, "WORTHWHILE", 4)
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)))
     fed.engine.graphs = graphs = ListGraphs()
     cohort, plain = fed.cohort(0), setup.method.module.make_local_loss(fed.network)
     start = fed.broadcast(*fed.initial_model(), cohort)
@@ -218,7 +233,7 @@ class Planted(ListGraphs):
 
         def wrong():
             replay()
-            self.defect(work.__self__)
+            self.defect(work.func.__self__)
 
         return wrong
 
@@ -230,12 +245,17 @@ class Incapable(ListGraphs):
         raise RuntimeError("no graphs")
 
 
+def head_bias(own, packed):
+    """A parameter's place in the clients' tensors, which are packed."""
+    return Flat(packed[""], own._like.params.shapes)["head.bias"]
+
+
 def moves_too_far(own):
-    own.clients.params["head.bias"].mul_(1.0001)
+    head_bias(own, own.clients.params).mul_(1.0001)
 
 
 def forgets_the_velocity(own):
-    own.clients.optimizer["local"]["head.bias"].zero_()
+    head_bias(own, own.clients.optimizer["local"]).zero_()
 
 
 def counts_a_term_twice(own):
@@ -243,7 +263,7 @@ def counts_a_term_twice(own):
 
 
 def breaks(own):
-    own.clients.params["head.bias"][0] = torch.nan
+    head_bias(own, own.clients.params)[0] = torch.nan
 
 
 @pytest.mark.parametrize("defect", [moves_too_far, forgets_the_velocity, counts_a_term_twice, breaks])
@@ -270,7 +290,7 @@ def test_the_check_of_a_graph_costs_a_step_and_changes_no_number(monkeypatch):
         states.append(laws.simulate(setup, fed, 2))
         steps.append(fed.engine.graphs.warmed)
     assert laws.distance(*states) == 0
-    assert steps == [stacked.WARM_UP + 1] * 2
+    assert steps == [2 * (stacked.WARM_UP + 1)] * 2  # of each kind
     assert sum(samples) == 2 * 2 * 2 * sum(check.RAGGED)  # twice, two rounds of two epochs
 
 
@@ -280,7 +300,7 @@ def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
     capture = graphs.capture
 
     def limited(work):
-        if len(work.__self__.clients.params["head.bias"]) < 4:
+        if len(work.func.__self__.clients.params[""]) < 4:
             return capture(work)
         try:
             raise torch.OutOfMemoryError("no memory")
@@ -391,7 +411,8 @@ class Events:
         monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
         monkeypatch.setattr(cuda, "stream", self.on)
         monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.log.append("replay")))
-        monkeypatch.setattr(cuda, "graph", lambda graph, stream: self.on(stream, capture=True))
+        monkeypatch.setattr(cuda, "graph_pool_handle", lambda: "the pool of all graphs")
+        monkeypatch.setattr(cuda, "graph", self.graph)
 
     def stream(self):
         name = next(self.names)
@@ -402,6 +423,10 @@ class Events:
         before, self.current = self.current, stream
         yield
         self.current = before  # not after an error, as in torch's capture
+
+    def graph(self, graph, pool, stream):
+        assert pool == "the pool of all graphs"
+        return self.on(stream, capture=True)
 
     def work(self):
         self.log.append(f"work on {self.current.name}")
@@ -455,3 +480,15 @@ def test_no_garbage_is_collected_within_a_capture(enabled, monkeypatch):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("chunk", ["4", "branches:4", "1"])
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
+    method, overrides, run = CASES[case]
+    setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
+    state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
+    laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
+    assert fed.engine.notes == []
+    assert any(stack.replays for stack in fed.engine.stacks.values())

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, _random_words
+from fedcli.core import backbones
+from fedcli.core.layers import KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
 
 
 def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
@@ -237,3 +238,80 @@ def test_key_is_a_buffer_but_not_saved():
     assert [(name, value.dtype, value.shape) for name, value in layer.named_buffers()] == [("key", torch.int64, ())]
     assert not layer.state_dict()
     assert layer.double().key.dtype == torch.int64
+
+
+# Live taps
+
+
+def conv_results(layer, x):
+    """Output, and gradients of a loss by input, weight and bias."""
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    return [out, *torch.autograd.grad(out.square().sum(), [x, layer.weight, layer.bias])]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation", "live"),
+    [
+        (1, 3, 1, 1, 1, slice(1, 2)),
+        (2, 3, 2, 1, 1, slice(1, 3)),
+        (2, 5, 1, 2, 1, slice(1, 4)),
+        (1, 7, 2, 3, 1, slice(3, 4)),
+        (2, 3, 1, 2, 2, slice(1, 2)),
+        (2, 3, 1, 1, 1, None),
+        (8, 3, 2, 1, 1, None),
+        (1, 1, 2, 1, 1, None),  # padding alone, of which nothing can be left out
+        (2, 5, 3, 3, 1, None),  # the sides would need another padding each
+    ],
+)
+def test_a_convolution_by_its_live_taps_is_the_convolution(
+    size, kernel, stride, padding, dilation, live, channels_last
+):
+    layer = nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups=2).double()
+    x = images(3, 4, size)
+    if channels_last:
+        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+    expected = conv_results(layer, x)
+    assert use_live_taps(nn.Sequential(layer), 4, size) == (live is not None)
+    assert getattr(layer, "live", None) == (live and (live, live))
+    for new, old in zip(conv_results(layer, x), expected, strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
+
+
+def test_the_axes_of_an_image_have_live_taps_of_their_own():
+    layer = nn.Conv2d(4, 6, (3, 5), padding=(1, 0)).double()
+    network, x = nn.Sequential(nn.AdaptiveAvgPool2d((1, 5)), layer), images(2, 4, 6)
+    expected = network(x)
+    assert use_live_taps(network, 4, 6)
+    assert (layer.live, layer.live_padding) == ((slice(1, 2), slice(0, 5)), (0, 0))
+    torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_layer_that_is_given_images_of_two_sizes_keeps_all_taps():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            return self.layer(input=self.layer(x).mean((2, 3), keepdim=True))
+
+    network = Twice()
+    assert not use_live_taps(network, 3, 4)
+    assert type(network.layer) is nn.Conv2d
+
+
+def test_the_parameters_that_a_network_needs_of_an_image():
+    network = backbones.build("resnet18", 3, 32, 10, 0)
+    buffers = {name: value.clone() for name, value in network.named_buffers()}
+    parameters = list(network.state_dict())
+    assert use_live_taps(network, 3, 32)
+    layers = [layer for layer in network.modules() if isinstance(layer, LiveConv2d)]
+    dead = sum(layer.weight.numel() - layer.weight[:, :, *layer.live].numel() for layer in layers)
+    assert dead == 6_946_816
+    assert network.training
+    assert list(network.state_dict()) == parameters
+    assert all(torch.equal(value, buffers[name]) for name, value in network.named_buffers())
+    assert not backbones.have_dead_taps("cnn-small,resnet18-3x3", 3, 32)
+    assert backbones.have_dead_taps("cnn-small,resnet18", 3, 32)

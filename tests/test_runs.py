@@ -426,10 +426,10 @@ class Notes(StopAfter):
 def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resume(tmp_path, monkeypatch):
     step = Stack.step
 
-    def limited(self):
+    def limited(self, padded):
         if len(next(leaves(self.clients))) > 2:
             raise torch.OutOfMemoryError("no memory")
-        step(self)
+        step(self, padded)
 
     monkeypatch.setattr(Stack, "step", limited)
     options, notes = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}, Notes(2)

@@ -22,9 +22,20 @@ from typing import Any
 import torch
 
 from fedcli.bench.floors import ceilings, floors
-from fedcli.bench.rounds import FIRST_ROUND, SHAPE, Case, EngineRounds, PlainRounds, Workload, load_images, seconds_of
+from fedcli.bench.rounds import (
+    FIRST_ROUND,
+    SHAPE,
+    WORKLOADS,
+    Case,
+    EngineRounds,
+    PlainRounds,
+    Workload,
+    load_images,
+    seconds_of,
+)
 from fedcli.core.autotune import autotune, peak_memory
 from fedcli.errors import UserError
+from fedcli.runs.config import Setup
 from fedcli.runs.prepare import flushed_denormals, machine_settings
 from fedcli.runs.records import environment
 
@@ -36,7 +47,7 @@ COLUMNS = (
 )  # fmt: skip
 TABLES = (  # column: cell, of a result; each table in the width of a terminal, times in seconds
     {
-        "Workload": "{workload}",
+        "Workload": "{workload}{words}",
         "Engine": "{engine}",
         "Round": "{seconds_per_round} ({seconds_spread})",
         "Plain loop": "{plain_seconds_per_round} ({plain_spread})",
@@ -44,7 +55,7 @@ TABLES = (  # column: cell, of a result; each table in the width of a terminal, 
         "Samples/s": "{samples_per_second}",
     },
     {
-        "Workload": "{workload}",
+        "Workload": "{workload}{words}",
         "Floor": "{floor_seconds} ({reached})",
         "Not training": "{data_percent} %",
         "Evaluation": "{evaluation_seconds}",
@@ -68,12 +79,12 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         progress: Told what is being done.
 
     Returns:
-        The result, by `COLUMNS`. `engine` is `Engine.mode`; spreads are [least, largest]. `peak_bytes` is
-        the engine's, its images included: on CUDA what PyTorch holds, on a CPU what the process does (where the system
-        cannot set the process's peak back, the largest so far). `evaluation_seconds` is a pass over the test images by
-        the engine, for every model that a round has changed. `data_seconds_share` is what a round spends outside of
-        local training: drawing the batches, aggregation, and the drawing of the partition, which is counted whole
-        though a run does it once.
+        The result, by `COLUMNS`. `engine` is `Engine.mode`; spreads are [least, largest]. `peak_bytes` is that of the
+        engine's joint steps, its images included: on CUDA what PyTorch holds, on a CPU what the process does (where the
+        system cannot set the process's peak back, the largest so far). `evaluation_seconds` is a pass over the test
+        images by the engine, for every model that a round has changed. `data_seconds_share` is what a round spends
+        outside of local training: drawing the batches, aggregation, and the drawing of the partition, which is counted
+        whole though a run does it once.
     """
     workload, setup, repeats = case
     dataset, images = load_images(workload, setup.run.seed)
@@ -83,8 +94,8 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         autotune(engine.fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)
-        engine.evaluate()
         measured = {"images": images, "repeats": repeats, "peak_bytes": peak_memory(setup.device)}
+        engine.evaluate()
         plain = PlainRounds(workload, dataset, engine.fed)
         plain.round(engine.fed.cohort(FIRST_ROUND).client_ids)
         assert plain.parameters == engine.fed.sizes.parameters, "the two sides train different networks"
@@ -97,6 +108,57 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         measured["evaluation_floor_seconds"] = tested * plain.flops_per_sample(train=False) / limits.flops
         measured |= _describe(workload, engine)
     return {name: measured[name] for name in COLUMNS}
+
+
+@flushed_denormals()
+def measure_run(setup: Setup, repeats: int, progress: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
+    """Times rounds of a protocol's own run end to end, its last ones, in which all of a method's terms have begun.
+
+    Args:
+        setup: The run, see `prepare_run`.
+        repeats: Rounds that are timed, after one to warm up.
+        progress: Told what is being done.
+
+    Returns:
+        `seconds_per_round` (the median, testing included) and `seconds_spread`, of these `evaluation_seconds`,
+        `whole_seconds` of all rounds, `peak_bytes` of a round before testing, and what was run.
+    """
+    run, name = setup.run, setup.method.name
+    cifar = Workload(name, run.dataset, 3, 32, 1, run.train_examples or 50_000, 1, 1, 1, run.backbone)
+    dataset, images = load_images(cifar, run.seed)
+    _reset_peak(setup.device)
+    engine = EngineRounds(setup, dataset)
+    rounds, tests, peaks = [], [], []
+    with machine_settings(engine.fed):
+        autotune(engine.fed)
+        first = max(run.rounds - repeats - 1, 0)
+        for number in range(first, first + repeats + 1):
+            progress(f"{name}: round {number + 1}")
+            rounds.append(seconds_of(partial(engine.round, number), setup.device))
+            peaks.append(peak_memory(setup.device))
+            tests.append(seconds_of(engine.evaluate, setup.device))
+    whole = [a + b for a, b in zip(rounds[1:], tests[1:], strict=True)]
+    about = {key: getattr(run, key) for key in ("dataset", "rounds", "backbone", "precision", *SHAPE, "seed")}
+    return {
+        "method": name, "protocol": setup.protocol.name, **about, "images": images, "engine": engine.fed.engine.mode,
+        "device": str(setup.device), "repeats": repeats, "seconds_per_round": median(whole),
+        "seconds_spread": [min(whole), max(whole)], "evaluation_seconds": median(tests[1:]),
+        "whole_seconds": run.rounds * median(whole), "peak_bytes": peaks[0],
+    }  # fmt: skip
+
+
+def describe_run(result: dict[str, Any]) -> str:
+    """Says in a sentence what `measure_run` has measured."""
+    least, largest = map(short, result["seconds_spread"])
+    minutes, mebibytes = short(result["whole_seconds"] / 60), short(result["peak_bytes"] / 2**20)
+    return (
+        "{method} under {protocol} on {dataset} ({images} images), {backbone}, {precision}, {engine} on {device}: "
+        "{seconds} seconds a round ({least}-{largest}), {testing} of them testing; all {rounds} rounds take {minutes} "
+        "minutes. Peak {mebibytes} MiB."
+    ).format(
+        **result, seconds=short(result["seconds_per_round"]), least=least, largest=largest, minutes=minutes,
+        testing=short(result["evaluation_seconds"]), mebibytes=mebibytes,
+    )  # fmt: skip
 
 
 def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: Callable[[str], Any]) -> dict[str, Any]:
@@ -188,6 +250,8 @@ def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
         return f"{share:.0%}" if share <= 1 else "failed: too high"
 
     more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
+    words = result["workload"] in WORKLOADS and WORKLOADS[result["workload"]].words
+    more["words"] = f" {words}" if words else ""
     more["reached"] = reached(result["floor_share"])
     more["evaluation_reached"] = reached(result["evaluation_floor_seconds"] / result["evaluation_seconds"])
     shown = {name: text(value) for name, value in {**result, **more}.items()}

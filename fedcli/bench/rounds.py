@@ -1,10 +1,11 @@
 """What is measured: rounds of a workload, by the engine and by a plain PyTorch loop.
 
-The workloads; all train with SGD, learning rate 0.01 and momentum 0.9, new in every round:
+The workloads, each by its name or its short one; all train with SGD, learning rate 0.01 and momentum 0.9, new in every
+round:
 
-    w1    28 x 28 grey, 100 clients x 600 images, 10 a round, 5 epochs, batch 64, `cnn-mcmahan`
-    w2    the same images and network, 20 clients a round, 1 epoch, batch 10
-    w3    32 x 32 colour, 10 clients x 4,000 images, all in a round, 10 epochs, batch 64, `resnet18` (7 x 7 stem)
+    cnn-five-epochs (w1)      28 x 28 grey, 100 clients x 600 images, 10 a round, 5 epochs, batch 64, `cnn-mcmahan`
+    cnn-small-batches (w2)    the same images and network, 20 clients a round, 1 epoch, batch 10
+    resnet18 (w3)             32 x 32 colour, 10 clients x 4,000 images, all in a round, 10 epochs, batch 64, 7 x 7 stem
 
 The images are Fashion-MNIST's and CIFAR-10's where those sets are on the machine, and random ones of the same shape
 where they are not; every result says which.
@@ -31,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedcli import registry
 from fedcli.core import evaluation
 from fedcli.core.federation import Federation
+from fedcli.core.layers import LiveConv2d, use_live_taps
 from fedcli.data import datasets
 from fedcli.errors import UserError, unknown
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
@@ -47,7 +49,7 @@ SHAPE = ("cohort_size", "local_epochs", "batch_size")  # of a workload: what a r
 class Workload:
     """What is trained in a round; all clients hold equally many images, of 10 classes."""
 
-    name: str
+    name: str  # the short one
     dataset: str  # whose images are taken where it is on the machine
     channels: int
     image_size: int  # pixels
@@ -58,6 +60,7 @@ class Workload:
     batch_size: int
     backbone: str
     num_test: int = 10_000  # random images for the evaluation
+    words: str = ""  # the name that says what it is
 
     @property
     def samples(self) -> int:
@@ -70,22 +73,23 @@ class Workload:
         return self.cohort_size * self.local_epochs * -(-self.images_per_client // self.batch_size)
 
 
-_W1 = Workload("w1", "fmnist", 1, 28, 100, 600, 10, 5, 64, "cnn-mcmahan")
-_W2 = replace(_W1, name="w2", cohort_size=20, local_epochs=1, batch_size=10)
-_W3 = Workload("w3", "cifar10", 3, 32, 10, 4_000, 10, 10, 64, "resnet18")
+_W1 = Workload("w1", "fmnist", 1, 28, 100, 600, 10, 5, 64, "cnn-mcmahan", words="cnn-five-epochs")
+_W2 = replace(_W1, name="w2", cohort_size=20, local_epochs=1, batch_size=10, words="cnn-small-batches")
+_W3 = Workload("w3", "cifar10", 3, 32, 10, 4_000, 10, 10, 64, "resnet18", words="resnet18")
 WORKLOADS = {workload.name: workload for workload in (_W1, _W2, _W3)}
 DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 
 def find_workload(name: str, known: Mapping[str, Workload] = WORKLOADS) -> Workload:
-    """The workload of that name.
+    """The workload of that name, short or not.
 
     Raises:
         UserError: If there is none.
     """
-    if name not in known:
-        raise unknown("workload", name, known, f"there are {', '.join(known)}.")
-    return known[name]
+    by_name = {**known, **{workload.words: workload for workload in known.values() if workload.words}}
+    if name not in by_name:
+        raise unknown("workload", name, by_name, f"there are {', '.join(by_name)}, and methods.")
+    return by_name[name]
 
 
 def scaling_workloads() -> list[Workload]:
@@ -126,9 +130,7 @@ def prepare(
     Raises:
         UserError: If an option is out of range or the method unknown.
     """
-    for flag, value in (("--epochs", epochs), ("--repeats", repeats)):
-        if value is not None and value < 1:
-            raise UserError(f"{flag} must be >= 1 (got {value}); choose a value in that range.")
+    _refuse_below_1(epochs, repeats)
     workload = replace(workload, local_epochs=epochs or workload.local_epochs)
     chosen = registry.find_method(method or simplest_method())
     known = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
@@ -142,6 +144,29 @@ def prepare(
     setup = resolve(chosen, {**defaults, **own, **shape, **machine})
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return Case(workload, replace(setup, setting=None), repeats)
+
+
+def _refuse_below_1(epochs: int | None, repeats: int) -> None:
+    for flag, value in (("--epochs", epochs), ("--repeats", repeats)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} must be >= 1 (got {value}); choose a value in that range.")
+
+
+def prepare_run(name: str, *, epochs: int | None = None, repeats: int = 5, **machine: Any) -> Setup:
+    """Sets up the run of a method's own protocol on CIFAR-10's images, whether or not these are on the machine.
+
+    Args:
+        name: Of the method, or the path of its file.
+        epochs: Local epochs in place of the protocol's.
+        repeats: Rounds that are timed.
+        **machine: `device`, `precision`, `clients_per_chunk` and `seed`, as for a run.
+
+    Raises:
+        UserError: If an option is out of range or the method unknown.
+    """
+    _refuse_below_1(epochs, repeats)
+    epochs = {} if epochs is None else {"local_epochs": epochs}
+    return resolve(registry.find_method(name), {"dataset": "cifar10", **epochs, **machine}, need_data=False)
 
 
 def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
@@ -247,6 +272,8 @@ class PlainRounds:
             torch.default_generator.manual_seed(seed)
             self.model = plain_network(workload).to(fed.device, fed.dtype)
         self.parameters = sum(value.numel() for value in self.model.parameters())
+        self._live = copy.deepcopy(self.model)  # the work that has to be done
+        use_live_taps(self._live, workload.channels, workload.image_size)
         self.state = copy.deepcopy(self.model.state_dict())
         draw = torch.Generator().manual_seed(seed)
         self._loaders = []
@@ -264,16 +291,19 @@ class PlainRounds:
             for _ in range(self._epochs):
                 for x, y in self._loaders[client]:
                     optimizer.zero_grad()
-                    self._loss(x, y).backward()
+                    self._loss(self.model, x, y).backward()
                     optimizer.step()
             states.append(copy.deepcopy(self.model.state_dict()))
         self.state = {name: sum(state[name] for state in states) / len(states) for name in self.state}
 
     def flops_per_sample(self, train: bool = True) -> float:
-        """Floating-point operations of a training step, forward and backward, over its samples; or of the forward."""
+        """Floating-point operations of a training step, forward and backward, over its samples; or of the forward.
+
+        Taps that meet padding only are left out, see `fedcli.core.layers.LiveConv2d`.
+        """
         x, y = next(iter(self._loaders[0]))
         with FlopCounterMode(display=False) as counter:
-            loss = self._loss(x, y)
+            loss = self._loss(self._live, x, y)
             if train:
                 loss.backward()
         return counter.get_total_flops() / len(x)
@@ -283,20 +313,23 @@ class PlainRounds:
         found: dict[Convolution, None] = {}
 
         def note(layer: nn.Conv2d, given: tuple[Tensor], out: Tensor) -> None:
-            sizes = tuple(given[0].shape), tuple(layer.weight.shape)
-            found[Convolution(*sizes, layer.stride, layer.padding, layer.groups)] = None
+            weight, padding = layer.weight, layer.padding
+            if isinstance(layer, LiveConv2d):
+                weight, padding = weight[:, :, *layer.live], layer.live_padding
+            sizes = tuple(given[0].shape), tuple(weight.shape)
+            found[Convolution(*sizes, layer.stride, padding, layer.groups)] = None
 
-        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Conv2d)]
+        layers = [layer for layer in self._live.modules() if isinstance(layer, nn.Conv2d)]
         hooks = [layer.register_forward_hook(note) for layer in layers]
-        self._loss(*next(iter(self._loaders[0])))
+        self._loss(self._live, *next(iter(self._loaders[0])))
         for hook in hooks:
             hook.remove()
         return tuple(found)
 
-    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(self._device), y.to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            return F.cross_entropy(self.model(x), y)
+            return F.cross_entropy(model(x), y)
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:

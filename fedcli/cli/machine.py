@@ -12,6 +12,7 @@ from rich.markup import escape
 from fedcli import registry
 from fedcli.cli.printing import print_table, show_traceback, try_write
 from fedcli.errors import UserError
+from fedcli.userfiles import is_from_file
 
 
 def smoke(
@@ -47,7 +48,9 @@ def smoke(
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORKLOAD", help="w1, w2, w3. \\[default: w1 w2; none with --plot]", show_default=False),
+        typer.Argument(
+            metavar="WORKLOAD|METHOD", help="See above. \\[default: w1 w2; none with --plot]", show_default=False
+        ),
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="Name of a method, or path of a method file. \\[default: the simplest]")
@@ -69,21 +72,31 @@ def bench(
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
-    w1: 28 x 28 grey images, 100 clients x 600, 10 a round, 5 epochs, batch 64, cnn-mcmahan.
-    w2: the same images, 20 clients a round, 1 epoch, batch 10.
-    w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64, resnet18; hours on a CPU.
+    cnn-five-epochs, w1: 28 x 28 grey images, 100 clients x 600, 10 a round, 5 epochs, batch 64, cnn-mcmahan.
+    cnn-small-batches, w2: the same images, 20 clients a round, 1 epoch, batch 10.
+    resnet18, w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64; hours on a CPU.
+    METHOD: rounds of its own protocol on CIFAR-10, testing included, without the plain loop; how long all will take.
     Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
     """
     from fedcli.bench import measure, rounds
     from fedcli.figures import plots, speed
 
-    chosen = [rounds.find_workload(name) for name in workloads or (() if plot else rounds.DEFAULT_WORKLOADS)]
+    named = workloads or (() if plot else rounds.DEFAULT_WORKLOADS)
+    methods = [name for name in named if name in registry.methods() or is_from_file(name)]
+    chosen = [rounds.find_workload(name) for name in named if name not in methods]
     scaling = rounds.scaling_workloads() if plot else []
     options = {
         "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
         "epochs": epochs, "repeats": repeats, "seed": seed,
     }  # fmt: skip
     cases = [rounds.prepare(workload, **options) for workload in [*chosen, *scaling]]
+    machine = {name: value for name, value in options.items() if name != "method"}
+    for setup in [rounds.prepare_run(name, **machine) for name in methods]:
+        with Console(stderr=True).status(setup.method.name) as status:
+            result = measure.measure_run(setup, repeats, status.update)
+        typer.echo(dumps(result) if json else measure.describe_run(result))
+    if not cases:
+        return
     csv = csv and measure.result_file(csv, cases[0].setup.device, ".csv")
     plot = plot and measure.result_file(plot, cases[0].setup.device, "-scaling.png")
     if csv is not None:  # refused now rather than after minutes

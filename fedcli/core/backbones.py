@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, use_live_taps
 from fedcli.errors import UserError, nearest, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
@@ -143,6 +143,13 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would touch the generators of GPUs too
         return recipe.make(channels, image_size, num_classes)
+
+
+@cache
+def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
+    """Says whether a network of those named, with commas between them, has dead taps, see `use_live_taps`."""
+    networks = (build(name, channels, image_size, 2, seed=0) for name in names.split(","))
+    return any(use_live_taps(network, channels, image_size) for network in networks)
 
 
 def plain_cnn(

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
 from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
+from fedcli.core.flat import flatten
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, with_optimizer
+from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, packed, with_optimizer, with_room
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
 from fedcli.errors import UserError
 
@@ -195,18 +196,22 @@ class Engine:
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
         rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
         sizes = plan.size[:steps, chunk]
-        padded = bool(((sizes > 0) & (sizes < plan.index.shape[2])).any())  # else the batches need no mask
-        batch_axes = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
-        update = self._for_many(keyed(step.update), (0, batch_axes, axes), len(sizes[0]))
-        make = partial(Stack, update, self.gather, padded, self.graphs, self._without_graphs)
+        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), clients))
+        update, num_clients = packed(keyed(step.update), like), len(sizes[0])
+        updates = {
+            padded: self._for_many(update, (0, Batch(0, 0, 0 if padded else None, 0, 0, None, 0), axes), num_clients)
+            for padded in (False, True)
+        }
+        make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
         if self.graphs is None:
             together = make()
         else:
-            tensors = clients, context, rows.index[0], rows.draws is None
-            together = find_stack(self.stacks, (step.update, axes, padded, self.way), tensors, make)
+            rows = tree_map(with_room, rows)
+            together = find_stack(self.stacks, (step.update, axes, self.way), (clients, context, rows), make)
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
         counts = sizes.sum(1).tolist()
-        return together.train(clients, context, rows, num_batches, rate, lambda t: self._step_done(counts[t]))
+        padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
+        return together.train(clients, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None

@@ -19,12 +19,15 @@ from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, 
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
+from fedcli.core.layers import use_live_taps
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
 
-EVALUATION_BATCH = 500  # images
-QUICK_BATCH = 250  # on a CPU: what a portion leaves between the layers is reused, not given back to the system
+# Images that go through a network together in evaluation mode.
+EVALUATION_BATCH = 500  # on a CPU
+QUICK_BATCH = 250  # on a CPU for what is only reported: what a portion leaves between the layers is then reused
+GPU_BATCH = 2500  # enough for every kernel to fill a GPU
 
 
 class Cohort(NamedTuple):
@@ -101,6 +104,8 @@ class Federation:
         self.architecture = np.array([self.backbones.index(names[i % len(names)]) for i in range(run.num_clients)])
         shape = dataset.channels, dataset.image_size, dataset.num_classes
         modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
+        # Whether some convolutions leave out taps, which goes into the record.
+        self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
         self.networks = [Network(module, run.precision, device) for module in modules]
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
@@ -400,7 +405,7 @@ class Federation:
             width = cohort.network.feature_dim
             sums = torch.zeros(self.num_classes, width, dtype=self.dtype, device=self.device)
             counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
-            for x, y in map(self.engine.gather, _portions(self.training[cohort.client_ids[k]])):
+            for x, y in map(self.engine.gather, self._portions(self.training[cohort.client_ids[k]])):
                 features = cohort.network(*model, x, train=False).features
                 batch_sums, batch_counts = class_sums(features, y, self.num_classes)
                 sums, counts = sums + batch_sums, counts + batch_counts
@@ -437,17 +442,21 @@ class Federation:
         index = np.arange(len(labels)) if index is None else index
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
         own = self.engine.own if quick and self.device.type == "cpu" else lambda tensor: tensor
-        portions = _portions(index, QUICK_BATCH if quick and self.device.type == "cpu" else EVALUATION_BATCH)
 
         @torch.no_grad()
-        def of_portion(portion: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-            positions = torch.as_tensor(portion, device=self.device)
+        def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
-            return features.cpu(), logits.cpu(), labels[positions].cpu()
+            return features, logits, labels[positions]
 
         with self.timed("evaluate"):
             params = tree_map(own, params)
-            return concatenate(self.engine.side_by_side(of_portion, portions or [index]))
+            found = concatenate(self.engine.side_by_side(of_portion, self._portions(index, quick)))
+            return tree_map(Tensor.cpu, found)  # here alone Python waits for the device
+
+    def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
+        """Cuts positions into those that go through a network together, on the device; one without any where none."""
+        small = QUICK_BATCH if quick else EVALUATION_BATCH
+        return torch.as_tensor(index, device=self.device).split(small if self.device.type == "cpu" else GPU_BATCH)
 
 
 def count_parameters(network: Network) -> int:
@@ -482,10 +491,6 @@ def _cut(parts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[np.nda
     """Cuts each client's examples in two, of which the first part has that size."""
     pairs = list(zip(parts, sizes, strict=True))
     return [part[:size] for part, size in pairs], [part[size:] for part, size in pairs]
-
-
-def _portions(index: np.ndarray, size: int = EVALUATION_BATCH) -> list[np.ndarray]:
-    return [index[start : start + size] for start in range(0, len(index), size)]
 
 
 def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:

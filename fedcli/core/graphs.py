@@ -23,10 +23,10 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class CudaGraphs:
-    """Graphs of a CUDA device, each with memory of its own."""
+    """Graphs of a CUDA device, which share their memory: none leaves in it what a replay or another graph needs."""
 
     def __init__(self, device: torch.device):
-        self._device = device
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
 
@@ -46,7 +46,7 @@ class CudaGraphs:
         """
         ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
         try:
-            with _no_garbage(), torch.cuda.graph(graph, stream=self._stream):
+            with _no_garbage(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 work()
         finally:
             torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one

@@ -3,6 +3,7 @@
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -55,6 +56,71 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
             self.running_var.add_(rate * (unbiased - self.running_var))
         scale = self.weight * (var + self.eps).rsqrt()
         return centred * scale[:, None, None] + self.bias[:, None, None]
+
+
+class LiveConv2d(nn.Conv2d):
+    """A convolution of images of one size by those taps of its kernel alone that meet the image somewhere.
+
+    The others meet padding only: they add nothing and get no gradient. Weights and function are torch's; an optimizer
+    goes on with all of the weight, by its decay and its momentum.
+
+    Attributes:
+        live: Of height and width, the taps.
+        live_padding: Of height and width, the padding that is left.
+    """
+
+    live: tuple[slice, slice]
+    live_padding: tuple[int, int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolves `[B, C, H, W]`."""
+        if self.weight.stride(1) == 1:  # with the channels last, as then its gradient is
+            weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
+        else:
+            weight = self.weight[:, :, *self.live]
+        return F.conv2d(x, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
+
+
+def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
+    """Returns along one axis of `size` pixels the taps that meet any of these, and the padding that is left."""
+    places = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    starts = range(-padding, places * stride - padding, stride)
+    live = [tap for tap in range(kernel) if any(0 <= start + tap * dilation < size for start in starts)]
+    first, last = (live[0], live[-1]) if live else (0, kernel - 1)
+    left = padding - first * dilation
+    if left < 0 or (size + 2 * left - dilation * (last - first) - 1) // stride + 1 != places:
+        return slice(0, kernel), padding  # the other side would need another padding
+    return slice(first, last + 1), left
+
+
+@torch.no_grad()
+def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
+    """Lets the convolutions of a network leave out dead taps, see `LiveConv2d`; returns whether there are any.
+
+    What its layers are given is seen when two empty images of this size pass through, in evaluation mode.
+    """
+    sizes: dict[nn.Conv2d, set[torch.Size]] = {}
+
+    def note(layer: nn.Conv2d, given: tuple, named: dict[str, Tensor]) -> None:
+        (x,) = given or named.values()
+        sizes.setdefault(layer, set()).add(x.shape[-2:])
+
+    layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    training = network.training
+    network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
+    network.train(training)
+    for hook in hooks:
+        hook.remove()
+    changed = False
+    for layer, seen in sizes.items():
+        if len(seen) > 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+            continue
+        axes = zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+        live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
+        if any(part != slice(0, size) for part, size in zip(live, layer.kernel_size, strict=True)):
+            layer.__class__, layer.live, layer.live_padding, changed = LiveConv2d, live, padding, True
+    return changed
 
 
 class KeyedDropout(nn.Module):

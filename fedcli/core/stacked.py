@@ -1,6 +1,6 @@
 """Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,13 +9,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, Step, under_vmap
+from fedcli.core.clients import Client, Step, Update, under_vmap
+from fedcli.core.flat import pack, unpack
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
 from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
 WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
+BURST = 8  # steps of the larger graph of a kind
 KEPT = 4  # stacks kept for the rounds to come
 
 # How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
@@ -61,6 +63,19 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     return clients._replace(optimizer=stack([step.init_optimizer(select(clients.params, k)) for k in range(count)]))
 
 
+def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, dict[str, Tensor]]]:
+    """Makes a local step of one client take and return it packed, as `like` says, and return beside it only the terms.
+
+    So the parameters are one tensor for the optimizer, and for all that is done with stacked clients.
+    """
+
+    def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, dict[str, Tensor]]:
+        after, aux = update(unpack(client, like), batch, context)
+        return pack(after, like), aux.terms
+
+    return run
+
+
 class Rows(NamedTuple):
     """What K clients need of a plan, on the device; [T, K, ...], or [K, ...] for one step."""
 
@@ -71,20 +86,29 @@ class Rows(NamedTuple):
     keys: Tensor  # [T, K]
 
 
+def with_room(rows: Tensor) -> Tensor:
+    """Repeats the last row of `[T, ...]` up to a power of two, so that rounds of other lengths share the graphs."""
+    more = (1 << (len(rows) - 1).bit_length()) - len(rows)
+    return torch.cat([rows, rows[-1:].expand(more, *rows.shape[1:])])
+
+
 class Stack:
-    """Trains clients together; owns their tensors, at fixed addresses if there are graphs, and the graph of their step.
+    """Trains clients together; owns their tensors, at fixed addresses if there are graphs, and the graphs of steps.
+
+    A step is of one of two kinds, since masks cost a network with batch normalisation four times as many operations:
+    `padded` where some client's batch is not full, else by the plain formulas.
 
     Attributes:
-        clients: Stacked; None before the first call of `train`.
+        clients: Stacked and packed; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
-        replay: The graph of the step; None as long as there is none.
+        replays: Graphs by kind and by how many steps they take.
     """
 
     def __init__(
         self,
-        update: Callable[..., tuple[Client, Aux]],
+        updates: dict[bool, Callable[..., tuple[Tree, dict[str, Tensor]]]],
         gather: Callable[..., tuple[Tensor, Tensor]],
-        padded: bool,
+        like: Client,
         graphs: CudaGraphs | None = None,
         give_up: Callable[[str], None] = lambda reason: None,
         kept: bool = False,
@@ -92,51 +116,64 @@ class Stack:
         """Makes a stack without clients.
 
         Args:
-            update: A local step of stacked clients: takes clients, batch and context, returns clients and an `Aux`.
+            updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
             gather: Turns positions and draws into network input and labels.
-            padded: Whether some batches are not full, so that they need a mask.
+            like: A client, which says how they are packed.
             graphs: Of the device, if it has any. Without them every step makes new tensors, which is faster on a CPU:
                 those of the step before are reused, and not given back to the system.
             give_up: Told why, if the step cannot be a graph.
             kept: Whether it is used again in later rounds.
         """
-        self._update, self._gather, self._padded = update, gather, padded
+        self._updates, self._gather, self._like = updates, gather, like
         self._graphs, self._give_up, self._kept, self._fixed = graphs, give_up, kept, graphs is not None
-        self.clients: Client | None = None
+        self.clients: Tree = None
         self.totals: dict[str, Tensor] = {}
-        self._eager_steps = 0
-        self.replay: Work | None = None
+        self._eager_steps = {False: 0, True: 0}
+        self.replays: dict[tuple[bool, int], Work] = {}
 
     def train(
-        self, clients: Client, context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor,
+        self, clients: Client, context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor, padded: Sequence[bool],
         step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
-        """Trains stacked clients, with optimizer state, through all rows; calls `step_done(t)` after each.
+        """Trains stacked clients, with optimizer state, through all rows.
+
+        Args:
+            clients: The clients.
+            context: Of their objective.
+            rows: Of their plan; those after the last step are not used.
+            num_batches: `[K]`, batches in an epoch.
+            rate: Learning rate.
+            padded: For each of the T steps, of which kind it is.
+            step_done: Called with the number of each step, when it has been taken or is on its way.
 
         Returns:
-            The clients after the last row, and the sums of their terms, `[K]` by name.
+            The clients after the last step, and the sums of their terms, `[K]` by name.
         """
-        given = (clients, context, tree_map(lambda leaf: leaf[0], rows), num_batches, rate)
+        number = torch.zeros_like(rows.size[0, :1])  # of the next step
+        given = (pack(clients, self._like, lead=1), context, rows, num_batches, rate, number)
         if self.clients is None:
-            self._given = tree_map(_copy, given)
-            self.clients, self._context, self._now, self._num_batches, self._rate = self._given
+            self._given = tree_map(_copy, given) if self._fixed else given
+            self.clients, self._context, self._rows, self._num_batches, self._rate, self._number = self._given
         else:  # into the same tensors
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
-        for t in range(len(rows.size)):
-            tree_map(lambda own, all_steps, t=t: own.copy_(all_steps[t]), self._now, rows)
-            self._advance(len(rows.size) - t)
-            step_done(t)
-        result = self.clients, self.totals
-        return tree_map(torch.clone, result) if self._kept else result
+        done = 0
+        while done < len(padded):
+            same = next((n for n, kind in enumerate(padded[done:]) if kind != padded[done]), len(padded) - done)
+            taken = self._advance(padded[done], same, len(padded) - done)
+            for number in range(done, done + taken):
+                step_done(number)
+            done += taken
+        return tree_map(_copy, (unpack(self.clients, self._like), self.totals))
 
-    def step(self) -> None:
+    def step(self, padded: bool) -> None:
         """Takes one local step of each client; those that have run out of data stand still."""
-        now = self._now
+        now = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
+        self._number += 1
         x, y = self._gather(now.index, now.draws)
-        mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if self._padded else None
+        mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
-        after, aux = self._update(self.clients, batch, self._context)
+        after, terms = self._updates[padded](self.clients, batch, self._context)
         active = now.size > 0
 
         def move(own: Tensor, new: Tensor) -> Tensor:
@@ -146,30 +183,47 @@ class Stack:
         moved = tree_map(move, self.clients, after)
         self.clients = self.clients if self._fixed else moved
         if not self.totals:
-            self.totals = tree_map(torch.zeros_like, aux.terms)
-        tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, aux.terms)
+            self.totals = tree_map(torch.zeros_like, terms)
+        tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, terms)
 
-    def _advance(self, left: int) -> None:
-        """Takes the next step, by a graph as soon as there is one; `left` steps are left, this one included."""
+    def steps(self, padded: bool, count: int) -> None:
+        """Takes some local steps of each client."""
+        for _ in range(count):
+            self.step(padded)
+
+    def _advance(self, padded: bool, same: int, left: int) -> int:
+        """Takes the next step or steps, by a graph as soon as there is one; returns how many.
+
+        Args:
+            padded: Of which kind they are.
+            same: Steps of this kind until the next one of the other kind.
+            left: Steps that are left, of any kind.
+        """
+        count = BURST if same >= BURST and (padded, 1) in self.replays else 1
+        worthwhile = self._kept or left >= WORTHWHILE * count
         if self._graphs is None:
-            self.step()
-        elif self.replay is not None:
-            self.replay()
-        elif self._eager_steps >= WARM_UP and (self._kept or left >= WORTHWHILE):
-            self._capture()
+            self.step(padded)
+        elif (padded, count) in self.replays:
+            self.replays[padded, count]()
+        elif count > 1 and not worthwhile:
+            return self._advance(padded, 1, left)
+        elif self._eager_steps[padded] >= WARM_UP and worthwhile:
+            self._capture(padded, count)
         else:
-            self._graphs.warm_up(self.step)
-            self._eager_steps += 1
+            self._graphs.warm_up(partial(self.step, padded))
+            self._eager_steps[padded] += 1
+        return count
 
-    def _capture(self) -> None:
-        """Takes one step twice, plainly and by a graph of it, which stays if both lead to the same clients."""
-        state = self.clients, self.totals
+    def _capture(self, padded: bool, count: int) -> None:
+        """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
+        steps = partial(self.steps, padded, count)
+        state = self.clients, self.totals, self._number
         before = tree_map(_copy, state)
-        self._graphs.warm_up(self.step)  # before the capture, so that its memory is free again for the graph
+        self._graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
         plain = tree_map(_copy, state)
         tree_map(_write, state, before)
         try:
-            replay = self._graphs.capture(self.step)
+            replay = self._graphs.capture(steps)
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if isinstance(cause, torch.OutOfMemoryError):
@@ -179,7 +233,7 @@ class Stack:
         else:
             replay()
             if agree(state, plain, before):
-                self.replay = replay
+                self.replays[padded, count] = replay
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
         tree_map(_write, state, plain)
@@ -202,8 +256,11 @@ def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Cal
 
 
 def agree(found: Tree, plain: Tree, before: Tree) -> bool:
-    """Says whether clients and totals after two takes of one step differ by rounding only, see `TOLERANCE`."""
-    for parts in zip(*((*clients, totals) for clients, totals in (found, plain, before)), strict=True):
+    """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
+
+    Each argument is clients, totals, and the number of the next step, from the second on as left by or before a take.
+    """
+    for parts in zip(*((*clients, *more) for clients, *more in (found, plain, before)), strict=True):
         error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals
         for new, right, old in zip(*map(leaves, parts), strict=True):
             if right.is_floating_point():

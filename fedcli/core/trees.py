@@ -16,8 +16,17 @@ Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
 TYPE_NAME = operator.attrgetter("__name__")
 
 
-def _rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
-    return type(like)(*children) if hasattr(like, "_fields") else type(like)(children)
+def rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
+    """Makes a dict, tuple or list like another one, of other children."""
+    if isinstance(like, dict):
+        return dict(zip(like, children, strict=True))
+    if hasattr(like, "_fields"):
+        return type(like)(*children)
+    return type(like)(children)
+
+
+def _children(tree: Tree) -> list[Tree]:
+    return list(tree.values()) if isinstance(tree, dict) else list(tree)
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -27,7 +36,8 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if isinstance(tree, dict):
         return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return _rebuild(tree, [tree_map(function, *column) for column in zip(tree, *others, strict=True)])
+        columns = zip(*(_children(other) for other in (tree, *others)), strict=True)
+        return rebuild(tree, [tree_map(function, *column) for column in columns])
     return function(tree, *others)
 
 
@@ -68,7 +78,7 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
         return select(tree, index)
     if isinstance(tree, dict):
         return {key: select_axes(value, axes[key], index) for key, value in tree.items()}
-    return _rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
+    return rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
 
 
 def count_floats(tree: Tree) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedcli.core import partition
+from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
 from fedcli.core.federation import Federation, count_parameters, divide
 from fedcli.data import datasets
@@ -18,7 +18,7 @@ from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs import drift
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
-from fedcli.runs.records import SCHEMA, environment, numerics, summarise
+from fedcli.runs.records import SCHEMA, environment, summarise
 from fedcli.runs.rounds import Listener
 from fedcli.runs.store import Store
 from fedcli.runs.strict import Strict
@@ -215,7 +215,7 @@ def new_record(
         "method": setup.method.name,
         "method_source": source,
         "method_hash": setup.method.file_hash,
-        "numerics": numerics(setup.method),
+        "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
         "user_files": {path: file_hash(path) for path in own_paths([source, *setup.values().values()])},
         "protocol": setup.protocol.name,
         "dataset": config.dataset,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import fedcli
 from fedcli.core import NUMERICS
+from fedcli.core.backbones import have_dead_taps
 from fedcli.core.clients import Params
 from fedcli.data.files import one_line, write_atomically
 from fedcli.declarations import Method, is_idle
@@ -162,9 +163,13 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def numerics(method: Method) -> dict[str, int]:
-    """The numbers that are raised when the code begins to compute something else: the core's and the method's."""
-    return {"core": NUMERICS, "method": method.numerics}
+def numerics(method: Method, model: dict[str, Any] | None = None) -> dict[str, int]:
+    """The numbers that are raised when the code begins to compute something else: the core's and the method's.
+
+    `model` is a record's, which says whether networks have dead taps; without its input, none have.
+    """
+    dead_taps = bool(model and "input" in model) and have_dead_taps(model["backbone"], *model["input"][:2])
+    return {"core": NUMERICS[dead_taps], "method": method.numerics}
 
 
 def numerics_of(record: dict[str, Any]) -> dict[str, int]:
@@ -189,7 +194,7 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
     """
     changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
     lost_options = record["config"].keys() - recorded_fields(method).keys()
-    return changed_file or numerics_of(record) != numerics(method) or bool(lost_options)
+    return changed_file or numerics_of(record) != numerics(method, record.get("model")) or bool(lost_options)
 
 
 def file_digest(path: Path) -> str:

@@ -387,7 +387,7 @@ def _take_up(
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
-    then, now = numerics_of(record), numerics(method)
+    then, now = numerics_of(record), numerics(method, record["model"])
     numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
     return UserError(
         f"the code of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
