@@ -402,15 +402,15 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> list[Finding]:
 def with_defaults(method: Method, name: str, defaults: Mapping[str, Any]) -> Method:
     """Return a method of this name whose options have other defaults."""
     options = []
-    for own in fields(method.config):
-        default = defaults.get(own.name, own.default)
-        options.append((own.name, own.type, field(default=default, metadata=own.metadata)))
+    for option in fields(method.config):
+        default = defaults.get(option.name, option.default)
+        options.append((option.name, option.type, field(default=default, metadata=option.metadata)))
     return replace(method, name=name, config=make_dataclass("Config", options, frozen=True), variants={})
 
 
 def variants_of(method: Method) -> list[Method]:
     """Return the variants that a method declares, each as a method."""
-    return [with_defaults(method, f"{method.name} ({name})", own) for name, own in method.variants.items()]
+    return [with_defaults(method, f"{method.name} ({name})", defaults) for name, defaults in method.variants.items()]
 
 
 @dataclass(frozen=True)
