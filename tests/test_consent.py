@@ -147,7 +147,7 @@ def test_a_report_imports_no_file_that_a_record_names(name, work):
     record["origin"] |= {"backbone": "given", "post": "given"}
     write_record(Path("run"), {**record, "command": "fedcli run fedavg", "status": "finished"})
     assert CliRunner().invoke(cli.app, ["report", "run", "--out", "report.html"]).exit_code == 0
-    assert "<pre>fedcli run fedavg</pre>" in Path("report.html").read_text()
+    assert "fedcli run fedavg" in Path("report.html").read_text()
     assert commands([read_record(Path("run"))]) == ["fedcli run fedavg"]
     assert not Path("evil-ran").exists()
 

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from fedcli.bench import divided
 from fedcli.cli import app as cli
 from fedcli.errors import UserError
-from fedcli.figures import speed
 from fedcli.runs.workers import current
 from tests.test_bench import TINY
 
@@ -53,7 +51,7 @@ def test_the_page_tells_what_shares_the_cores_and_models_the_others(monkeypatch)
     one, two = pair("w")
     many = replace(two, workers=4, gather=0.3)
     rows = [replace(one, threads=3, compute=1230.0), many, replace(two, workers=3), two, one]
-    page = divided.page(rows, "workers.png")
+    page = divided.page(rows)
     assert "fedcli bench w --workers 1,2,3,4 --page PATH" in page
     assert [line for line in page.splitlines() if line.startswith("| w | ")][:5] == [
         "| w | 1 x 3 | 4 | 1,230 | 1,230 | 0 | 0.5 | 0 |  |",
@@ -75,7 +73,7 @@ def test_the_page_tells_what_shares_the_cores_and_models_the_others(monkeypatch)
 )
 def test_where_more_workers_stop_paying_by_hand(clients, gather, server, expected):
     rows = [replace(row, clients=clients, gather=gather * row.gather / 0.2, server=server) for row in pair("w")]
-    assert f" {expected} |" in divided.page(rows, "workers.png")
+    assert f" {expected} |" in divided.page(rows)
 
 
 def test_numbers_of_workers_take_turns_and_the_medians_are_of_all_turns(monkeypatch):
@@ -163,32 +161,12 @@ def test_the_command_prints_a_table_and_writes_a_page_with_its_figure(monkeypatc
     page.parent.mkdir()
     divided.write(page.with_suffix(".csv"), pair("w1"))
     result = bench("digits", "--page", page)
-    assert result.output.splitlines()[-2:] == [
-        str(page), f"figures: {page.with_suffix('.png')} and {page.with_suffix('.pdf')}"
-    ]  # fmt: skip
+    assert result.output.splitlines()[-1] == str(page)
     assert len(divided.read(page.with_suffix(".csv"))) == 5
-    assert page.read_text() == divided.page(divided.read(page.with_suffix(".csv")), "workers.png")
+    assert page.read_text() == divided.page(divided.read(page.with_suffix(".csv")))
     page.with_suffix(".csv").write_text("a,b\n")
     assert "does not hold measurements" in bench("--page", page).output
     assert len(asked) == 2  # it is not measured for a page that cannot be written
-
-
-def test_the_figure_has_a_panel_a_workload_with_what_was_measured_and_modelled():
-    rows = [replace(pair("a")[0], threads=2), *pair("a"), *(replace(row, compute=3.0) for row in pair("b"))]
-    model = divided.model(rows)
-    assert [*map(len, model.values())] == 2 * [len(divided.MODELLED)]
-    figure = speed.divided_figure(rows, model)
-    assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
-    for axes, dots in zip(figure.axes, ([8.5, 5.3], [3.5, 3.8]), strict=True):
-        whole, compute, gather, server, measured = axes.lines
-        assert measured.get_xydata().tolist() == [[1, pytest.approx(dots[0])], [2, pytest.approx(dots[1])]]
-        line = model[axes.get_title()]
-        assert whole.get_xdata().tolist() == list(divided.MODELLED)
-        assert whole.get_ydata().tolist() == [row.seconds for row in line]
-        assert compute.get_ydata().tolist() == [row.compute for row in line]
-        assert server.get_ydata().tolist() == [row.server for row in line]
-        assert gather.get_ydata()[1:].tolist() == [row.gather for row in line[1:]]
-        assert np.isnan(gather.get_ydata()[0])  # one worker gathers nothing, which has no place on this scale
 
 
 def test_numbers_of_workers_begin_with_one(tmp_path):

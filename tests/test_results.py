@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtrit
 
 from fedcli import figures
-from fedcli.figures import features, speed
+from fedcli.figures import features
 from fedcli.registry import find_method, find_table
 from fedcli.results import claims, comparison, pages, tables
 from fedcli.results.metrics import find_metric, lead
@@ -52,14 +52,12 @@ def shown():
 
 def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
     pictures = {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")}
-    assert pictures == {path.with_suffix(suffix) for path in shown() for suffix in (".png", ".pdf")}
-    from_csv = {"board/board.png", "speed/peers/peers.png", "speed/workers.png"}
-    from_csv |= {f"speed/{file.stem}-scaling.png" for file in RESULTS.glob("speed/*.csv") if speed.scaling_rows(file)}
+    assert pictures == set(shown())
     written = [file for file in RESULTS.rglob("*.md") if "records" not in file.parts]
     for file in (*written, ROOT / "README.md"):
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", file.read_text(encoding="utf-8")):
             path = (file.parent / target).resolve().relative_to(RESULTS)
-            made = path in shown() or path.as_posix() in from_csv
+            made = path in shown() or path.as_posix() == "board/board.png"
             assert made, f"{file.name} shows {target}, which 'make tables' does not draw from what is committed"
     recipe = re.search(r"^tables:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
     assert [line.removeprefix("\t$(BIN)/") for line in recipe.splitlines()[:3]] == [
@@ -74,15 +72,6 @@ def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_pa
     monkeypatch.setattr(features, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
     chart = figures.find_chart(kind)
     assert chart.draw(tables.find_records([bare]) if chart.needs == "records" else [bare]).axes
-
-
-def test_the_figure_of_speed_is_drawn_from_its_csv():
-    (file,) = RESULTS.glob("speed/cpu*torch*.csv")
-    rows = speed.scaling_rows(file)
-    assert {row["cohort_size"] for row in rows} == {1, 2, 5, 10, 20, 50, 100}
-    left, _ = speed.scaling_figure(rows).axes
-    (ten,) = [row for row in rows if (row["cohort_size"], row["batch_size"]) == (10, 64)]
-    assert [10, ten["seconds_per_round"]] in left.lines[0].get_xydata().tolist()
 
 
 def test_a_large_number_in_the_prose_of_a_study_is_read_and_not_typed():

@@ -206,12 +206,11 @@ def write(file: Path, rows: Sequence[Divided]) -> list[Divided]:
     return found
 
 
-def page(rows: Sequence[Divided], figure: str) -> str:
+def page(rows: Sequence[Divided]) -> str:
     """A page on rounds divided among workers, in Markdown: measured, modelled, and where more stop paying.
 
     Args:
         rows: The measurements, of one machine.
-        figure: File of the figure of these and the model.
     """
     counts = ",".join(str(count) for count in sorted({row.workers for row in rows if row.threads == 1}))
     workloads, cores = by_workload(rows), os.cpu_count()
@@ -232,7 +231,6 @@ def page(rows: Sequence[Divided], figure: str) -> str:
         f"On {rows[0].machine}. Medians in seconds a round; the numbers of workers take turns, {TURNS} times. Of w3 "
         f"one epoch on {SAMPLE['w3']} images a client is measured, and its computing scaled to the whole round.",
         "\n".join(github(("workload", "workers x threads", "rounds", *NUMBERS, "model"), measured)),
-        f"![Seconds a round over workers, measured and modelled]({figure})",
         "The model: `ceil(K / W) / K` of what one worker computes, plus gathering, `(W - 1) / W` of the bytes at the "
         "measured bandwidth, plus the server's step, which every worker repeats. It supposes a device for each worker; "
         "those of one machine share its memory and caches.",

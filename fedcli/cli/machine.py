@@ -47,7 +47,9 @@ def smoke(
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORKLOAD", help="w1, w2, w3. \\[default: w1 w2; none with --plot]", show_default=False),
+        typer.Argument(
+            metavar="WORKLOAD", help="w1, w2, w3. \\[default: w1 w2; none with --scaling]", show_default=False
+        ),
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="Name of a method, or path of a method file. \\[default: the simplest]")
@@ -62,15 +64,14 @@ def bench(
     csv: Annotated[
         Path | None, typer.Option(help="File to append the results to; in a folder, one named after device and torch.")
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Figures to write, PNG and PDF, named likewise: w1 over clients per round and batch sizes."),
-    ] = None,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Measure w1 over clients per round and over batch sizes, too.")
+    ] = False,
     workers: Annotated[
         str | None, typer.Option(help="Rounds at these numbers of workers instead, e.g. 1,2,4; also of 'digits'.")
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="With --workers: page in Markdown to write, a CSV file and a figure beside it.")
+        Path | None, typer.Option(help="With --workers: page in Markdown to write, a CSV file beside it.")
     ] = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
@@ -81,7 +82,6 @@ def bench(
     Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
     """
     from fedcli.bench import measure, rounds
-    from fedcli.figures import plots, speed
 
     if workers is not None:
         names = workloads or [*rounds.DEFAULT_WORKLOADS, "digits"]
@@ -89,19 +89,16 @@ def bench(
         return _bench_divided(names, workers, page, options)
     if page is not None:
         raise UserError(f"--page is for rounds of several workers (got {page}); give --workers 1,2,4 too.")
-    chosen = [rounds.find_workload(name) for name in workloads or (() if plot else rounds.DEFAULT_WORKLOADS)]
-    scaling = rounds.scaling_workloads() if plot else []
+    chosen = [rounds.find_workload(name) for name in workloads or (() if scaling else rounds.DEFAULT_WORKLOADS)]
+    chosen += rounds.scaling_workloads() if scaling else []
     options = {
         "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
         "epochs": epochs, "repeats": repeats, "seed": seed,
     }  # fmt: skip
-    cases = [rounds.prepare(workload, **options) for workload in [*chosen, *scaling]]
+    cases = [rounds.prepare(workload, **options) for workload in chosen]
     csv = csv and measure.result_file(csv, cases[0].setup.device, ".csv")
-    plot = plot and measure.result_file(plot, cases[0].setup.device, "-scaling.png")
     if csv is not None:  # refused now rather than after minutes
         try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
-    if plot is not None:
-        try_write(plot, lambda: plot.parent.mkdir(parents=True, exist_ok=True), "--plot")
     results = []
     try:
         for case in cases:
@@ -117,15 +114,11 @@ def bench(
                 print_table(tuple(cells), [measure.table_row(result, cells) for result in results])
                 typer.echo()
             typer.echo(measure.MACHINE.format(**results[0]))
-    if plot is not None:
-        files = try_write(plot, lambda: plots.write(plot, speed.scaling_figure, results[len(chosen) :]), "--plot")
-        typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
 
 
 def _bench_divided(names: list[str], workers: str, page: Path | None, options: dict[str, Any]) -> None:
     """Measure rounds divided among workers, and print what they took or write the page on them."""
     from fedcli.bench import divided, measure
-    from fedcli.figures import plots, speed
 
     counts = sorted({int(part) for part in workers.split(",") if part.strip().isdecimal()})
     if len(counts) != len(workers.split(",")) or counts[0] != 1 or len(counts) < 2:
@@ -140,10 +133,7 @@ def _bench_divided(names: list[str], workers: str, page: Path | None, options: d
     print_table(columns, cells)
     if page is not None:
         rows = try_write(page, lambda: divided.write(page.with_suffix(".csv"), rows), "--page")
-        figure = page.with_suffix(".png")
-        files = plots.write(figure, speed.divided_figure, rows, divided.model(rows))
-        print_or_write(divided.page(rows, figure.name), page)
-        typer.echo(f"figures: {' and '.join(map(str, files))}")
+        print_or_write(divided.page(rows), page)
 
 
 def check(

@@ -195,7 +195,7 @@ def _paper_table(
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:
-        console().print(display.drawn(compared, console().width))
+        console().print(display.drawn(comparison.sheet(compared), console().width))
     else:
         print_or_write(render(comparison.sheet(compared), format), out)
     if errors:
@@ -249,14 +249,12 @@ def pages(
 ) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
-    Those of DIR/speed are drawn from its CSV files.
-
     A study's introduction, DIR/records/STUDY/intro.md, is prose with numbers from records, {{ last ours : 1 }}.
 
     Its paragraph that begins with "Answer:" stands among the studies of DIR/README.md and on the pages of its papers.
     """
     from fedcli.bench import divided
-    from fedcli.figures import find_chart, plots, speed
+    from fedcli.figures import find_chart, plots
     from fedcli.results import pages as made
     from fedcli.results import tables
 
@@ -269,12 +267,6 @@ def pages(
         for path, (study, kind) in made.figures(text).items():
             chart, runs = find_chart(kind), [folder / "records" / study]
             given = tables.find_records(runs) if chart.needs == "records" else runs
-            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given))
-    for file in folder.glob("speed/*.csv"):
-        if rows := speed.scaling_rows(file):
-            out = file.with_name(f"{file.stem}-scaling.png")
-            try_write(out, partial(plots.write, out, speed.scaling_figure, rows))
+            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))
     if (file := folder / "speed" / "workers.csv").is_file():
-        rows, out = divided.read(file), file.with_suffix(".png")
-        print_or_write(divided.page(rows, out.name), file.with_suffix(".md"))
-        try_write(out, partial(plots.write, out, speed.divided_figure, rows, divided.model(rows)))
+        print_or_write(divided.page(divided.read(file)), file.with_suffix(".md"))

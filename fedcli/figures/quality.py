@@ -19,8 +19,9 @@ from fedcli.core.evaluation import models
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
+from fedcli.figures.plots import setting_name, title_words
 from fedcli.registry import find_method
-from fedcli.results.tables import group, headline
+from fedcli.results.tables import group
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.owner import owned
 from fedcli.runs.prepare import machine_settings
@@ -71,13 +72,16 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
     records = [read_record(folder) for folder in folders]
     if len(names := sorted({record["dataset"] for record in records})) > 1:
         raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    firsts = [(member.label, member.records[0]) for member in group(records)]
-    shown = [Shown(label, record, places[id(record)]) for label, record in firsts]
-    seeds = {record["seed"] for _, record in firsts}
-    if len(seeds) > 1:
-        return [run._replace(label=f"{run.label}, seed {run.record['seed']}") for run in shown], headline(records)
-    return shown, f"{headline(records)}; seed {seeds.pop()}"
+    folder_of = {id(record): folder for record, folder in zip(records, folders, strict=True)}
+    members = group(records)
+    seeds = {member.records[0]["seed"] for member in members}
+    shown = []
+    for member in members:
+        record = member.records[0]
+        label = setting_name(member) + (f", seed {record['seed']}" if len(seeds) > 1 else "")
+        shown.append(Shown(label, record, folder_of[id(record)]))
+    more = [f"seed {seeds.pop()}"] if len(seeds) == 1 else []
+    return shown, title_words(records, *more)
 
 
 def separation(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
@@ -140,7 +144,12 @@ def kept_arrays(run: Shown, file: str, prefix: str, command: str) -> dict[str, n
 
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray]) -> str:
     """Writes arrays beside a record; the digest of their file."""
-    write_atomically(path, lambda path: _save(path, arrays))
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:  # given a name, NumPy would add a suffix to it
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(path, save)
     return file_digest(path)
 
 
@@ -211,8 +220,3 @@ def _refuse_other_models(record: dict[str, Any], method: Method, client: int | N
         )
     if client is not None and not 0 <= client <= last:
         raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
-
-
-def _save(path: Path, kept: dict[str, np.ndarray]) -> None:
-    with path.open("wb") as file:  # given a name, NumPy would add a suffix to it
-        np.savez_compressed(file, **kept)

@@ -477,7 +477,7 @@ def write_page() -> None:
     """Writes the page and its figure."""
     boards = read()
     (HERE / "README.md").write_text(page(boards))
-    write(HERE / "board.png", figure, boards)
+    write(HERE / "board.png", figure, boards, page=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ import torch
 from torch import nn
 
 HERE = Path(__file__).parent
-CSV, PAGE, FIGURE = HERE / "peers.csv", HERE / "README.md", HERE / "peers.png"
+CSV, PAGE = HERE / "peers.csv", HERE / "README.md"
 COLUMNS = ("what", "workload", "side", "turn", "value", "versions", "torch", "threads", "processor")
 SIDES = {"fedcli": "fedcli", "pfllib": "PFLlib", "flower": "Flower", "flower-default": "Flower, defaults"}
 
@@ -439,7 +439,7 @@ def page(rows: Rows, about: dict[str, dict[str, str]]) -> str:
     return PROSE.format(
         versions=versions, torch=same["torch"], threads=same["threads"], processor=same["processor"], rounds=ROUNDS,
         speed="\n".join(speed), tested="\n".join(tested), accuracy="\n".join(accuracy),
-        parameters="\n".join(parameters), figure=FIGURE.name,
+        parameters="\n".join(parameters),
     )  # fmt: skip
 
 
@@ -452,8 +452,6 @@ is measured. {versions}; all on torch {torch} and {threads} cores of an {process
 ## Seconds a round
 
 {speed}
-
-![Seconds a round of each side]({figure})
 
 All workloads: 100 clients of 600 Fashion-MNIST images each, `cnn-mcmahan` (582,026 parameters), SGD with learning rate
 0.01.
@@ -502,36 +500,10 @@ pooling.
 """
 
 
-def draw(rows: Rows):
-    """The figure of the page."""
-    from matplotlib.figure import Figure
-
-    from fedcli.figures.plots import CHART_WIDTH, LINE_COLOURS
-
-    figure = Figure(figsize=(CHART_WIDTH, 2.2), layout="constrained")
-    shown = {workload: timed(rows, workload) for workload in SPEED}
-    panels = figure.subplots(1, len(SPEED), width_ratios=[len(found) for found in shown.values()])
-    for axes, (workload, found) in zip(panels, shown.items(), strict=True):
-        for place, (side, seconds) in enumerate(found.items()):
-            middle = median(seconds)
-            axes.bar(place, middle, 0.7, color=LINE_COLOURS[list(SIDES).index(side)])
-            axes.vlines(place, min(seconds), max(seconds), color="black", linewidth=0.8)
-            axes.annotate(f"{middle:.1f}", (place, max(seconds)), (0, 2), textcoords="offset points", ha="center")
-        axes.set_xticks(range(len(found)), [SIDES[side].replace(", ", ",\n") for side in found])
-        axes.set(title=workload)
-        axes.margins(y=0.15)
-    figure.axes[0].set_ylabel("Seconds a round")
-    return figure
-
-
 def write_page() -> None:
-    """Writes page and figure."""
-    from fedcli.figures.plots import write
-
+    """Writes the page."""
     rows, about = read_rows()
     PAGE.write_text(page(rows, about), encoding="utf-8")
-    write(FIGURE, draw, rows)
-    FIGURE.with_suffix(".pdf").unlink()
 
 
 def main() -> None:
