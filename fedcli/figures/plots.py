@@ -56,24 +56,18 @@ CHART_WIDTH = 5.8  # inches, the width of a chart that goes across a page
 FRAME = {"bbox_inches": "tight", "pad_inches": 0.04}
 SCREEN_DPI = 110  # of a picture on a page or in a notebook
 UNDATED = {
-    ".png": {"Software": None},
-    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     ".svg": {"Date": None, "Creator": None},
-}
+}  # fmt: skip
 DATASETS = {
     "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
     "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
     "tiny-imagenet": "Tiny-ImageNet",
 }  # fmt: skip
 PARTITIONS = {  # words for `--partition NAME:VALUE`
-    "iid": "IID",
-    "dirichlet": "Dirichlet {}",
-    "classes": "{} classes a client",
-    "dominant": "dominant classes a client: {}",
-    "missing": "missing classes a client: {}",
-    "domains": "domains",
-    "writers": "whole writers",
-}
+    "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
+    "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from sklearn.metrics import normalized_mutual_info_score, silhouette_score
 from fedcli.core.batches import generator
 from fedcli.core.evaluation import models
 from fedcli.data.files import write_atomically
-from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words
 from fedcli.registry import find_method
@@ -171,7 +170,15 @@ def add_quality(folder: Path, client: int | None = None, method: Sequence[str] =
     """
     record = read_record(folder)
     chosen = find_method(with_own_files(record, method, "the same command with")["method_source"])
-    _refuse_other_models(record, chosen, client, folder)
+    last = record["config"]["num_clients"] - 1
+    if chosen.personal is None and client is not None:
+        raise UserError(f"'{chosen.name}' has one global model (got --client {client} for {folder}); leave it out.")
+    if chosen.personal is not None and client is None:
+        raise UserError(
+            f"'{chosen.name}' keeps a model for each client (got {folder}); choose one with --client, 0 to {last}."
+        )
+    if client is not None and not 0 <= client <= last:
+        raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
     run = open_run(folder, method)
     fed = run.fed
     if len(fed.test_labels) == 0:
@@ -207,16 +214,3 @@ def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
     places = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
     chosen = [own[generator(SEED, "quality").permutation(len(own))[: EXAMPLES // len(places)]] for own in places]
     return np.sort(np.concatenate(chosen))
-
-
-def _refuse_other_models(record: dict[str, Any], method: Method, client: int | None, folder: Path) -> None:
-    """Refuses a client's model where there is a global one, and the other way round."""
-    last = record["config"]["num_clients"] - 1
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one global model (got --client {client} for {folder}); leave it out.")
-    if method.personal is not None and client is None:
-        raise UserError(
-            f"'{method.name}' keeps a model for each client (got {folder}); choose one with --client, 0 to {last}."
-        )
-    if client is not None and not 0 <= client <= last:
-        raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
