@@ -128,7 +128,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
     runs = shutil.copytree(runs, tmp_path / "runs")  # the matrices go into the records
     figure = correlation.correlation_chart([runs])
     panels = figure.axes[:4]
-    title = figure.get_suptitle()
+    title = figure.get_suptitle().replace("\n", " ")
     assert title.startswith("Digit-domains, domains, seed 0; reduced: ")
     assert [axes.get_ylabel().split(" ")[0] for axes in panels] == ["Local", "", "FCCL+", ""]
     _, lender = restore(read_record(runs / "c"), find_method("fccl-plus"))  # the first shown with public images

@@ -250,13 +250,14 @@ def test_the_papers_number_is_a_dotted_line_and_in_the_name():
 
 def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     counts = np.array([[9, 60, 3], [640, 0, 1]])
-    axes, bar = partition.partition_figure(counts, ["a", "b", "c"], "words").axes
+    figure = partition.partition_figure(counts, ["a", "b", "c"], "words")
+    axes, bar = figure.axes
     (image,) = axes.images
     assert image.get_array().filled(0).tolist() == counts.T.tolist()
     assert image.get_array().mask.sum() == 1
     assert image.get_clim() == (0, 640)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
-    labels = (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), bar.get_ylabel())
+    labels = (axes.get_xlabel(), axes.get_ylabel(), figure.get_suptitle(), bar.get_ylabel())
     assert labels == ("Client", "Class", "words", "Examples")
     for empty in (np.zeros((3, 2)), np.zeros((0, 2))):
         with pytest.raises(UserError, match="no example"):

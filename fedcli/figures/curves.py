@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError, unknown
-from fedcli.figures.plots import DASHES, chart, colours, method_name, setting_name, title_words
+from fedcli.figures.plots import DASHES, chart, colours, method_name, setting_name, title_words, write_title
 from fedcli.figures.series import AXES, Curve, find_curves
 from fedcli.registry import protocols
 from fedcli.results.boards import boards
@@ -184,11 +184,11 @@ def _panels_figure(panels: list[Panel], x_label: str, title: str) -> Figure:
         _draw_curves(axes, panel, of_curves, x_label == AXES["round"][0])
         axes.set(title=fill(panel.title, 60), xlabel=x_label, ylabel=panel.y_label)
         longest = max(longest, sum(text.get_text().count("\n") + 1 for text in axes.get_legend().get_texts()))
-    figure.suptitle(fill(title, int(15 * across * WIDTH)))
     signs = _signs(panels)
     figure.legend(handles=signs, loc="outside lower left", ncols=across, handlelength=3.4)
     height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
     figure.set_size_inches(across * WIDTH, down * height + 0.16 * ceil(len(signs) / across))
+    write_title(figure, title)
     return figure
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedcli.core.batches import generator
 from fedcli.core.federation import Cohort
 from fedcli.errors import UserError
-from fedcli.figures.plots import LINE_COLOURS, chart
+from fedcli.figures.plots import LINE_COLOURS, chart, write_title
 from fedcli.figures.quality import Shown, keep_arrays, kept_arrays, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
@@ -141,7 +141,7 @@ def _finish(figure: Figure, title: str, class_names: Sequence[str]) -> None:
     """Writes the title, which says where classes are not drawn, and the legend of the classes."""
     if len(class_names) > len(CLASS_COLOURS):
         title += f"; the first {len(CLASS_COLOURS)} of {len(class_names)} classes"
-    figure.suptitle(title)
+    write_title(figure, title)
     dots = []
     for name, colour in zip(class_names, CLASS_COLOURS, strict=False):
         dots.append(Line2D([], [], linestyle="none", marker="o", markersize=4, color=colour, label=name))

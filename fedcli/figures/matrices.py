@@ -25,7 +25,7 @@ from fedcli.core.evaluation import Model, models
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
-from fedcli.figures.plots import chart
+from fedcli.figures.plots import chart, write_title
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
@@ -81,7 +81,7 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
             axes.set_xticks([])
         panels.append(axes)
     figure.colorbar(display.im_, ax=panels, label="% of the class", shrink=0.8 / rows, pad=0.02)
-    figure.suptitle(title)
+    write_title(figure, title)
     return figure
 
 
@@ -118,7 +118,7 @@ def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figu
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         pair[0].set_ylabel(f"{fill(run.label, TITLE)}\n\nClass of a client")
     figure.colorbar(image, ax=panels, label="Cross-correlation of logits", shrink=min(1, 1.5 / len(shown)), aspect=25)
-    figure.suptitle(title)
+    write_title(figure, title)
     return figure
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError
-from fedcli.figures.plots import CHART_WIDTH
+from fedcli.figures.plots import CHART_WIDTH, write_title
 
 COUNTS_MAP = "viridis_r"  # its palest colour differs from white, which stands for no example
 NAMED = 26  # classes; of more, names would overlap
@@ -29,7 +29,7 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
         raise UserError(f"the partition holds no example (got counts {list(counts.shape)}); give each client some.")
     rows = min(counts.shape[1], NAMED)
     figure = Figure(figsize=(CHART_WIDTH, 1.1 + 0.16 * rows), layout="constrained")
-    axes = figure.add_subplot(title=title, xlabel="Client", ylabel="Class")
+    axes = figure.add_subplot(xlabel="Client", ylabel="Class")
     image = axes.imshow(
         np.ma.masked_equal(counts.T, 0), cmap=COUNTS_MAP, vmin=0, aspect="auto", interpolation="nearest"
     )
@@ -38,4 +38,5 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
     if counts.shape[1] <= NAMED:
         axes.set_yticks(range(counts.shape[1]), class_names)
     figure.colorbar(image, label="Examples")
+    write_title(figure, title)
     return figure

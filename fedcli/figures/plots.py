@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -149,6 +150,11 @@ def title_words(records: Sequence[dict], *more: str) -> str:
     title = ", ".join([*words, *more])
     reductions = {describe_reductions(reductions_of(record)) for record in records} - {""}
     return title + (f"; reduced: {' or '.join(sorted(reductions))}" if reductions else "")
+
+
+def write_title(figure: Figure, title: str) -> None:
+    """Writes the title over a figure, in lines that are no longer than the figure is wide."""
+    figure.suptitle(fill(title, int(15 * figure.get_figwidth())))
 
 
 def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False) -> list[Path]:
