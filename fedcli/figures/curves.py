@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError, unknown
-from fedcli.figures.plots import DASHES, chart, colours, method_name, setting_name, title_words, write_title
+from fedcli.figures.plots import DASHES, colours, method_name, setting_name, title_words, write_title
 from fedcli.figures.series import AXES, Curve, find_curves
 from fedcli.registry import protocols
 from fedcli.results.boards import boards
@@ -57,7 +57,6 @@ class Panel(NamedTuple):
     title: str = ""
 
 
-@chart("curves", "test accuracy over rounds; runs that differ only in the seed are one line with a band")
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """Draws test accuracy over rounds, floats or seconds, one line for the runs that agree in everything but the seed.
 
@@ -97,7 +96,6 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     return _panels_figure(panels, x_label, ", ".join(notes))
 
 
-@chart("drift", "how far the clients' models drift apart, of runs with --drift-every")
 def drift_figure(records: Iterable[dict]) -> Figure:
     """Draws over rounds the distance of the clients' features and the similarity of their classifiers' updates.
 
@@ -120,7 +118,6 @@ def drift_figure(records: Iterable[dict]) -> Figure:
     return _two_measures(measured, DRIFT, read, (-np.inf, np.inf))
 
 
-@chart("domains", "accuracy of the clients' models on their own and on the other domains")
 def domains_figure(records: Iterable[dict]) -> Figure:
     """Draws over rounds the accuracy of the clients' models on their own domains and on the others, means over domains.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedcli.core.batches import generator
 from fedcli.core.federation import Cohort
 from fedcli.errors import UserError
-from fedcli.figures.plots import LINE_COLOURS, chart, write_title
+from fedcli.figures.plots import LINE_COLOURS, write_title
 from fedcli.figures.quality import Shown, keep_arrays, kept_arrays, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
@@ -57,7 +57,6 @@ class Points(NamedTuple):
     clients: np.ndarray  # [n], ids
 
 
-@chart("tsne", "features of test images by t-SNE, a panel a setting, after 'fedcli quality'", "folders")
 def embedding_chart(paths: Iterable[Path]) -> Figure:
     """Draws the features of finished runs in the plane, a panel or a row for those that differ in more than the seed.
 
@@ -153,7 +152,6 @@ def _finish(figure: Figure, title: str, class_names: Sequence[str]) -> None:
 # The clients' own models
 
 
-@chart("clients", "features of the clients' own models, after 'fedcli quality --clients'", "folders")
 def clients_chart(paths: Iterable[Path]) -> Figure:
     """Draws the features of the clients' models of finished runs, a column for those that differ in more than the seed.
 

@@ -25,7 +25,7 @@ from fedcli.core.evaluation import Model, models
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
-from fedcli.figures.plots import chart, write_title
+from fedcli.figures.plots import write_title
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
@@ -43,7 +43,6 @@ SEED = 0  # of their choice, so that all runs are measured on the same ones
 SMALL = 1e-5  # added to deviations, which can be 0
 
 
-@chart("confusion", "what the test images of each class are taken for, after 'fedcli quality'", "folders")
 def confusion_chart(paths: Iterable[Path]) -> Figure:
     """Draws what finished runs take the test images of each class for, a panel for those that differ beside the seed.
 
@@ -85,7 +84,6 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
     return figure
 
 
-@chart("correlation", "how alike the logits of personal models are, on public and on private images", "models")
 def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figure:
     """Draws the cross-correlation of the clients' logits with their mean, a row for runs that differ beyond the seed.
 

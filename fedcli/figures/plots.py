@@ -1,13 +1,11 @@
-"""How every figure looks and is written, the words in it, and the kinds of figures that `fedcli plot` knows.
+"""How every figure looks and is written, and the words in it.
 
-A function that returns a figure becomes a kind of `fedcli plot` by `@chart`; `write` draws it in `STYLE` and saves it;
-the same input gives the same bytes. Figures are made without pyplot, so no global state is touched and no window
-system is needed.
+`write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot, so
+no global state is touched and no window system is needed.
 """
 
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -69,35 +67,6 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
     "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
     "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A kind of figure of runs, `fedcli plot --kind NAME`.
-
-    Attributes:
-        draw: From the runs to the figure.
-        help: What it shows, one line.
-        needs: What `draw` takes: the "records" of the runs; or, where a figure needs more of them, the "folders" given;
-            or the folders and the user's files that their "models" need.
-    """
-
-    draw: Callable[..., Figure]
-    help: str
-    needs: str = "records"
-
-
-CHARTS: dict[str, Chart] = {}
-
-
-def chart(name: str, help: str, needs: str = "records") -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
-    """Registers the function below it as a kind of figure; the arguments are those of `Chart`."""
-
-    def register(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-        CHARTS[name] = Chart(draw, help, needs)
-        return draw
-
-    return register
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
