@@ -41,7 +41,7 @@ lint: install ## Check style and format
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke
 
-tables: install ## Write the pages and figures in results/ anew from the records
+tables: install ## Write the pages and figures in results/ anew from the records, and results/report.html
 	$(BIN)/fedcli pages results
 	$(BIN)/python results/board/board.py --page
 	$(BIN)/python results/speed/peers/peers.py page

@@ -26,7 +26,8 @@ TAIL = """<script>addEventListener("load", () => setTimeout(() => {
 def seen(page, folder, look, width=1000):
     """What an expression gives in the page once it is drawn, and the errors up to then."""
     file = folder / "page.html"
-    file.write_text(page.replace("<head>", f"<head>{HEAD}", 1).replace("</body>", f"{TAIL % look}</body>", 1))
+    before, end, after = page.replace("<head>", f"<head>{HEAD}", 1).rpartition("</body>")  # scripts may hold others
+    file.write_text(f"{before}{TAIL % look}{end}{after}")
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'chrome'}"]
     command += [f"--window-size={width},900", "--virtual-time-budget=6000", "--dump-dom", f"file://{file}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

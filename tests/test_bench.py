@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import mmap
-import os
 import re
 import sys
 import threading
@@ -524,7 +523,7 @@ def test_an_unknown_workload_is_refused_with_a_suggestion():
 
 
 def test_nothing_is_written_where_an_option_is_wrong():
-    assert "--repeats" in refused("w1", "--repeats", "0", "--csv", "new/out.csv", "--plot", "new/figure.png")
+    assert "--repeats" in refused("w1", "--repeats", "0", "--csv", "new/out.csv")
 
 
 def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
@@ -594,39 +593,19 @@ def test_in_a_folder_the_files_are_named_after_device_and_version(monkeypatch, t
     assert measure.result_file(tmp_path / "own", torch.device("cpu"), ".csv") == tmp_path / "own"
 
 
-def test_a_folder_is_given_both_files(monkeypatch):
-    monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1,))
-    monkeypatch.setattr(rounds, "SCALING_BATCHES", (4,))
-    Path("speed").mkdir()
-    done("--csv", "speed", "--plot", "speed")
-    stem = f"cpu-{os.cpu_count()}-cores-torch{torch.__version__.split('+')[0]}"
-    assert sorted(path.name for path in Path("speed").iterdir()) == [
-        f"{stem}-scaling.pdf", f"{stem}-scaling.png", f"{stem}.csv"
-    ]  # fmt: skip
-
-
-def test_a_file_that_is_something_else_is_not_appended_to(monkeypatch):
-    monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1, 2))
+def test_a_file_that_is_something_else_is_not_appended_to():
     Path("notes.txt").write_text("my notes\n")
     assert "does not hold results" in refused("w1", "--csv", "notes.txt")
     assert Path("notes.txt").read_text() == "my notes\n"
     assert "choose another file with --csv" in refused("w1", "--csv", "notes.txt/out.csv")
-    assert "choose another file with --plot" in refused("--plot", "notes.txt/figure.png")
 
 
-def test_plot_measures_the_scaling_and_draws_it(monkeypatch):
+def test_scaling_is_measured_over_clients_and_batches(monkeypatch):
     monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1, 2))
     monkeypatch.setattr(rounds, "SCALING_BATCHES", (4, 8))
-    lines = done("--plot", "speed/scaling.png", "--csv", "speed/scaling.csv").splitlines()
-    assert [line.split("  ")[0] for line in lines[1:4]] == ["w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
-    assert lines[-1] == "figures: speed/scaling.png and speed/scaling.pdf"
-    assert Path("speed/scaling.png").read_bytes().startswith(b"\x89PNG")
-    assert Path("speed/scaling.pdf").read_bytes().startswith(b"%PDF")
-    assert len(Path("speed/scaling.csv").read_text().splitlines()) == 4
-    result = invoke("w2", "--plot", "speed/scaling.png", "--json", "--device", "cpu", "--repeats", "1")
-    names = [json.loads(line)["workload"] for line in result.stdout.splitlines()]
-    assert names == ["w2", "w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
-    assert "figures: " in result.stderr
+    lines = done("w2", "--scaling", "--csv", "scaling.csv").splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
+    assert len(Path("scaling.csv").read_text().splitlines()) == 5
 
 
 def test_what_was_measured_before_an_interruption_is_shown(monkeypatch):

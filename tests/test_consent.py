@@ -182,7 +182,7 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     write_record(Path("run"), {**record, **older, "command": "fedcli run fedavg"})
     malicious(**{name: f"{work}/evil.py:some"})
     assert CliRunner().invoke(cli.app, ["report", "run", "--out", "report.html"]).exit_code == 0
-    assert "<pre>fedcli run fedavg</pre>" in Path("report.html").read_text()
+    assert "fedcli run fedavg" in Path("report.html").read_text()
     assert CliRunner().invoke(cli.app, ["table", "run"]).exit_code == 0
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
     reproduce.estimate(reproduce.plan(table, Path()))

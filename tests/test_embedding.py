@@ -1,4 +1,4 @@
-"""The figure of features: which points and colours it draws, its titles, and what it refuses."""
+"""The figures of what `fedcli quality` has kept: features by t-SNE and confusion, and what they refuse."""
 
 import json
 
@@ -12,9 +12,9 @@ import fedcli
 from fedcli.cli import app as cli
 from fedcli.errors import UserError
 from fedcli.figures import features as embedding
-from fedcli.figures import plots, quality
-from fedcli.figures.features import CLASS_COLOURS, Scatter
-from fedcli.figures.quality import Shown
+from fedcli.figures import find_chart, plots, quality
+from fedcli.figures.features import CLASS_COLOURS
+from fedcli.runs.records import read_record, write_record
 from tests.test_quality import TINY
 
 
@@ -27,49 +27,21 @@ def runs(tmp_path_factory):
     return parent
 
 
-def panel(title="one", count=30, classes=3, seed=0):
-    draw = np.random.default_rng(seed)
-    return Scatter(title, draw.normal(size=(count, 2)), np.arange(count) % classes)
+@pytest.fixture
+def quick(monkeypatch):
+    """The first two features in place of t-SNE, which takes seconds."""
+    monkeypatch.setattr(embedding, "embed", lambda features: features[:, :2])
 
 
-def drawn(axes):
-    """The points [n, 2] of a panel and their colours, in a fixed order."""
+def shown(axes):
+    """The points of a panel with their colours, in a fixed order."""
     (points,) = axes.collections
-    pairs = zip(points.get_offsets().tolist(), map(to_hex, points.get_facecolors()), strict=True)
-    return sorted((tuple(place), colour) for place, colour in pairs)
+    return sorted(zip(points.get_offsets().tolist(), map(to_hex, points.get_facecolors()), strict=True))
 
 
-def test_every_point_is_drawn_in_the_colour_of_its_class():
-    panels = [panel("one"), panel("two", count=20, classes=2, seed=1)]
-    figure = embedding.embedding_figure(panels, ["a", "b", "c"], "digits, iid", 2)
-    assert len(figure.axes) == 2
-    for axes, shown in zip(figure.axes, panels, strict=True):
-        expected = sorted(
-            (tuple(place), CLASS_COLOURS[label].lower())
-            for place, label in zip(shown.points.tolist(), shown.labels, strict=True)
-        )
-        assert drawn(axes) == [(pytest.approx(place), colour) for place, colour in expected]
-        assert axes.get_title() == shown.title
-    entries = figure.legends[0]
-    assert [text.get_text() for text in entries.get_texts()] == ["a", "b", "c"]
-    assert [to_hex(line.get_color()) for line in entries.get_lines()] == [
-        colour.lower() for colour in CLASS_COLOURS[:3]
-    ]
-    assert figure.get_suptitle() == "digits, iid"
-
-
-def test_of_several_columns_a_setting_is_a_row():
-    panels = [panel("a → a")._replace(row="one"), panel("a → b"), panel("two"), None]
-    figure = embedding.embedding_figure(panels, ["a", "b", "c"], "", 2)
-    assert {axes.get_subplotspec().get_gridspec().get_geometry() for axes in figure.axes} == {(2, 2)}
-    assert [axes.get_title() for axes in figure.axes] == ["a → a", "a → b", "two", ""]
-    assert [axes.get_ylabel() for axes in figure.axes] == ["one", "", "", ""]
-    assert [axes.axison for axes in figure.axes] == [True, True, True, False]
-
-
-def test_of_many_classes_the_first_ten_are_said_to_be_drawn():
-    figure = embedding.embedding_figure([panel(classes=10)], [str(label) for label in range(100)], "cifar100", 1)
-    assert figure.get_suptitle() == "cifar100; the first 10 of 100 classes"
+def expected(features, labels):
+    colours = [CLASS_COLOURS[label].lower() for label in labels]
+    return sorted(zip(features[:, :2].astype(float).tolist(), colours, strict=True))
 
 
 def test_separate_clusters_stay_separate_and_the_same_features_give_the_same_points():
@@ -85,85 +57,91 @@ def test_separate_clusters_stay_separate_and_the_same_features_give_the_same_poi
     assert embedding.embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
 
 
-def test_the_chart_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, tmp_path, monkeypatch):
-    figures = []
-
-    def kept(*arguments):
-        figures.append(arguments)
-        return embedding_figure(*arguments)
-
-    embedding_figure = embedding.embedding_figure
-    monkeypatch.setattr(embedding, "embedding_figure", kept)
-    monkeypatch.setattr(embedding, "embed", lambda features: features[:, :2])
-    before = dict(matplotlib.rcParams)
-    files = plots.write(tmp_path / "one.png", embedding.embedding_chart, [runs])
-    assert dict(matplotlib.rcParams) == before
-    assert [file.name for file in files] == ["one.png", "one.pdf"]
-    ((panels, names, title, columns),) = figures
-    assert columns == 2
-    assert len(names) == 10
-    assert ", digits, iid; reduced: " in title
-    assert title.endswith("; seed 0")
-    for shown, method in zip(panels, ("fedavg", "fedprox"), strict=True):
+def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, quick):
+    figure = embedding.embedding_chart([runs])
+    assert len(figure.axes) == 2
+    assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
+    for axes, method, name in zip(figure.axes, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
         folder = runs / f"{method}-0"
         found = json.loads((folder / "record.json").read_text())["quality"]
-        assert shown.title == f"{method} (reduced)\nNMI {found['nmi']:.2f}, silhouette {found['silhouette']:.2f}"
-        with np.load(folder / "features.npz") as features:
-            assert (shown.points == features["features"][:, :2]).all()
-            assert (shown.labels == features["labels"]).all()
+        numbers = f"NMI {found['nmi']:.2f}, silhouette {found['silhouette']:.2f}"
+        assert axes.get_title() == f"{name} (reduced)\n{numbers}"
+        with np.load(folder / "features.npz") as kept:
+            assert shown(axes) == expected(kept["features"], kept["labels"])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [str(digit) for digit in range(10)]
+    assert [line.get_color() for line in legend.get_lines()] == list(CLASS_COLOURS)
 
 
-def test_settings_of_one_panel_fill_rows(runs, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(embedding, "ACROSS", 2)
-    monkeypatch.setattr(embedding, "embedding_figure", lambda *given: figures.append(given))
-    monkeypatch.setattr(embedding, "_row", lambda run: [run.label])
-    settings = [Shown(str(number), {"class_names": []}, tmp_path) for number in range(5)]
-    monkeypatch.setattr(embedding, "one_a_setting", lambda paths: (settings, "title"))
-    embedding.embedding_chart([runs])
-    assert figures == [(["0", "1", "2", "3", "4", None], [], "title", 2)]
+def test_settings_of_one_panel_fill_rows_and_the_first_ten_classes_are_drawn(runs, quick, monkeypatch):
+    monkeypatch.setattr(embedding, "ACROSS", 1)
+    some, _ = quality.one_a_setting([runs])
+    many = [run._replace(record={**run.record, "class_names": [str(label) for label in range(100)]}) for run in some]
+    monkeypatch.setattr(embedding, "one_a_setting", lambda paths: (many, "title"))
+    figure = embedding.embedding_chart([runs])
+    assert [axes.get_subplotspec().get_geometry()[:2] for axes in figure.axes] == [(2, 1)] * 2
+    assert figure.get_suptitle().replace("\n", " ") == "title; the first 10 of 100 classes"
 
 
-def test_runs_without_features_or_of_two_data_sets_are_refused(runs, tmp_path):
-    folder = fedcli.run("fedavg", out=tmp_path / "bare", **TINY).path
-    with pytest.raises(UserError, match="have not been kept"):
-        plots.write(tmp_path / "out", embedding.embedding_chart, [folder])
-    other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "dataset": "digit-domains"}).path
-    with pytest.raises(UserError, match="of one data set"):
-        plots.write(tmp_path / "out", embedding.embedding_chart, [runs, other])
-    assert not (tmp_path / "out.png").exists()
-
-
-def test_a_clients_features_are_drawn_by_domain_its_own_first(runs, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(embedding, "embedding_figure", lambda *given: figures.append(given))
-    monkeypatch.setattr(embedding, "embed", lambda features: features[:, :2])
+def test_a_clients_features_are_drawn_by_domain_its_own_first(runs, tmp_path, quick):
     given = {"protocol": "fccl:digit-domains", "dataset": "digit-domains", "rounds": 1, "local_epochs": 1,
              "train_examples": 200}  # fmt: skip
     folder = fedcli.run("local", out=tmp_path / "run", **given).path
     found = quality.add_quality(folder, client=1)
-    embedding.embedding_chart([folder])
-    ((panels, _, _, columns),) = figures
+    figure = embedding.embedding_chart([folder])
     names = list(found["domains"])
-    assert columns == 4
-    assert panels[0].row == "local (reduced), client\N{NO-BREAK SPACE}1"
+    assert [axes.get_ylabel().replace("\n", " ") for axes in figure.axes] == [
+        "Local training only (reduced), client\N{NO-BREAK SPACE}1", "", "", ""
+    ]  # fmt: skip
     with np.load(folder / "features.npz") as kept:
-        for shown, domain in zip(panels, (1, 0, 2, 3), strict=True):
-            own, about = kept["domains"] == domain, found["domains"][names[domain]]
-            numbers = f"NMI {about['nmi']:.2f}, silhouette {about['silhouette']:.2f}"
-            assert shown.title == f"{names[1]} → {names[domain]}\n{numbers}"
-            assert (shown.points == kept["features"][own][:, :2]).all()
-            assert (shown.labels == kept["labels"][own]).all()
-    averaged = {**given, "backbone": "cnn-small"}
-    other = fedcli.run("fedavg", out=tmp_path / "other", **averaged).path  # a global model has one panel
+        for axes, domain in zip(figure.axes, (1, 0, 2, 3), strict=True):
+            own, numbers = kept["domains"] == domain, found["domains"][names[domain]]
+            title = f"NMI {numbers['nmi']:.2f}, silhouette {numbers['silhouette']:.2f}"
+            assert axes.get_title() == f"{names[1]} → {names[domain]}\n{title}"
+            assert shown(axes) == expected(kept["features"][own], kept["labels"][own])
+    other = fedcli.run("fedavg", out=tmp_path / "other", **{**given, "backbone": "cnn-small"}).path
     quality.add_quality(other)
-    embedding.embedding_chart([other, folder])
-    assert [bool(shown) for shown in figures[1][0]] == [True, False, False, False] + [True] * 4
+    figure = embedding.embedding_chart([other, folder])  # a global model has one panel
+    assert [axes.get_subplotspec().num1 for axes in figure.axes] == [0, 4, 5, 6, 7]
 
 
-def test_the_command_draws_it(runs, tmp_path, monkeypatch):
+def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
+    *panels, bar = find_chart("confusion").draw([runs]).axes
+    assert (len(panels), bar.get_ylabel()) == (2, "% of the class")
+    for axes, method, name in zip(panels, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
+        with np.load(runs / f"{method}-0" / "features.npz") as kept:
+            labels, predicted = kept["labels"], kept["predicted"]
+        counts = np.zeros((10, 10))
+        for label, guess in zip(labels, predicted, strict=True):
+            counts[label, guess] += 1
+        shares = 100 * counts / counts.sum(1, keepdims=True)
+        (image,) = axes.images
+        np.testing.assert_allclose(image.get_array(), shares)
+        assert image.get_clim() == (0, 100)
+        assert [text.get_text() for text in axes.texts] == [f"{share:.0f}" for share in shares.flat]
+        right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
+        assert axes.get_title() == f"{name} (reduced)\n{right}"
+    assert [axes.get_ylabel() for axes in panels] == ["class", ""]
+
+
+def test_many_classes_have_neither_numbers_nor_names(runs, monkeypatch):
+    monkeypatch.setattr("fedcli.figures.matrices.NUMBERED", 9)
+    (axes, _) = find_chart("confusion").draw([runs / "fedavg-0"]).axes
+    assert (len(axes.texts), axes.get_ylabel(), list(axes.get_xticks())) == (0, "10 classes", [])
+
+
+@pytest.mark.parametrize("kind", ["tsne", "confusion"])
+def test_the_command_draws_them_alike_each_time_and_refuses_others(kind, runs, tmp_path, quick, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.app, ["plot", "--kind", "tsne", str(runs / "fedavg-0")])
-    assert result.exit_code == 0, result.output
-    assert result.stdout == "tsne.png and tsne.pdf\n"
-    assert (tmp_path / "tsne.png").read_bytes().startswith(b"\x89PNG")
+    before = dict(matplotlib.rcParams)
+    result = CliRunner().invoke(cli.app, ["plot", "--kind", kind, str(runs / "fedavg-0")])
+    assert dict(matplotlib.rcParams) == before
+    assert (result.exit_code, result.stdout) == (0, f"{kind}.png and {kind}.pdf\n")
+    picture = (tmp_path / f"{kind}.png").read_bytes()
+    assert plots.write(tmp_path / "again", find_chart(kind).draw, [runs / "fedavg-0"])[0].read_bytes() == picture
+    folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**TINY, "rounds": 1}).path
+    with pytest.raises(UserError, match="have not been kept"):
+        find_chart(kind).draw([folder])
+    write_record(folder, {**read_record(folder), "dataset": "letters"})
+    with pytest.raises(UserError, match="of one data set"):
+        find_chart(kind).draw([runs, folder])

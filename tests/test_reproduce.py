@@ -891,29 +891,29 @@ def test_mistakes_are_one_line_and_write_nothing(arguments, message, offered, fo
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_a_terminal_gets_blocks_that_fit_with_every_number(width):
+def test_a_terminal_gets_portions_that_fit_with_every_number(width):
     names = [f"{name} NIID-{n}" for name in ("CIFAR-10", "CINIC-10", "CIFAR-100") for n in (1, 2)]
     one = table(grid(ROWS, dict.fromkeys(names, TINY)))
     compared = comparison.compare(reproduce.plan(one, limits={"rounds": 2}))
     screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    screen.print(display.drawn(compared, width))
+    screen.print(display.drawn(comparison.sheet(compared), width))
     text = screen.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
-    assert "Reduced: at most 2 rounds." in text
+    assert text.count("Reduced: at most 2 rounds.") == 1
     for entry in compared.entries.values():
         assert entry.paper in text
-    blocks = [line for line in text.splitlines() if line.startswith("Method")]
-    assert len(blocks) == {60: 3, 100: 2}[width]
+    assert sum(line.startswith(" Method") for line in text.splitlines()) == {60: 3, 100: 2}[width]
 
 
-def test_the_bars_follow_the_runs():
+def test_the_bar_follows_the_runs_and_each_has_a_line():
     screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     plan = reproduce.plan(SMALL, seeds=[0])
-    with display.TableDisplay(screen, plan) as watch:
+    watch = display.TableDisplay(screen, plan)
+    with watch.bar:
         first, second = plan.runs
         watch.begin(first)
         watch.advance(first, 1.5)
-        (every, *_) = watch._bars.tasks
+        (every,) = watch.bar.tasks
         assert every.completed == pytest.approx(every.total / 4)  # half of one of two
         watch.end(first, None, "broken")
         assert every.completed == pytest.approx(every.total / 2)

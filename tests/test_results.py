@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcli import figures
-from fedcli.figures import features, speed
+from fedcli.figures import features
 from fedcli.registry import find_method, not_planned
 from fedcli.results import claims, comparison, coverage, pages, tables
 from fedcli.runs.records import numerics_of, quiet
@@ -28,14 +28,12 @@ def shown():
 
 def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
     pictures = {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")}
-    assert pictures == {path.with_suffix(suffix) for path in shown() for suffix in (".png", ".pdf")}
-    from_csv = {"board/board.png"}
-    from_csv |= {f"speed/{file.stem}-scaling.png" for file in RESULTS.glob("speed/*.csv") if speed.scaling_rows(file)}
+    assert pictures == set(shown())
     written = [file for file in RESULTS.rglob("*.md") if "records" not in file.parts]
     for file in (*written, ROOT / "README.md"):
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", file.read_text(encoding="utf-8")):
             path = (file.parent / target).resolve().relative_to(RESULTS)
-            made = path in shown() or path.as_posix() in from_csv
+            made = path in shown() or path.as_posix() == "board/board.png"
             assert made, f"{file.name} shows {target}, which 'make tables' does not draw from what is committed"
     recipe = re.search(r"^tables:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
     assert [line.removeprefix("\t$(BIN)/") for line in recipe.splitlines()[:3]] == [
@@ -50,15 +48,6 @@ def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_pa
     monkeypatch.setattr(features, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
     chart = figures.find_chart(kind)
     assert chart.draw(tables.find_records([bare]) if chart.needs == "records" else [bare]).axes
-
-
-def test_the_figure_of_speed_is_drawn_from_its_csv():
-    (file,) = RESULTS.glob("speed/cpu*torch*.csv")
-    rows = speed.scaling_rows(file)
-    assert {row["cohort_size"] for row in rows} == {1, 2, 5, 10, 20, 50, 100}
-    left, _ = speed.scaling_figure(rows).axes
-    (ten,) = [row for row in rows if (row["cohort_size"], row["batch_size"]) == (10, 64)]
-    assert [10, ten["seconds_per_round"]] in left.lines[0].get_xydata().tolist()
 
 
 def test_what_is_written_by_hand_is_short_and_has_no_measured_number():

@@ -147,7 +147,8 @@ def _domains(dataset: Any) -> str:
 def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
     """Print how many examples of each class each client would get, and draw the chart."""
     from fedcli.core import partition
-    from fedcli.figures import bubbles, plots
+    from fedcli.figures import partition as chart
+    from fedcli.figures import plots
 
     parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train, dataset.place_train)
     counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
@@ -156,6 +157,6 @@ def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out:
     rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *map(str, names)), rows, gap=1)
-    title = f"{dataset.name}, {chosen}, seed {seed}"
-    files = try_write(out, lambda: plots.write(out, bubbles.partition_figure, counts, dataset.class_names, title))
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {seed}"
+    files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcli.cli.printing import Command, print_or_write, print_table, try_write
-from fedcli.errors import UserError
+from fedcli.errors import UserError, needed
 from fedcli.userfiles import is_from_file, short_name
 
 METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
@@ -125,12 +125,23 @@ def report(
     """Write a page to look at: one HTML file that needs no network.
 
     Tables to sort, curves with methods to switch on and off, costs, partitions and commands, by protocol and data set.
+    A path at which no run is gets a line.
     """
+    needed("bokeh", "the report", "report")
     from fedcli.figures.report import report as made
     from fedcli.results import boards, tables
+    from fedcli.runs.records import RECORD
 
-    records = boards.select(tables.find_records(runs, label or ()), method or (), dataset or ())
-    print_or_write(made(records, title), out)
+    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
+    if len(missing) == len(runs):
+        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders, or folders of these.")
+    for path in missing:
+        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    if label and len(label) == len(runs):
+        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
+    there = [path for path in runs if path not in missing]
+    records = boards.select(tables.find_records(there, label or ()), method or (), dataset or ())
+    print_or_write(made(records, title, list(map(str, missing))), out)
 
 
 def export(

@@ -49,7 +49,7 @@ def bench(
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="WORKLOAD|METHOD", help="See above. \\[default: w1 w2; none with --plot]", show_default=False
+            metavar="WORKLOAD|METHOD", help="See above. \\[default: w1 w2; none with --scaling]", show_default=False
         ),
     ] = None,
     method: Annotated[
@@ -65,10 +65,9 @@ def bench(
     csv: Annotated[
         Path | None, typer.Option(help="File to append the results to; in a folder, one named after device and torch.")
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Figures to write, PNG and PDF, named likewise: w1 over clients per round and batch sizes."),
-    ] = None,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Measure w1 over clients per round and over batch sizes, too.")
+    ] = False,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -79,17 +78,16 @@ def bench(
     Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
     """
     from fedcli.bench import measure, rounds
-    from fedcli.figures import plots, speed
 
-    named = workloads or (() if plot else rounds.DEFAULT_WORKLOADS)
+    named = workloads or (() if scaling else rounds.DEFAULT_WORKLOADS)
     methods = [name for name in named if name in registry.methods() or is_from_file(name)]
     chosen = [rounds.find_workload(name) for name in named if name not in methods]
-    scaling = rounds.scaling_workloads() if plot else []
+    chosen += rounds.scaling_workloads() if scaling else []
     options = {
         "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
         "epochs": epochs, "repeats": repeats, "seed": seed,
     }  # fmt: skip
-    cases = [rounds.prepare(workload, **options) for workload in [*chosen, *scaling]]
+    cases = [rounds.prepare(workload, **options) for workload in chosen]
     machine = {name: value for name, value in options.items() if name != "method"}
     for setup in [rounds.prepare_run(name, **machine) for name in methods]:
         with Console(stderr=True).status(setup.method.name) as status:
@@ -98,11 +96,8 @@ def bench(
     if not cases:
         return
     csv = csv and measure.result_file(csv, cases[0].setup.device, ".csv")
-    plot = plot and measure.result_file(plot, cases[0].setup.device, "-scaling.png")
     if csv is not None:  # refused now rather than after minutes
         try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
-    if plot is not None:
-        try_write(plot, lambda: plot.parent.mkdir(parents=True, exist_ok=True), "--plot")
     results = []
     try:
         for case in cases:
@@ -118,9 +113,6 @@ def bench(
                 print_table(tuple(cells), [measure.table_row(result, cells) for result in results])
                 typer.echo()
             typer.echo(measure.MACHINE.format(**results[0]))
-    if plot is not None:
-        files = try_write(plot, lambda: plots.write(plot, speed.scaling_figure, results[len(chosen) :]), "--plot")
-        typer.echo(f"figures: {' and '.join(map(str, files))}", err=json)
 
 
 def check(

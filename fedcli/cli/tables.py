@@ -197,7 +197,7 @@ def _paper_table(
         plan = reproduce.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:
-        console().print(display.drawn(compared, console().width))
+        console().print(display.drawn(comparison.sheet(compared), console().width))
     else:
         print_or_write(render(comparison.sheet(compared), format), out)
     if errors:
@@ -258,7 +258,7 @@ def pages(
 
     The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """
-    from fedcli.figures import find_chart, plots, speed
+    from fedcli.figures import find_chart, plots
     from fedcli.results import pages as made
     from fedcli.results import tables
 
@@ -271,8 +271,4 @@ def pages(
         for path, (study, kind) in made.figures(text).items():
             chart, runs = find_chart(kind), [folder / "records" / study]
             given = tables.find_records(runs) if chart.needs == "records" else runs
-            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given))
-    for file in folder.glob("speed/*.csv"):
-        if rows := speed.scaling_rows(file):
-            out = file.with_name(f"{file.stem}-scaling.png")
-            try_write(out, partial(plots.write, out, speed.scaling_figure, rows))
+            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))

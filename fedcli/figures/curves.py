@@ -1,11 +1,10 @@
 """Curves of runs as lines in panels: test accuracy, how far clients drift apart, and accuracy by domain."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from math import ceil
 from statistics import fmean
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,59 +12,58 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import offset_copy
 
 from fedcli.errors import UserError, unknown
-from fedcli.figures.plots import BAND, LINE_COLOURS, STYLE, chart, look
+from fedcli.figures.plots import DASHES, colours, method_name, setting_name, title_words, write_title
 from fedcli.figures.series import AXES, Curve, find_curves
 from fedcli.registry import protocols
 from fedcli.results.boards import boards
-from fedcli.results.tables import NOT_IN_IDENTITY, group, headline, settings_text
+from fedcli.results.tables import NOT_IN_IDENTITY, group, settings_text
 from fedcli.runs.config import given_options
 from fedcli.runs.records import reductions_of
 
-RING = {"marker": "o", "markersize": 8, "fillstyle": "none", "linestyle": "none"}
-LEADERS = 1.5  # below all lines, as that from a run which ended early goes through those of the others
-TOP = 3  # the level of what no line may hide; lines are at 2, one above those drawn before it
-LINES = 7  # curves in a panel at most, as many as there are colours; of more, FEW go into each of several panels
-FEW = 4
-ACROSS = 3  # panels of curves in a row
-CURVES, PANEL = (4.8, 3.0), (3.2, 2.6)  # inches, width and height of a panel that is alone, and of one of several
-AROUND = 0.7  # inches of a panel's height above and below its axes
-WRAP = 26  # characters in a line of a label that stands at the end of its curve, where no word is longer
-DIRECT, HIGHEST = 32, 4.5  # characters of a line of labels, and a panel's inches, from which there is a legend instead
-BESIDE = 0.2  # inches between such a label and the axes
-WORDS = {"break_long_words": False, "break_on_hyphens": False}
-UNBROKEN = "\N{NO-BREAK SPACE}"
-LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}  # from line to label
-LINE_HEIGHT = 0.15  # inches that such a line takes, and one of the title
+WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
+STACKED = 2  # panels that stand above each other; more stand two in a row
+LEGEND_WIDTH = 30  # characters in a line of a legend
 MANY, THIN = 300, 0.7  # points of a line from which it is so thin, as it would look like a surface
-PAPER = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
-BOARD = (2.6, 2.3)  # inches, width and height of a panel of mixed runs without its legend
-PAIRED = 22  # characters of the longest name with which that legend has two columns
+FEW = 20  # points of a line up to which each is marked
+TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
+BAND = {"alpha": 0.18, "linewidth": 0}  # around a line, in its colour
+HEADLINE = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
+DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
+PRINTED = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
+RULES = {"best-validation": "the round chosen by validation", "best-test": "the best round on the test set"}
 DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
 DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
 SHOWN = ("protocol", "dataset", "partition", "rounds", "eval_every")  # options that titles and curves tell anyway
 
 
-class RoundLocator(MaxNLocator):
-    """Ticks at 1, the first round, and at round numbers after it."""
+class Panel(NamedTuple):
+    """What one panel shows.
 
-    def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
-        """Ticks between two rounds."""
-        ticks = super().tick_values(max(1, vmin), max(1, vmax))
-        after = ticks[ticks > 1] + (np.diff(ticks[:2]) == 2)  # every second round is an odd one, from 1 on
-        return np.array([1, *after])
+    Attributes:
+        curves: The curves.
+        y_label: Of the vertical axis.
+        limits: The least and the largest value that there can be.
+        headline: Whether it is the accuracy that the runs are judged by: the paper's number is shown too, and the
+            number of our tables where a rule chooses a round.
+        title: Above the panel.
+    """
+
+    curves: list[Curve]
+    y_label: str
+    limits: tuple[float, float]
+    headline: bool = False
+    title: str = ""
 
 
-@chart("curves", "test accuracy over rounds; runs that differ only in the seed are one line with a band")
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """Draws test accuracy over rounds, floats or seconds, one line for the runs that agree in everything but the seed.
 
-    The band is the mean ± the sample standard deviation over seeds. Only finished runs enter them where there are any;
-    a run that diverged is a thin line that ends in a cross. The names tell what was left out. A ring marks the best
-    round of a single run, where the rule takes it. A dotted line is the paper's number, which the name has too, see
-    `fedcli.results.comparison.printed_accuracies`. More than `LINES` curves are drawn in several panels.
+    The band is the mean ± the sample standard deviation over seeds, within 0 and 100 %. Only finished runs enter them
+    where there are any; a run that diverged is a thin line that ends in a cross. The names tell what was left out. A
+    ring has the height of the number in tables and stands at the round, the mean over seeds, that the rule has chosen.
+    A dotted line is the paper's number, which the name has too, see `fedcli.results.comparison.printed_accuracies`.
 
     Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 
@@ -78,83 +76,61 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    label, along = AXES[x]
+    x_label, along = AXES[x]
     records = list(records)
-    known = [record for record in records if not record["rounds"] or along(record)]
-    if records and not known:
+    usable = [record for record in records if not record["rounds"] or along(record)]
+    if records and not usable:
         why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
         raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
-    panels = {name: found for name, own in boards(known).items() if (found := find_curves(group(own), along=along))}
+    panels = []
+    for runs in boards(usable).values():
+        if curves := find_curves(group(runs), along=along):
+            title = f"{title_words(runs)} ({runs[0]['protocol']})"
+            panels.append(Panel(curves, "Test accuracy (%)", (0, 100), headline=True, title=title))
     if not panels:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
-    left_out = f"without {x}, left out: {len(records) - len(known)}" if len(known) < len(records) else ""
-    if len(panels) > 1:
-        return _board_panels(panels, label, left_out)
-    (curves,) = panels.values()
-    title = "; ".join(filter(None, (_title(curves), left_out)))
-    return _curves_figure({"Test accuracy (%)": curves}, title, label, headline=True)
+    notes = [f"without {x}, left out: {len(records) - len(usable)}"] if len(usable) < len(records) else []
+    if len(panels) == 1:
+        notes.insert(0, _title(panels[0].curves))
+        panels = [panels[0]._replace(title="")]
+    return _panels_figure(panels, x_label, ", ".join(notes))
 
 
-def _board_panels(panels: dict[str, list[Curve]], x_label: str, left_out: str) -> Figure:
-    """Curves of mixed runs, a panel for each protocol and data set; settings are numbered and listed below.
-
-    What was left out stands below them.
-    """
-    every = [curve for curves in panels.values() for curve in curves]
-    methods = dict.fromkeys(curve.setting.method for curve in every)
-    colours = {method: LINE_COLOURS[place % len(LINE_COLOURS)] for place, method in enumerate(methods)}
-    rows, across, longest = ceil(len(panels) / ACROSS), min(len(panels), ACROSS), 0
-    figure = Figure(layout="constrained")
-    numbers: dict[str, str] = {}
-    for place, (title, curves) in enumerate(panels.items(), 1):
-        axes, looks, short = figure.add_subplot(rows, across, place), {}, {}
-        for index, curve in enumerate(curves):
-            method, settings = curve.setting.method, settings_text(curve.setting.settings)
-            number = numbers.setdefault(settings, f" [{len(numbers) + 1}]") if settings else ""
-            looks[curve.setting.label] = _look(index, len(curves)) | {"color": colours[method]}
-            short[curve.setting.label] = method + number
-        names = _names(curves, headline=True, short=short)
-        _draw_curves(axes, curves, looks, names, x_label, headline=True)
-        axes.set_title(title, fontsize=7)
-        axes.set(ylabel="Test accuracy (%)" if place % across == 1 or across == 1 else "")
-        columns = 1 + (max(map(len, names.values())) <= PAIRED)
-        longest = max(longest, ceil(len(names) / columns))
-        axes.legend(
-            fontsize=6, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5, handlelength=2.6
-        )
-    figure.set_size_inches(BOARD[0] * across, rows * (BOARD[1] + 0.12 * longest))
-    width = int(19 * figure.get_figwidth())  # characters in a line of this size
-    listed = [fill(f"{number.strip()} {text}", width) for text, number in numbers.items()]
-    _legend(figure, every, direct=True, listed="\n".join(filter(None, (*listed, left_out))))
-    return figure
-
-
-@chart("drift", "how far the clients' models drift apart, of runs with --drift-every")
 def drift_figure(records: Iterable[dict]) -> Figure:
     """Draws over rounds the distance of the clients' features and the similarity of their classifiers' updates.
 
-    Lines, bands and the legend are those of `learning_curves`; runs that did not measure it are left out.
+    Lines, bands and legends are those of `learning_curves`; runs that did not measure it are left out.
 
     Raises:
         UserError: If no run has measured it.
     """
-    measured = [
-        record for record in records if any(set(row.get("drift", {}).values()) - {None} for row in record["rounds"])
-    ]
+
+    def read(row: dict, key: str) -> float | None:
+        return row.get("drift", {}).get(key)
+
+    measured = []
+    for record in records:
+        values = [read(row, key) for row in record["rounds"] for key in DRIFT]
+        if any(value is not None for value in values):
+            measured.append(record)
     if not measured:
         raise UserError("no run has measured the drift of its clients (got none to draw); run with --drift-every.")
-    return _curves_side_by_side(measured, DRIFT, lambda row, key: row.get("drift", {}).get(key))
+    return _two_measures(measured, DRIFT, read, (-np.inf, np.inf))
 
 
-@chart("domains", "accuracy of the clients' models on their own and on the other domains")
 def domains_figure(records: Iterable[dict]) -> Figure:
     """Draws over rounds the accuracy of the clients' models on their own domains and on the others, means over domains.
 
-    Lines, bands and the legend are those of `learning_curves`; runs that were not tested by domain are left out.
+    Lines, bands and legends are those of `learning_curves`; runs that were not tested by domain are left out.
 
     Raises:
         UserError: If no run was tested by domain.
     """
+
+    def read(row: dict, key: str) -> float | None:
+        accuracies = row.get(key)
+        return 100 * fmean(accuracies.values()) if accuracies else None
+
     records = list(records)
     measured = [record for record in records if any(row.get("intra") for row in record["rounds"])]
     if not measured:
@@ -163,246 +139,148 @@ def domains_figure(records: Iterable[dict]) -> Figure:
             f"no run was tested on its clients' own and other domains (got {protocols}); only protocols with "
             f"evaluation by domain do so; draw runs of these."
         )
-    return _curves_side_by_side(measured, DOMAINS, _mean_accuracy)
+    return _two_measures(measured, DOMAINS, read, (0, 100))
 
 
-def _curves_side_by_side(
-    records: list[dict], labels: dict[str, str], read: Callable[[dict, str], float | None]
+def _two_measures(
+    records: list[dict],
+    labels: dict[str, str],
+    read: Callable[[dict, str], float | None],
+    limits: tuple[float, float],
 ) -> Figure:
-    """Curves over rounds, two panels.
+    """Curves over rounds, a panel for each measure.
 
     Args:
         records: The runs.
-        labels: Of each panel: the key of its value, and the label of its axis.
+        labels: By the key of each measure the label of its axis.
         read: From what a record says of a round, and the key, to the value; None where there is none.
+        limits: The least and the largest value that there can be.
     """
     groups = group(records)
-    columns = {label: find_curves(groups, lambda row, key=key: read(row, key)) for key, label in labels.items()}
-    return _curves_figure(columns, _title(next(iter(columns.values()))), "Round")
+    panels = []
+    for key, label in labels.items():
+        panels.append(Panel(find_curves(groups, lambda row, key=key: read(row, key)), label, limits))
+    return _panels_figure(panels, "Round", _title(panels[0].curves))
 
 
-def _mean_accuracy(row: dict, key: str) -> float | None:
-    """Mean over the domains of a round's accuracies, in percent; None where it was not evaluated."""
-    accuracies = row.get(key)
-    return 100 * fmean(accuracies.values()) if accuracies else None
-
-
-def _curves_figure(columns: dict[str, list[Curve]], title: str, x_label: str, headline: bool = False) -> Figure:
-    """Curves in as many panels as they need, with their names where the lines end, or in a legend where these are long.
-
-    A panel is as high as its names need.
-
-    Args:
-        columns: What is measured, the curves of it by the label of the axis.
-        title: Of the figure.
-        x_label: Of the horizontal axes.
-        headline: Whether it is the accuracy that the runs are judged by: the selected round and the paper's number are
-            shown too.
-    """
-    every = [curve for curves in columns.values() for curve in curves]
-    settings = list(dict.fromkeys(curve.setting.label for curve in every))
-    looks = {label: _look(index, len(settings)) for index, label in enumerate(settings)}
-    rows = 1 if len(settings) <= LINES else ceil(len(settings) / FEW)
-    names = _names(every, headline)
-    wrapped = {label: fill(name, WRAP, **WORDS).replace(UNBROKEN, " ") for label, name in names.items()}
-    drawn = [
-        (label, [curve for curve in curves if curve.setting.label in part])
-        for part in np.array_split(settings, rows) for label, curves in columns.items()
-    ]  # fmt: skip
-    across = min(len(drawn), ACROSS) if len(columns) == 1 else len(columns)
-    width, usual = CURVES if len(drawn) == 1 else PANEL
-    lines = max(sum(len(_ends(curve)) * _lines(wrapped[curve.setting.label]) for curve in part) for _, part in drawn)
-    height = max(usual, lines * LINE_HEIGHT + AROUND)
-    longest = max(len(line) for name in wrapped.values() for line in name.splitlines())
-    direct = longest <= DIRECT and height <= HIGHEST
-    height = height if direct else usual
-    down, title = ceil(len(drawn) / across), fill(title, int(16 * across * width), **WORDS)
-    size = across * width, down * height + LINE_HEIGHT * title.count("\n")
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharey=len(columns) == 1)
-    for axes in grid.flat[len(drawn) :]:
-        axes.set_axis_off()
-    for place, (axes, (label, curves)) in enumerate(zip(grid.flat, drawn, strict=False)):
-        _draw_curves(axes, curves, looks, names, x_label, headline)
-        axes.set(ylabel=label if len(columns) > 1 or place % across == 0 else "")
-    if direct:  # once all are drawn, as they share an axis
-        for place, (axes, (_, curves)) in enumerate(zip(grid.flat, drawn, strict=False)):
-            if len(columns) == 1 or (place + 1) % across == 0:
-                _name_lines(axes, curves, looks, wrapped, height - AROUND)
-    figure.suptitle(title, fontsize=STYLE["axes.titlesize"])
-    _legend(figure, every, direct)
+def _panels_figure(panels: list[Panel], x_label: str, title: str) -> Figure:
+    """The figure of some panels; a setting looks the same in all of them."""
+    once = all(len({curve.setting.method for curve in panel.curves}) == len(panel.curves) for panel in panels)
+    key = "method" if once else "label"  # a method keeps its look where no panel has several settings of one
+    names = [getattr(curve.setting, key) for panel in panels for curve in panel.curves]
+    looks = {}
+    for index, (name, colour) in enumerate(colours(names).items()):
+        looks[name] = {"color": colour, "linestyle": DASHES[index % len(DASHES)]}
+    across = 1 if len(panels) <= STACKED else 2
+    down = ceil(len(panels) / across)
+    figure = Figure(layout="constrained")
+    longest = 0
+    for number, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(down, across, number)
+        of_curves = [looks[getattr(curve.setting, key)] for curve in panel.curves]
+        _draw_curves(axes, panel, of_curves, x_label == AXES["round"][0])
+        axes.set(title=fill(panel.title, 60), xlabel=x_label, ylabel=panel.y_label)
+        longest = max(longest, sum(text.get_text().count("\n") + 1 for text in axes.get_legend().get_texts()))
+    signs = _signs(panels)
+    figure.legend(handles=signs, loc="outside lower left", ncols=across, handlelength=3.4)
+    height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
+    figure.set_size_inches(across * WIDTH, down * height + 0.16 * ceil(len(signs) / across))
+    write_title(figure, title)
     return figure
 
 
-def _look(index: int, count: int) -> dict[str, Any]:
-    """How the line of that number looks; the markers of different lines stand at different rounds."""
-    return look(index) | {"start": index / count}
-
-
-def _draw_curves(
-    axes: Axes, curves: list[Curve], looks: dict[str, dict], names: dict[str, str], x_label: str, headline: bool
-) -> None:
-    """Draws mean and band of each group."""
-    for curve in curves:
-        own = dict(looks[curve.setting.label]) | ({"linewidth": THIN} if len(curve.places) > MANY else {})
-        colour, start = own["color"], own.pop("start")
-        mean = curve.values.mean(0)
-        if curve.has_band:
-            spread = curve.values.std(0, ddof=1)
-            axes.fill_between(curve.places, mean - spread, mean + spread, color=colour, **BAND)
-        every = max(1, len(mean) // 8)
-        shown = ([], []) if curve.all_diverged else (curve.places, mean)
-        axes.plot(*shown, label=names[curve.setting.label], markevery=(int(start * every), every), **own)
-        for places, values in curve.diverged:
-            axes.plot(
-                places, values, color=colour, linestyle=own["linestyle"], linewidth=0.8, marker="X", markersize=7,
-                markevery=[len(places) - 1], markeredgewidth=0, gid="diverged", zorder=TOP,
-            )  # fmt: skip
-        if headline and len(curve.drawn) == 1:
-            _mark_selected(axes, curve, colour)
-        if headline and curve.printed is not None:
-            axes.axhline(curve.printed, **PAPER, color=colour, gid="printed")
-    rounds = x_label == AXES["round"][0]
-    if rounds:
-        axes.update_datalim([(1, 0)], updatey=False)  # also where the first value is of a later one
-    locator = RoundLocator if rounds else MaxNLocator
-    axes.xaxis.set_major_locator(locator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
-    axes.set_xlabel(x_label)
+def _draw_curves(axes: Axes, panel: Panel, looks: list[dict[str, Any]], over_rounds: bool) -> None:
+    """Draws mean and band of each curve, and a legend in the order of their last values."""
+    lines = {}
+    most = max(len(curve.drawn) for curve in panel.curves)
+    for curve, look in zip(panel.curves, looks, strict=True):
+        colour = look["color"]
+        places = curve.places[: len(curve.mean)]
+        thin = {"linewidth": THIN} if len(places) > MANY else {}
+        marker = "." if len(places) <= FEW else ""
+        (line,) = axes.plot(places, curve.mean, label=_name(curve, panel, most), marker=marker, **look, **thin)
+        lines[line] = curve.last
+        if curve.deviation is not None:
+            low = np.clip(curve.mean - curve.deviation, *panel.limits)
+            high = np.clip(curve.mean + curve.deviation, *panel.limits)
+            axes.fill_between(places, low, high, color=colour, **BAND)
+        for run_places, values in curve.diverged:
+            axes.plot(run_places, values, gid="diverged", markevery=[len(values) - 1], **{**look, **DIVERGED})
+        if panel.headline and curve.headline is not None:
+            axes.plot(*curve.headline, gid="headline", color=colour, clip_on=False, **HEADLINE)
+        if panel.headline and curve.printed is not None:
+            axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
     axes.margins(x=0.02)
     axes.grid(axis="y")
+    if over_rounds:  # there is no round 0
+        axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
+    by_last_value = sorted(lines, key=lines.get, reverse=True)
+    axes.legend(handles=by_last_value, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
 
 
-def _whole(text: str) -> str:
-    """A setting or a note without a place to break a line, if it fits into one."""
-    return text.replace(" ", UNBROKEN) if len(text) <= WRAP else text
-
-
-def _lines(text: str) -> int:
-    return text.count("\n") + 1
-
-
-def _ends(curve: Curve) -> list[tuple[float, float]]:
-    """The points at which its name stands: its last one, or that of each run where all diverged."""
-    lines = curve.diverged if curve.all_diverged else [(curve.places, curve.values.mean(0))]
-    return [(places[-1], values[-1]) for places, values in lines if len(places)]
-
-
-def _name_lines(axes: Axes, curves: list[Curve], looks: dict, names: dict[str, str], height: float) -> None:
-    """Writes the names of the lines to the right of axes that are so many inches high."""
-    low, high = axes.get_ylim()
-    entries = [(end, curve.setting.label) for curve in curves for end in _ends(curve)]
-    heights = [_lines(names[label]) * LINE_HEIGHT / height * (high - low) for _, label in entries]
-    levels = apart([value for (_, value), _ in entries], heights, low, high)
-    beside = offset_copy(axes.get_yaxis_transform(), axes.figure, BESIDE)
-    for (end, label), level in zip(entries, levels, strict=True):
-        colour = looks[label]["color"]
-        axes.annotate(
-            names[label], end, (1, level), textcoords=beside, color=colour, va="center",
-            gid="name", annotation_clip=False, arrowprops={**LEADER, "color": colour}, zorder=LEADERS,
-        )  # fmt: skip
-    axes.set_ylim(low, high)
-
-
-def apart(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
-    """The middles of labels that do not overlap, as near as may be to where they are wanted.
-
-    Args:
-        wanted: Their middles.
-        heights: How high they are; together at most `high - low`.
-        low: Where they may begin.
-        high: Where they must end.
-    """
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    levels = list(wanted)
-    for _ in range(20 * len(order)):  # each step halves an overlap
-        for one, other in pairwise(order):
-            overlap = max(0, (heights[one] + heights[other]) / 2 - (levels[other] - levels[one]))
-            levels[one], levels[other] = levels[one] - overlap / 2, levels[other] + overlap / 2
-        for one, bound in ((order[0], max), (order[-1], min)):
-            levels[one] = bound(levels[one], low + heights[one] / 2 if bound is max else high - heights[one] / 2)
-    return levels
-
-
-def _mark_selected(axes: Axes, curve: Curve, colour: str) -> None:
-    """A ring around the selected round of a single run, where the rule looks for the best one."""
-    summary = curve.drawn[0].get("summary") or {}
-    place = np.flatnonzero(curve.rounds - 1 == summary.get("selected_round"))
-    if (summary.get("selection") or "").startswith("best") and len(place):
-        point = curve.places[place], curve.values[0, place]
-        axes.plot(*point, **RING, color=colour, gid="selected", clip_on=False, zorder=TOP)
-
-
-def _names(curves: list[Curve], headline: bool, short: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The names of the lines, `short` if given, with the number of runs where others have more and what is left out.
-
-    If it is the `headline` that is drawn, they have the paper's number too.
-    """
-    most, names = max(len(curve.drawn) for curve in curves), {}
-    for curve in curves:
-        member, n = curve.setting, len(curve.drawn)
-        left_out = len(member.records) - n - len(member.diverged)
-        notes = [
-            *([f"n = {n}"] if n < most else []),
-            *(["diverged"] if curve.all_diverged else ["unfinished"] if not member.finished else []),
-            *([f"{left_out} unfinished not shown"] if left_out and not curve.all_diverged else []),
-            *([f"{len(member.diverged)} diverged"] if member.diverged and not curve.all_diverged else []),
-            *([f"paper: {curve.printed:.2f}"] if headline and curve.printed is not None else []),
-        ]
-        name, about = (short[member.label] if short else member.label).split(", "), map(_whole, notes)
-        names[member.label] = ", ".join(map(_whole, name)) + (f" ({', '.join(about)})" if notes else "")
-    return names
+def _name(curve: Curve, panel: Panel, most: int) -> str:
+    """The name of a line, with the number of runs where others have more, and with what is left out."""
+    member, count = curve.setting, len(curve.drawn)
+    left_out = len(member.records) - count - len(member.diverged)
+    notes = [f"n = {count}"] if count < most else []
+    if curve.all_diverged:
+        notes.append("diverged")
+    else:
+        if not member.finished:
+            notes.append("unfinished")
+        if left_out:
+            notes.append(f"{left_out} unfinished not shown")
+        if member.diverged:
+            notes.append(f"{len(member.diverged)} diverged")
+    if panel.headline and curve.printed is not None:
+        notes.append(f"paper:\N{NO-BREAK SPACE}{curve.printed:.2f}")
+    name = setting_name(member) + (f" ({', '.join(notes)})" if notes else "")
+    return fill(name, LEGEND_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _title(curves: list[Curve]) -> str:
-    """What all runs have in common, what makes them smaller than their protocol, and how many there are of each."""
-    methods = {curve.setting.method for curve in curves}
-    most = max(len(curve.drawn) for curve in curves)
+    """What all runs have in common, in words, and how many there are of each setting."""
     records = [record for curve in curves for record in curve.setting.records]
-    about = headline(records)
-    if len(methods) == 1:
-        about = f"{methods.pop()}, {about}"
-    given = settings_text(_given_with_all(records))
-    seeds = f"{most} seeds" if most > 1 else "one seed"
-    return "; ".join([about, *([f"with {given}"] if given else []), seeds])
+    most = max(len(curve.drawn) for curve in curves)
+    words = [f"{most} seeds" if most > 1 else "1 seed"]
+    if shared := settings_text(_shared_options(records)):
+        words.append(f"with {shared}")
+    names = {method_name(record) for record in records}
+    start = f"{names.pop()}, " if len(names) == 1 else ""
+    return start + title_words(records, *words)
 
 
-def _given_with_all(records: list[dict]) -> dict[str, Any]:
+def _shared_options(records: list[dict]) -> dict[str, Any]:
     """The options given with all runs of a protocol that are not what it says, nor told by the rest of the figure."""
-    said = {*SHOWN, *NOT_IN_IDENTITY, *(one["what"] for record in records for one in reductions_of(record))}
-    rows = [given_options(record["config"], record.get("origin", {})) for record in records]
+    told = {*SHOWN, *NOT_IN_IDENTITY}
+    for record in records:
+        told |= {reduction["what"] for reduction in reductions_of(record)}
     protocol = protocols().get(records[0]["protocol"])
-    usual = protocol.settings.items() if protocol else ()
-    return {
-        name: value for name, value in rows[0].items()
-        if name not in said and (name, value) not in usual and all((name, value) in row.items() for row in rows)
-    }  # fmt: skip
+    usual = protocol.settings if protocol else {}
+    options = [given_options(record["config"], record.get("origin", {})) for record in records]
+    shared = {}
+    for name, value in options[0].items():
+        is_usual = name in usual and usual[name] == value
+        if name not in told and not is_usual and all((name, value) in given.items() for given in options):
+            shared[name] = value
+    return shared
 
 
-def _legend(figure: Figure, curves: list[Curve], direct: bool, listed: str = "") -> None:
-    """The legend below the axes, where it can hide no curve, with lines listed above; the figure grows by it.
-
-    It has the curves' names unless these stand beside them (`direct`).
-    """
-    every = [axes for axes in figure.axes if axes.axison]
-    entries = (
-        {} if direct else {line.get_label(): line for axes in every for line in axes.lines if line.get_gid() is None}
-    )
-    if counts := sorted({len(curve.values) for curve in curves if curve.has_band}):
-        about = f"band: mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
-        entries[about] = Patch(color="#555555", **BAND)
-    for gid, label, sign in (
-        ("selected", "selected round", RING),
-        ("diverged", "diverged after this round", {"marker": "X", "markersize": 7, "linestyle": "none"}),
-        ("printed", "the paper's number for the line of its colour", PAPER),
-    ):
-        if any(line.get_gid() == gid for axes in every for line in axes.lines):
-            entries[label] = Line2D([], [], color="#555555", **sign)
-    if entries or listed:
-        width, height = figure.get_size_inches()
-        columns = max(1, int(width / (0.055 * max(map(len, entries), default=1) + 0.6)))
-        lines = ceil(len(entries) / columns) + 0.7 * len(listed.splitlines())
-        figure.set_size_inches(width, height + 0.16 * lines)  # a line of text is 0.16 inches
-        figure.legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, handlelength=3.4,
-            title=listed or None, title_fontsize=6, alignment="left",
-        )  # fmt: skip
+def _signs(panels: list[Panel]) -> list[Patch | Line2D]:
+    """What the legend below all panels explains: bands, rings, crosses and dotted lines, each where there is one."""
+    curves = [curve for panel in panels for curve in panel.curves]
+    judged = [curve for panel in panels for curve in panel.curves if panel.headline]
+    signs: list[Patch | Line2D] = []
+    if counts := sorted({len(curve.values) for curve in curves if curve.deviation is not None}):
+        seeds = " or ".join(map(str, counts))
+        signs.append(Patch(label=f"mean ± standard deviation over {seeds} seeds", color="#555555", **BAND))
+    if rules := {curve.setting.selection for curve in judged if curve.headline is not None}:
+        rounds = " or ".join(RULES.get(rule, rule) for rule in sorted(rules))
+        signs.append(Line2D([], [], label=f"the tables' number, at {rounds}", color="#555555", **HEADLINE))
+    if any(curve.diverged for curve in curves):
+        signs.append(Line2D([], [], label="diverged after this round", color="#555555", **DIVERGED))
+    if any(curve.printed is not None for curve in judged):
+        label = "the paper's number for the line of its colour"
+        signs.append(Line2D([], [], label=label, color="#555555", **PRINTED))
+    return signs

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedcli.core.batches import generator
 from fedcli.core.federation import Cohort
 from fedcli.errors import UserError
-from fedcli.figures.plots import LINE_COLOURS, STYLE, chart
+from fedcli.figures.plots import LINE_COLOURS, write_title
 from fedcli.figures.quality import Shown, keep_arrays, kept_arrays, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
 from fedcli.runs.consent import with_own_files
@@ -49,15 +49,6 @@ POINTS = 800  # at most in a panel of clients, so that their markers can be told
 BINS = 40
 
 
-class Scatter(NamedTuple):
-    """One setting's features in the plane."""
-
-    title: str
-    points: np.ndarray  # [n, 2]
-    labels: np.ndarray  # [n]
-    row: str = ""  # the setting, in the first of several panels
-
-
 class Points(NamedTuple):
     """Features of test images, each by the model of one client."""
 
@@ -66,18 +57,6 @@ class Points(NamedTuple):
     clients: np.ndarray  # [n], ids
 
 
-class ClientScatter(NamedTuple):
-    """One setting's features in the plane, and the cosines of their pairs."""
-
-    title: str
-    points: np.ndarray  # [n, 2]
-    labels: np.ndarray  # [n]
-    clients: np.ndarray  # [n], ids
-    positive: np.ndarray  # cosines of pairs of one class
-    negative: np.ndarray  # cosines of pairs of two classes
-
-
-@chart("tsne", "features of test images by t-SNE, a panel a setting, after 'fedcli quality'", "folders")
 def embedding_chart(paths: Iterable[Path]) -> Figure:
     """Draws the features of finished runs in the plane, a panel or a row for those that differ in more than the seed.
 
@@ -90,34 +69,37 @@ def embedding_chart(paths: Iterable[Path]) -> Figure:
         UserError: If the runs are of several data sets, or their features have not been kept.
     """
     shown, title = one_a_setting(paths)
-    rows = [_row(run) for run in shown]
-    columns = max(map(len, rows))
-    if columns == 1:  # one panel a setting: as many in a row as a page is wide
-        columns, every = min(len(rows), ACROSS), [panel for row in rows for panel in row]
-        rows = [every[start : start + columns] for start in range(0, len(every), columns)]
-    panels = [panel for row in rows for panel in (*row, *[None] * (columns - len(row)))]
-    return embedding_figure(panels, shown[0].record["class_names"], title, columns)
+    rows = [_domains(run) for run in shown]
+    across = max(len(row) for row in rows)
+    by_domain = across > 1
+    if not by_domain:  # one panel a setting: as many in a row as a page is wide
+        panels = [row[0] for row in rows]
+        across = min(len(panels), ACROSS)
+        rows = [panels[start : start + across] for start in range(0, len(panels), across)]
+    figure = Figure(figsize=(SIDE * max(across, 2), len(rows) * (SIDE + 0.4) + 0.5), layout="constrained")
+    for number, row in enumerate(rows):
+        for place, (name, features, labels, quality) in enumerate(row):
+            axes = figure.add_subplot(len(rows), across, number * across + place + 1)
+            _scatter(axes, features, labels)
+            axes.set_title(f"{fill(name, TITLE)}\n{_numbers(quality)}")
+            if by_domain and place == 0:
+                axes.set_ylabel(fill(kept_outputs(shown[number])[0], TITLE))
+    _finish(figure, title, shown[0].record["class_names"])
+    return figure
 
 
-def _row(run: Shown) -> list[Scatter]:
-    """The panels of one run."""
+def _domains(run: Shown) -> list[tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
+    """The panels of one run, each as title, features, labels and quality; one a domain, the client's own first."""
     label, kept = kept_outputs(run)
     quality = run.record["quality"]
     if "domains" not in quality:
-        return [_scatter(label, kept["features"], kept["labels"], quality)]
+        return [(label, kept["features"], kept["labels"], quality)]
     names, own = list(quality["domains"]), quality["domain"]
-    row = []
+    panels = []
     for name in (own, *(other for other in names if other != own)):
-        shown = kept["domains"] == names.index(name)
-        about = quality["domains"][name]
-        row.append(_scatter(f"{own} → {name}", kept["features"][shown], kept["labels"][shown], about))
-    return [row[0]._replace(row=label), *row[1:]]
-
-
-def _scatter(title: str, features: np.ndarray, labels: np.ndarray, quality: dict[str, float]) -> Scatter:
-    """The panel of some features."""
-    shown = labels < len(CLASS_COLOURS)
-    return Scatter(f"{fill(title, TITLE)}\n{_numbers(quality)}", embed(features[shown]), labels[shown])
+        rows = kept["domains"] == names.index(name)
+        panels.append((f"{own} → {name}", kept["features"][rows], kept["labels"][rows], quality["domains"][name]))
+    return panels
 
 
 def _numbers(quality: dict[str, float]) -> str:
@@ -137,49 +119,39 @@ def embed(features: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
 
 
-def embedding_figure(panels: Sequence[Scatter | None], class_names: Sequence[str], title: str, columns: int) -> Figure:
-    """The figure of panels in rows of so many `columns`; None stays empty."""
-    rows = len(panels) // columns
-    figure = Figure(figsize=(SIDE * max(columns, 2), rows * (SIDE + 0.4) + 0.5), layout="constrained")
-    for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
-        if panel is None:
-            axes.set_axis_off()
-            continue
-        order = np.random.default_rng(0).permutation(len(panel.labels))  # so that no class lies above all others
-        colours = np.array(CLASS_COLOURS)[panel.labels[order]]
-        axes.scatter(*panel.points[order].T, c=colours, s=3, linewidths=0, rasterized=True)
-        axes.set(title=panel.title, ylabel=fill(panel.row, TITLE), xticks=[], yticks=[])
-        axes.set_box_aspect(1)
-        axes.spines[:].set_visible(True)
-    _headline(figure, title, class_names)
-    handles = _class_dots(filter(None, panels), class_names)
-    label_width = 0.4 + 0.065 * max(len(dot.get_label()) for dot in handles)  # inches
-    side_by_side = max(1, min(len(handles), int(figure.get_figwidth() / label_width)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=side_by_side, columnspacing=1, handletextpad=0.2)
-    return figure
+def _scatter(axes: Axes, features: np.ndarray, labels: np.ndarray, clients: np.ndarray | None = None) -> None:
+    """Draws features `[n, D]` in the plane, a colour a class and, where there are `clients` [n], a marker a client."""
+    shown = labels < len(CLASS_COLOURS)
+    points, labels = embed(features[shown]), labels[shown]
+    size = 4 if clients is None else 12  # of which markers can be told apart
+    clients = np.zeros(len(labels), int) if clients is None else clients[shown]
+    order = np.random.default_rng(0).permutation(len(labels))  # so that no class lies above all others
+    colours = np.array(CLASS_COLOURS)[labels]
+    for place, client in enumerate(np.unique(clients)):
+        rows = order[clients[order] == client]
+        marker = CLIENT_MARKERS[place % len(CLIENT_MARKERS)]
+        axes.scatter(*points[rows].T, c=colours[rows], marker=marker, s=size, linewidths=0, rasterized=True)
+    axes.set(xticks=[], yticks=[])
+    axes.set_box_aspect(1)
+    axes.spines[:].set_visible(True)
 
 
-def _headline(figure: Figure, title: str, class_names: Sequence[str]) -> None:
-    """The title over all panels, which says where classes are not drawn."""
-    left_out = len(class_names) - len(CLASS_COLOURS)
-    note = f"; the first {len(CLASS_COLOURS)} of {len(class_names)} classes" if left_out > 0 else ""
-    figure.suptitle(title + note, fontsize=STYLE["axes.titlesize"])
-
-
-def _class_dots(panels: Iterable[Scatter | ClientScatter], class_names: Sequence[str]) -> list[Line2D]:
-    """The entries of a legend for the classes that there are."""
-    present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
-    return [_dot("o", CLASS_COLOURS[label], class_names[label]) for label in present]
-
-
-def _dot(marker: str, colour: str, label: str) -> Line2D:
-    return Line2D([], [], linestyle="none", marker=marker, markeredgewidth=0, color=colour, label=label)
+def _finish(figure: Figure, title: str, class_names: Sequence[str]) -> None:
+    """Writes the title, which says where classes are not drawn, and the legend of the classes."""
+    if len(class_names) > len(CLASS_COLOURS):
+        title += f"; the first {len(CLASS_COLOURS)} of {len(class_names)} classes"
+    write_title(figure, title)
+    dots = []
+    for name, colour in zip(class_names, CLASS_COLOURS, strict=False):
+        dots.append(Line2D([], [], linestyle="none", marker="o", markersize=4, color=colour, label=name))
+    width = 0.4 + 0.065 * max(len(dot.get_label()) for dot in dots)  # inches of an entry
+    columns = max(1, min(len(dots), int(figure.get_figwidth() / width)))
+    figure.legend(handles=dots, loc="outside lower center", ncols=columns, columnspacing=1, handletextpad=0.2)
 
 
 # The clients' own models
 
 
-@chart("clients", "features of the clients' own models, after 'fedcli quality --clients'", "folders")
 def clients_chart(paths: Iterable[Path]) -> Figure:
     """Draws the features of the clients' models of finished runs, a column for those that differ in more than the seed.
 
@@ -194,13 +166,27 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
         UserError: If the runs are of several data sets, or their clients' features have not been kept.
     """
     runs, title = one_a_setting(paths)
-    panels = []
-    for run in runs:
+    figure = Figure(figsize=(CLIENTS_SIDE * len(runs) + 0.8, 2 * CLIENTS_SIDE), layout="constrained")
+    upper, lower = figure.subplots(2, len(runs), squeeze=False, height_ratios=(1.4, 1))
+    for above, below, run in zip(upper, lower, runs, strict=True):
         kept = kept_arrays(run, CLIENTS, "clients_", "fedcli quality --clients")
-        points = Points(kept["features"].astype(float), kept["labels"], kept["clients"])
+        features = kept["features"].astype(float)
+        _scatter(above, features, kept["labels"], kept["clients"])
         quality = {name: run.record["quality"][f"clients_{name}"] for name in ("nmi", "silhouette")}
-        panels.append(client_scatter(f"{run.label}\n{_numbers(quality)}", points))
-    return clients_figure(panels, runs[0].record["class_names"], title)
+        clients = len(np.unique(kept["clients"]))
+        above.set_title(f"{run.label}\n{_numbers(quality)}\n{clients} clients, a marker each")
+        cosines, same = pair_cosines(features, kept["labels"])
+        pairs = {"of one class": cosines[same], "of two classes": cosines[~same]}
+        for (name, values), colour in zip(pairs.items(), LINE_COLOURS, strict=False):
+            shares = np.full(len(values), 100 / max(len(values), 1))  # of the pairs, in percent
+            bins = np.linspace(min(0, cosines.min()), 1, BINS)
+            below.hist(values, bins, weights=shares, histtype="stepfilled", alpha=0.4, color=colour, label=name)
+        below.set(xlabel="Cosine similarity")
+        below.sharey(lower[0])
+    lower[0].set_ylabel("Pairs of features (%)")
+    lower[-1].legend(loc="upper left")
+    _finish(figure, title, runs[0].record["class_names"])
+    return figure
 
 
 def add_clients_quality(folder: Path, method: Sequence[str] = ()) -> dict[str, float]:
@@ -220,17 +206,18 @@ def add_clients_quality(folder: Path, method: Sequence[str] = ()) -> dict[str, f
     """
     points = one_more_round(folder, method)
     points = points._replace(features=points.features.astype(np.float16))  # as they are kept
-    cosines, same = pair_cosines(points.features.astype(float), points.labels)
+    features = points.features.astype(float)
+    cosines, same = pair_cosines(features, points.labels)
     measured = {
-        **separation(points.features.astype(float), points.labels), "examples": len(points.labels),
+        **separation(features, points.labels), "examples": len(points.labels),
         "cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same])),
     }  # fmt: skip
     with owned(folder):
         measured["features_sha256"] = keep_arrays(folder / CLIENTS, points._asdict())
-        found = {f"clients_{name}": value for name, value in measured.items()}
+        measured = {f"clients_{name}": value for name, value in measured.items()}
         record = read_record(folder)
-        write_record(folder, {**record, "quality": {**record.get("quality", {}), **found}})
-    return found
+        write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
+    return measured
 
 
 def one_more_round(folder: Path, method: Sequence[str] = ()) -> Points:
@@ -263,24 +250,18 @@ def client_points(fed: Recording, cohort: Cohort) -> Points:
     features = local_features(fed, cohort, index).double().cpu()[: len(CLIENT_MARKERS)]  # [K, n, D]
     labels = fed.test_labels.cpu()[index]
     domains = torch.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu()[index]
-    visible = torch.stack([_known(fed, client, labels, domains) for client in cohort.client_ids[: len(features)]])
+    visible = torch.stack([_holds(fed, client, labels, domains) for client in cohort.client_ids[: len(features)]])
     client, image = visible.nonzero(as_tuple=True)
     kept = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
     client, image = client[kept], image[kept]
     return Points(features[client, image].numpy(), labels[image].numpy(), cohort.client_ids[client.numpy()])
 
 
-def _known(fed: Recording, client: int, labels: Tensor, domains: Tensor) -> Tensor:
+def _holds(fed: Recording, client: int, labels: Tensor, domains: Tensor) -> Tensor:
     """Whether a client has training examples of the class and, in all its data, of the domain of images; `[n]`."""
     classes = torch.bincount(fed.engine.labels.cpu()[fed.training[client]], minlength=fed.num_classes)
     counts = torch.as_tensor(fed.domain_counts[client])
     return (classes[labels] > 0) & (counts[domains] > 0)
-
-
-def client_scatter(title: str, points: Points) -> ClientScatter:
-    """The column of one run."""
-    cosines, same = pair_cosines(points.features, points.labels)
-    return ClientScatter(title, embed(points.features), points.labels, points.clients, cosines[same], cosines[~same])
 
 
 def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -297,61 +278,3 @@ def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     directions = features / np.where(lengths > 0, lengths, 1)
     pairs = np.triu_indices(len(labels), 1)
     return (directions @ directions.T)[pairs], (labels[:, None] == labels)[pairs]
-
-
-def clients_figure(panels: Sequence[ClientScatter], class_names: Sequence[str], title: str) -> Figure:
-    """The figure with a column for each setting: the plane above, the cosines below."""
-    ids = sorted({int(client) for panel in panels for client in np.unique(panel.clients)})
-    markers = {client: CLIENT_MARKERS[place % len(CLIENT_MARKERS)] for place, client in enumerate(ids)}
-    figure = Figure(figsize=(CLIENTS_SIDE * len(panels) + 1.2, 2 * CLIENTS_SIDE), layout="constrained")
-    upper, lower = figure.subplots(2, len(panels), squeeze=False, sharey="row", height_ratios=(1.4, 1))
-    for above, below, one in zip(upper, lower, panels, strict=True):
-        _draw_points(above, one, markers)
-        _draw_histograms(below, one)
-    lower[0].set(ylabel="Pairs (%)", ylim=(0, None))
-    _headline(figure, title, class_names)
-    _legend(figure, panels, markers, class_names)
-    return figure
-
-
-def _draw_points(axes: Axes, panel: ClientScatter, markers: dict[int, str]) -> None:
-    """The features in the plane, scaled to the panel."""
-    low, high = panel.points.min(0), panel.points.max(0)
-    scaled = (panel.points - low) / np.where(high > low, high - low, 1)
-    order = np.random.default_rng(0).permutation(len(scaled))  # so that no client and no class lies above all others
-    colours = np.array(CLASS_COLOURS)[panel.labels]
-    for client in np.unique(panel.clients):
-        own = order[panel.clients[order] == client]
-        axes.scatter(*scaled[own].T, c=colours[own], marker=markers[client], s=12, linewidths=0, rasterized=True)
-    axes.set(title=panel.title, xticks=[], yticks=[], xlim=(-0.04, 1.04), ylim=(-0.04, 1.04))
-    axes.set_box_aspect(1)
-    axes.spines[:].set_visible(True)
-
-
-def _draw_histograms(axes: Axes, panel: ClientScatter) -> None:
-    """Shares of the pairs of one class, and of those of two, by cosine."""
-    edges = np.linspace(min(0, panel.positive.min(initial=0), panel.negative.min(initial=0)), 1, BINS + 1)
-    kinds = {"of one class": panel.positive, "of two classes": panel.negative}
-    for (name, cosines), colour, line in zip(kinds.items(), LINE_COLOURS, ("-", "--"), strict=False):
-        counts, _ = np.histogram(cosines.clip(max=1), edges)
-        shares = 100 * counts / max(len(cosines), 1)
-        axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
-        axes.stairs(shares, edges, color=colour, linestyle=line, label=name)
-    axes.set(xlabel="Cosine similarity", xlim=(edges[0], 1))
-
-
-def _legend(
-    figure: Figure, panels: Sequence[ClientScatter], markers: dict[int, str], class_names: Sequence[str]
-) -> None:
-    """What the colours, the markers and the lines stand for, beside the panels in one column."""
-    handles, titles = [], []
-    for title, own in {
-        "Class": _class_dots(panels, class_names),
-        "Client": [_dot(marker, "#555555", str(client)) for client, marker in markers.items()],
-        "Two features": figure.axes[-1].get_legend_handles_labels()[0],
-    }.items():
-        titles.append(len(handles))
-        handles += [_dot("", "none", title), *own]
-    legend = figure.legend(handles=handles, loc="outside right upper", handletextpad=0.4)
-    for place in titles:
-        legend.get_texts()[place].set_fontweight("bold")

@@ -1,7 +1,6 @@
 """Runs in a notebook: their progress while they go on, and what they show of themselves."""
 
 import base64
-import io
 import sys
 import time
 from collections.abc import Iterable
@@ -20,7 +19,6 @@ from fedcli.runs.records import RECORD
 from fedcli.runs.trackers import flat, with_loggers
 
 UPDATE = 0.2  # seconds between two looks of the display
-DPI = 110  # of a picture in a notebook
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,14 +87,13 @@ def run(
 
 def _set_aside(folder: Path) -> None:
     """Renames a folder of a run, or of runs with several seeds, that no process owns; another folder stays."""
-    own = [file.parent for file in (folder / RECORD, *folder.glob(f"seed-*/{RECORD}")) if file.is_file()]
-    if not own:
-        return
-    for one in own:
-        with owned(one):
-            pass
-    places = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
-    folder.rename(next(place for place in places if not place.exists()))
+    records = [file for file in (folder / RECORD, *folder.glob(f"seed-*/{RECORD}")) if file.is_file()]
+    if records:
+        for file in records:
+            with owned(file.parent):
+                pass
+        names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
+        folder.rename(next(name for name in names if not name.exists()))
 
 
 def in_notebook() -> bool:
@@ -121,40 +118,41 @@ class Progress(rounds.Listener):
         """Moves the bar, a few times a second."""
         self.in_round += count
         if time.perf_counter() - self.shown > UPDATE:
-            self._update()
+            self.finish(self.record)
 
     def note(self, text: str) -> None:
         """Shows what the engine has to say."""
         self.notes.append(text)
-        self._update()
+        self.finish(self.record)
 
     def round(self, entry: dict[str, Any]) -> None:
         """Shows what a round came to."""
         self.in_round = 0
-        self._update()
+        self.finish(self.record)
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Shows how the run ended."""
-        self._update()
+        """Shows how the run stands, or has ended."""
+        self.shown = time.perf_counter()
+        self.handle.update(self.html(self._text()))
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Says that a run has ended before."""
         self.display(self.html(escape(f"skipped: {folder}, which has {record['status']}")))
 
-    def _update(self) -> None:
-        self.shown = time.perf_counter()
-        self.handle.update(self.html(self._text()))
-
     def _text(self) -> str:
-        entries, total, now = self.record["rounds"], self.record["config"]["rounds"], time.perf_counter()
+        entries, total = self.record["rounds"], self.record["config"]["rounds"]
         done = min(len(entries) + min(self.in_round / self.expected, 1), total)
-        left = (now - self.began) / (done - self.first) * (total - done) if done > self.first else None
         parts = [f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"]
-        parts += [f"round {len(entries)}/{total}"] + ([f"{left:,.0f} s left"] if left else [])
-        tested = next((entry for entry in reversed(entries) if entry["test_accuracy"] is not None), None)
-        parts += [f"test {100 * tested['test_accuracy']:.2f} %"] if tested else []
+        parts.append(f"round {len(entries)}/{total}")
+        if done > self.first:
+            left = (time.perf_counter() - self.began) / (done - self.first) * (total - done)
+            parts.append(f"{left:,.0f} s left")
+        tested = [entry["test_accuracy"] for entry in entries if entry["test_accuracy"] is not None]
+        if tested:
+            parts.append(f"test {100 * tested[-1]:.2f} %")
         parts += [f"{name} {value:.4g}" for entry in entries[-1:] for name, value in entry["terms"].items()]
-        parts += [self.record["status"]] if self.record["status"] not in ("running", "finished") else []
+        if self.record["status"] not in ("running", "finished"):
+            parts.append(self.record["status"])
         bar = f'<progress value="{done:g}" max="{total}" style="width: 20em"></progress>'
         return "<br>".join([f"{bar} {escape(' · '.join(parts))}", *map(escape, self.notes)])
 
@@ -162,8 +160,10 @@ class Progress(rounds.Listener):
 def _facts(run: runs.Run) -> list[tuple[str, str]]:
     """What a run was and came to, as pairs of title and text."""
     record, summary = run.record, run.record["summary"]
-    known = {name: summary[name] for name in ("selected", "last") if summary.get(name) is not None}
-    percent = {"selected": "–", "last": "–"} | {name: f"{100 * value:.2f} %" for name, value in known.items()}
+    percent = {}
+    for name in ("selected", "last"):
+        value = summary.get(name)
+        percent[name] = "–" if value is None else f"{100 * value:.2f} %"
     return [
         ("method", record["method"]),
         ("protocol", record["protocol"]),
@@ -179,15 +179,18 @@ def _facts(run: runs.Run) -> list[tuple[str, str]]:
 
 def _html(shown: Iterable[runs.Run]) -> str:
     """A small table of runs, a column each, and their curves."""
-    rows = zip(*map(_facts, shown := list(shown)), strict=True)
-    cells = [(row[0][0], [escape(text) for _, text in row]) for row in rows]
-    lines = [f"<tr><th>{title}</th>{''.join(f'<td>{text}</td>' for text in texts)}</tr>" for title, texts in cells]
+    shown = list(shown)
+    lines = []
+    for pairs in zip(*(_facts(run) for run in shown), strict=True):
+        cells = "".join(f"<td>{escape(text)}</td>" for _, text in pairs)
+        lines.append(f"<tr><th>{pairs[0][0]}</th>{cells}</tr>")
+    table = f"<table>{''.join(lines)}</table>"
     try:
-        picture = base64.b64encode(_png(_curves([run.record for run in shown]))).decode()
+        picture = _curves([run.record for run in shown])._repr_png_()
     except UserError:  # nothing was evaluated
-        return f"<table>{''.join(lines)}</table>"
-    image = f'<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{picture}">'
-    return f"<table>{''.join(lines)}</table>{image}"
+        return table
+    source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    return f'{table}<img alt="learning curves" style="max-width: 100%" src="{source}">'
 
 
 def _curves(records: list[dict[str, Any]], x: str = "round") -> Any:
@@ -196,18 +199,11 @@ def _curves(records: list[dict[str, Any]], x: str = "round") -> Any:
 
     from fedcli.figures import curves, plots
 
+    def png() -> bytes:
+        with rc_context(plots.STYLE):
+            return plots.small_png(figure)
+
     with rc_context(plots.STYLE):
         figure = curves.learning_curves(records, x)
-    figure._repr_png_ = lambda: _png(figure)
+    figure._repr_png_ = png
     return figure
-
-
-def _png(figure: Any) -> bytes:
-    from matplotlib import rc_context
-
-    from fedcli.figures import plots
-
-    file = io.BytesIO()
-    with rc_context(plots.STYLE):
-        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None}, **plots.FRAME)
-    return file.getvalue()

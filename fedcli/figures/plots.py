@@ -1,22 +1,28 @@
-"""How every figure looks and is written, and the kinds of them that `fedcli plot` knows.
+"""How every figure looks and is written, and the words in it.
 
-A function that returns a figure becomes a kind of `fedcli plot` by `@chart`; `write` draws it in `STYLE` and saves it,
-as PNG and PDF; the same input gives the same bytes.
-
-Figures are made without pyplot, so no global state is touched and no window system is needed.
+`write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot, so
+no global state is touched and no window system is needed.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from PIL import Image
 
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
+from fedcli.registry import methods
+from fedcli.results.tables import SeedGroup, agreed
+from fedcli.runs.config import describe_reductions
+from fedcli.runs.records import is_packaged, reductions_of
 from fedcli.userfiles import FromFile
 
 STYLE = {
@@ -28,73 +34,106 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "figure.titlesize": 9,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.5,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
-    "lines.markersize": 4,
     "savefig.dpi": 300,
     "pdf.fonttype": 42,  # fonts as text that can be edited and searched
 }
-# Okabe and Ito's colours, which colour-blind readers tell apart; their yellow is too pale for lines on white.
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# As many as colours, each with more gaps than those before it: drawn after them it hides none.
+# Okabe and Ito's colours, which colour-blind readers tell apart, and five more; their yellow is too pale on white.
+LINE_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
+    "#882255", "#999933", "#888888", "#6A3D9A", "#8B4513",
+)  # fmt: skip
+# Each has more gaps than those before it: drawn after them it hides none.
 DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-BAND = {"alpha": 0.18, "linewidth": 0}  # around a line, in its colour
-CHART_WIDTH = 5.8  # inches, the largest width of a chart that goes across a page
+CHART_WIDTH = 5.8  # inches, the width of a chart that goes across a page
 FRAME = {"bbox_inches": "tight", "pad_inches": 0.04}
+SCREEN_DPI = 110  # of a picture on a page or in a notebook
+UNDATED = {
+    ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".svg": {"Date": None, "Creator": None},
+}  # fmt: skip
+DATASETS = {
+    "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
+    "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
+    "tiny-imagenet": "Tiny-ImageNet",
+}  # fmt: skip
+PARTITIONS = {  # words for `--partition NAME:VALUE`
+    "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
+    "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A kind of figure of runs, `fedcli plot --kind NAME`.
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name, none twice, in the order of the names."""
+    names = list(dict.fromkeys(names))
+    if len(names) <= len(LINE_COLOURS):
+        return dict(zip(names, LINE_COLOURS, strict=False))
+    shades = matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names)))
+    return dict(zip(names, map(to_hex, shades), strict=True))
 
-    Attributes:
-        draw: From the runs to the figure.
-        help: What it shows, one line.
-        needs: What `draw` takes: the "records" of the runs; or, where a figure needs more of them, the "folders" given;
-            or the folders and the user's files that their "models" need.
+
+def method_name(record: dict) -> str:
+    """The method as its paper writes it, or the run's label where it has one; of a user's own file, its name."""
+    method = methods().get(record["method"]) if is_packaged(record) else None
+    return record.get("label") or (method.title.partition(":")[0] if method else record["method"])
+
+
+def setting_name(member: SeedGroup) -> str:
+    """What the runs of a setting are called in a figure: the method's name and what tells the setting apart."""
+    record = member.records[0]
+    if "label" in record or not member.label.startswith(record["method"]):
+        return member.label
+    return method_name(record) + member.label.removeprefix(record["method"])
+
+
+def dataset_words(name: str) -> str:
+    """The name of a data set as papers write it."""
+    return DATASETS.get(name, name[:1].upper() + name[1:])
+
+
+def partition_words(flag: str) -> str:
+    """A partition in words, "Dirichlet 0.5" for `dirichlet:0.5`; one of a file, or of two parts, as it is typed."""
+    name, _, value = flag.partition(":")
+    return PARTITIONS.get(name, flag).format(value.replace(":", ", "))
+
+
+def title_words(records: Sequence[dict], *more: str) -> str:
+    """What runs share, in words: "Digits, Dirichlet 0.5, 3 seeds; reduced: rounds 4 of 100".
+
+    Args:
+        records: The runs.
+        *more: What stands behind data set and partition.
     """
-
-    draw: Callable[..., Figure]
-    help: str
-    needs: str = "records"
-
-
-CHARTS: dict[str, Chart] = {}
-
-
-def chart(name: str, help: str, needs: str = "records") -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
-    """Registers the function below it as a kind of figure; the arguments are those of `Chart`."""
-
-    def register(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-        CHARTS[name] = Chart(draw, help, needs)
-        return draw
-
-    return register
+    shared = agreed(records)
+    words = []
+    if "dataset" in shared:
+        words.append(dataset_words(shared["dataset"]))
+    if "partition" in shared:
+        words.append(partition_words(shared["partition"]))
+    title = ", ".join([*words, *more])
+    reductions = {describe_reductions(reductions_of(record)) for record in records} - {""}
+    return title + (f"; reduced: {' or '.join(sorted(reductions))}" if reductions else "")
 
 
-def look(index: int) -> dict[str, Any]:
-    """How the line of that number looks."""
-    dashes = index + index // len(LINE_COLOURS)  # others when the colours come round again
-    return {
-        "color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": DASHES[dashes % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)], "markeredgecolor": "white", "markeredgewidth": 0.4,
-    }  # fmt: skip
+def write_title(figure: Figure, title: str) -> None:
+    """Writes the title over a figure, in lines that are no longer than the figure is wide."""
+    figure.suptitle(fill(title, int(15 * figure.get_figwidth())))
 
 
-def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
+def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False) -> list[Path]:
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
     Args:
         out: Where to write, with or without suffix: `.pdf` and `.svg` alone, else PNG and PDF.
         draw: A function of this package or of a user that returns the figure.
         *given: What it is given.
+        page: Whether to write a small PNG alone, as pages in a repository show it.
 
     Returns:
         The files.
@@ -102,20 +141,28 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any) -> list[Path]:
     Raises:
         UserError: If the suffix is of another kind of image.
     """
-    undated = {
-        ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-        ".svg": {"Date": None, "Creator": None},
-    }  # fmt: skip
-    if out.suffix not in undated and out.suffix[1:] in FigureCanvasBase.get_supported_filetypes():
+    if out.suffix not in UNDATED and out.suffix[1:] in FigureCanvasBase.get_supported_filetypes():
         raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
-    stem = out.with_suffix("") if out.suffix in undated else out  # "dirichlet:0.5" has no suffix
-    suffixes = (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
+    stem = out.with_suffix("") if out.suffix in UNDATED else out  # "dirichlet:0.5" has no suffix
+    suffixes = (".png",) if page else (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
     files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
     parse = isinstance(draw, FromFile)  # a name of ours may have a dollar sign
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli", "text.parse_math": parse}):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
-            about = {"format": file.suffix[1:], "metadata": undated[file.suffix]}
-            write_atomically(file, lambda path, about=about: figure.savefig(path, **about, **FRAME))
+            options = {"format": file.suffix[1:], "metadata": UNDATED[file.suffix], **FRAME}
+            if page:
+                small = small_png(figure)
+                write_atomically(file, lambda path, small=small: path.write_bytes(small))
+            else:
+                write_atomically(file, lambda path, options=options: figure.savefig(path, **options))
     return files
+
+
+def small_png(figure: Figure) -> bytes:
+    """The figure as a PNG for a screen, with a palette of 256 colours, a third of the bytes."""
+    picture, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(picture, format="png", dpi=SCREEN_DPI, **FRAME)
+    Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
+    return small.getvalue()

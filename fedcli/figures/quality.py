@@ -17,10 +17,10 @@ from sklearn.metrics import normalized_mutual_info_score, silhouette_score
 from fedcli.core.batches import generator
 from fedcli.core.evaluation import models
 from fedcli.data.files import write_atomically
-from fedcli.declarations import Method
 from fedcli.errors import UserError
+from fedcli.figures.plots import setting_name, title_words
 from fedcli.registry import find_method
-from fedcli.results.tables import group, headline
+from fedcli.results.tables import group
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.owner import owned
 from fedcli.runs.prepare import machine_settings
@@ -71,13 +71,16 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
     records = [read_record(folder) for folder in folders]
     if len(names := sorted({record["dataset"] for record in records})) > 1:
         raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    places = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    firsts = [(member.label, member.records[0]) for member in group(records)]
-    shown = [Shown(label, record, places[id(record)]) for label, record in firsts]
-    seeds = {record["seed"] for _, record in firsts}
-    if len(seeds) > 1:
-        return [run._replace(label=f"{run.label}, seed {run.record['seed']}") for run in shown], headline(records)
-    return shown, f"{headline(records)}; seed {seeds.pop()}"
+    folder_of = {id(record): folder for record, folder in zip(records, folders, strict=True)}
+    members = group(records)
+    seeds = {member.records[0]["seed"] for member in members}
+    shown = []
+    for member in members:
+        record = member.records[0]
+        label = setting_name(member) + (f", seed {record['seed']}" if len(seeds) > 1 else "")
+        shown.append(Shown(label, record, folder_of[id(record)]))
+    more = [f"seed {seeds.pop()}"] if len(seeds) == 1 else []
+    return shown, title_words(records, *more)
 
 
 def separation(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
@@ -140,7 +143,12 @@ def kept_arrays(run: Shown, file: str, prefix: str, command: str) -> dict[str, n
 
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray]) -> str:
     """Writes arrays beside a record; the digest of their file."""
-    write_atomically(path, lambda path: _save(path, arrays))
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:  # given a name, NumPy would add a suffix to it
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(path, save)
     return file_digest(path)
 
 
@@ -162,7 +170,15 @@ def add_quality(folder: Path, client: int | None = None, method: Sequence[str] =
     """
     record = read_record(folder)
     chosen = find_method(with_own_files(record, method, "the same command with")["method_source"])
-    _refuse_other_models(record, chosen, client, folder)
+    last = record["config"]["num_clients"] - 1
+    if chosen.personal is None and client is not None:
+        raise UserError(f"'{chosen.name}' has one global model (got --client {client} for {folder}); leave it out.")
+    if chosen.personal is not None and client is None:
+        raise UserError(
+            f"'{chosen.name}' keeps a model for each client (got {folder}); choose one with --client, 0 to {last}."
+        )
+    if client is not None and not 0 <= client <= last:
+        raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
     run = open_run(folder, method)
     fed = run.fed
     if len(fed.test_labels) == 0:
@@ -198,21 +214,3 @@ def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
     places = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
     chosen = [own[generator(SEED, "quality").permutation(len(own))[: EXAMPLES // len(places)]] for own in places]
     return np.sort(np.concatenate(chosen))
-
-
-def _refuse_other_models(record: dict[str, Any], method: Method, client: int | None, folder: Path) -> None:
-    """Refuses a client's model where there is a global one, and the other way round."""
-    last = record["config"]["num_clients"] - 1
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one global model (got --client {client} for {folder}); leave it out.")
-    if method.personal is not None and client is None:
-        raise UserError(
-            f"'{method.name}' keeps a model for each client (got {folder}); choose one with --client, 0 to {last}."
-        )
-    if client is not None and not 0 <= client <= last:
-        raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
-
-
-def _save(path: Path, kept: dict[str, np.ndarray]) -> None:
-    with path.open("wb") as file:  # given a name, NumPy would add a suffix to it
-        np.savez_compressed(file, **kept)

@@ -276,7 +276,7 @@ def main() -> None:
             tune_all(protocol)
             run_all(protocol)
     (HERE / "README.md").write_text(page(read(), (HERE / "README.md").read_text()))
-    write(HERE / "board.png", figure, read())
+    write(HERE / "board.png", figure, read(), page=True)
 
 
 if __name__ == "__main__":
