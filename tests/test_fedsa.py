@@ -339,7 +339,7 @@ def test_baselines_have_the_forms_behind_the_printed_numbers(protocol):
     (dataset,) = protocol.datasets
     for name, option, value in (
         ("fedgen", "form", "code"), ("fml", "form", "code"), ("fedkd", "form", "code"),
-        ("fedproto", "gathered_epochs", "all"),
+        ("fedproto", "gathered_epochs", "all"), ("fedtgp", "form", "code"),
     ):  # fmt: skip
         method = find_method(name)
         setup = resolve(method, {"protocol": protocol.name, "dataset": dataset}, need_data=False)
