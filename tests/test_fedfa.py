@@ -16,7 +16,8 @@ from fedcli.core.batches import generator
 from fedcli.declarations import method_options
 from fedcli.papers import fedfa
 from fedcli.registry import find_method, find_protocol, find_table
-from fedcli.results.comparison import printed, reported
+from fedcli.results import claims
+from fedcli.results.comparison import printed, printed_by_table, reported
 from fedcli.results.metrics import find_metric
 from fedcli.results.reproduce import plan
 from fedcli.results.tables import NOT_IN_IDENTITY, find_records
@@ -481,7 +482,7 @@ def test_columns_on_fashion_mnist_are_run_as_the_paper_says():
         run = resolve(find_method(cell.method), cell.settings, need_data=False).run
         assert (run.num_clients, run.cohort_size, run.rounds, run.local_epochs, run.batch_size) == (100, 10, 200, 5, 64)
         assert (run.lr, run.lr_decay, run.momentum, run.weight_decay, run.optimizer) == (0.01, 0.99, 0, 1e-3, "sgd")
-        assert (run.eval_every, run.partition_seed, run.backbone, run.train_examples) == (1, 1, "cnn-2x32", None)
+        assert (run.eval_every, run.backbone, run.train_examples) == (1, "cnn-2x32", None)
         assert cell.settings["protocol"] in {f"fedfa:fmnist-{end}" for end in ("c2", "alpha-0.1", "alpha-0.5", "iid")}
 
 
@@ -902,3 +903,21 @@ def test_fedproc_of_the_code_is_level_with_fedavg_as_in_the_paper_and_moon_and_t
     for row in ("FedAvg", "FedProx", "FedDyn"):
         assert abs(late[row.lower()] - late["fedavg"]).max() < 1.5
         assert found("last", row.lower()).mean() > paper[row]
+
+
+def test_dirichlet_shares_are_drawn_by_the_runs_seed_and_other_divisions_by_that_of_the_code():
+    for cell in (cell for table in fedfa.TABLES for cell in table.cells):
+        run = resolve(find_method(cell.method), {**cell.settings, "seed": 2022}, need_data=False).run
+        drawn = 3 if run.dataset == "mixed-digits" else 2022
+        assert run.partition_seed == (drawn if "dirichlet" in run.partition else 1), cell
+
+
+def test_committed_runs_of_one_division_are_of_no_cell_but_still_tell_of_the_claim():
+    """Runs from before the shares were drawn by the run's seed, with the seed 1 for all of them."""
+    records = find_records([RECORDS / "fedfa-fmnist-a0.1", RECORDS / "fedfa-fmnist-a0.5"])
+    assert {record["config"]["partition_seed"] for record in records} == {1}
+    assert not [record for record in records if printed_by_table(record)]
+    (claim,) = (one for one in fedfa.CLAIMS if one.name == "fedfa:best-other")
+    answer = claims.answer(claim, claims.by_method([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
+    assert (answer.verdict, answer.evidence[0].seeds) == ("reproduced", (2021, 2022, 2023))
+    assert answer.evidence[0].reduced == "another partition seed"
