@@ -24,6 +24,7 @@ from fedcli.results.tables import NOT_IN_IDENTITY, find_records
 from fedcli.runs.config import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.forms import assert_laws
 from tests.printed import unaccounted
 from tests.reference import load
 
@@ -923,3 +924,16 @@ def test_committed_runs_of_one_division_are_of_no_cell_but_still_tell_of_the_cla
     answer = claims.answer(claim, claims.by_method([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
     assert (answer.verdict, answer.evidence[0].seeds) == ("reproduced", (2021, 2022, 2023))
     assert answer.evidence[0].reduced == "another partition seed"
+
+
+def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():
+    setup, fed = laws.federation(FEDFA, {"clip_norm": 1e-12}, weight_decay=0.0)
+    first = setup.method.init(fed, setup.options)
+    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
+    moved = {name: float((value - first.params[name]).abs().max()) for name, value in state.params.items()}
+    for name, distance in moved.items():
+        assert (distance > 1e-4) == (name in fedfa.HEAD), (name, distance)
+
+
+def test_laws_hold_with_clipped_gradients():
+    assert_laws(FEDFA, clip_norm=0.5)
