@@ -150,9 +150,10 @@ class Context(NamedTuple):
     """What a client is given for a round."""
 
     anchors: Tensor  # [C, D], a^(t-1)
+    has_class: Tensor  # [C], bool: whether the client has the class
 
 
-CONTEXT_AXES = Context(anchors=None)
+CONTEXT_AXES = Context(anchors=None, has_class=0)
 
 
 class Memory(NamedTuple):
@@ -160,7 +161,6 @@ class Memory(NamedTuple):
 
     anchors: Tensor  # [C, D], a-bar, as of the last epoch's end
     accumulated: Tensor  # [C, D], m of the epoch so far
-    has_class: Tensor  # [C], bool: whether a batch of this round had the class
 
 
 class ServerState(NamedTuple):
@@ -260,18 +260,6 @@ def batch_class_features(
     return means / num_batches  # Reading 4
 
 
-def batch_classes(labels: Tensor, num_classes: int, mask: Tensor | None = None) -> Tensor:
-    """Which classes a minibatch has, bool `[C]`.
-
-    Args:
-        labels: `[B]`.
-        num_classes: C.
-        mask: `[B]`, False for padding.
-    """
-    member = labels[:, None] == torch.arange(num_classes, device=labels.device)  # [B, C]
-    return (member if mask is None else member & mask.bool()[:, None]).any(0)
-
-
 def decay_anchors(previous: Tensor, accumulated: Tensor, has_class: Tensor, decay: float) -> Tensor:
     """Eq. 17 as the code has it: a-bar <- lambda a-bar + (1 - lambda) m; a class the client lacks keeps its anchor.
 
@@ -301,22 +289,21 @@ def aggregate_anchors(local: Tensor, weights: Tensor) -> Tensor:
     return weighted_mean(local, weights)  # Readings 6, 7
 
 
-def accumulate(memory: Memory, features: Tensor, batch: Batch, decay: float) -> Memory:
+def accumulate(memory: Memory, features: Tensor, batch: Batch, has_class: Tensor, decay: float) -> Memory:
     """Step 3 of Section 4: m_c takes the minibatch's class features, and at the end of an epoch a-bar takes m_c.
 
     Args:
         memory: Before the minibatch.
         features: `[B, D]`.
         batch: The minibatch.
+        has_class: `[C]`, bool, of the client.
         decay: lambda.
     """
-    num_classes = len(memory.anchors)
-    has_class = memory.has_class | batch_classes(batch.y, num_classes, batch.mask)
-    added = batch_class_features(features, batch.y, num_classes, batch.num_batches, batch.mask)
+    added = batch_class_features(features, batch.y, len(memory.anchors), batch.num_batches, batch.mask)
     accumulated = memory.accumulated + added  # Eq. 16
     anchors = decay_anchors(memory.anchors, accumulated, has_class, decay)  # Eq. 17
     end = batch.epoch_end
-    return Memory(torch.where(end, anchors, memory.anchors), torch.where(end, 0.0, accumulated), has_class)
+    return Memory(torch.where(end, anchors, memory.anchors), torch.where(end, 0.0, accumulated))
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
@@ -355,7 +342,8 @@ def make_local_step(fed, config: Config) -> Step:
             if config.calibration == "epoch":  # Reading 11
                 calibrated = tree_map(lambda new, old: torch.where(batch.epoch_end, new, old), calibrated, client)
             client = calibrated
-        memory = accumulate(client.memory, aux.outputs.detach(), batch, config.anchor_decay)  # Eqs. 16, 17
+        features = aux.outputs.detach()
+        memory = accumulate(client.memory, features, batch, context.has_class, config.anchor_decay)  # Eqs. 16, 17
         return client._replace(memory=memory), Aux(client.buffers, terms)
 
     return Step(update, lambda params: {**align.init_optimizer(params), **calibrate.init_optimizer(params)})
@@ -373,9 +361,9 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[Clie
     clients = fed.broadcast(state.params, state.buffers, cohort)  # the server communicates w^(t-1)
     anchors = fed.download(state.anchors, cohort)  # and a^(t-1)
     stacked = anchors.expand(len(cohort.client_ids), *anchors.shape)  # [K, C, D]
-    has_class = torch.zeros(stacked.shape[:2], dtype=torch.bool, device=fed.device)
-    clients = clients._replace(memory=Memory(stacked, torch.zeros_like(stacked), has_class))
-    return fed.train(clients, cohort, make_local_step(fed, config), Context(anchors), CONTEXT_AXES)  # in parallel
+    clients = clients._replace(memory=Memory(stacked, torch.zeros_like(stacked)))
+    context = Context(anchors, fed.class_counts(cohort) > 0)
+    return fed.train(clients, cohort, make_local_step(fed, config), context, CONTEXT_AXES)  # in parallel
 
 
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
@@ -408,7 +396,7 @@ def round_of_fedavg(state: ServerState, cohort, fed, config: Config) -> tuple[Se
     clients, terms = train_clients(state, cohort, fed, config)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     local = fed.upload(clients.memory.anchors)
-    anchors = aggregate_present(local, cohort.weights, clients.memory.has_class, state.anchors)
+    anchors = aggregate_present(local, cohort.weights, fed.class_counts(cohort) > 0, state.anchors)
     return ServerState(params, buffers, anchors), terms
 
 

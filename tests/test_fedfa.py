@@ -127,12 +127,6 @@ def test_class_features_of_an_epoch_shrink_for_a_class_that_batches_lack():
     assert masked.tolist() == [[1.0], [0.0], [0.0]]
 
 
-def test_classes_of_a_batch():
-    labels = torch.tensor([3, 0, 3, 1])
-    assert fedfa.batch_classes(labels, C).tolist() == [True, True, False, True, False]
-    assert fedfa.batch_classes(labels, C, torch.tensor([1, 1, 0, 0])).tolist() == [True, False, False, True, False]
-
-
 def test_anchors_decay_from_the_received_one_and_those_of_absent_classes_stay():
     anchors, has_class = torch.tensor([[8.0], [8.0]]), torch.tensor([True, False])
     for epoch_mean, expected in ((4.0, 5.0), (1.0, 2.0)):  # 0.25 * 8 + 0.75 * 4; 0.25 * 5 + 0.75 * 1
@@ -251,13 +245,13 @@ def test_calibration_has_no_gradient_for_the_body_and_leaves_the_anchors():
     params, buffers = fed.initial_model()
     params = {name: value.requires_grad_() for name, value in params.items()}
     anchors = fedfa.random_anchors(3, fed.feature_dim, generator(0))
-    loss, aux = fedfa.calibration_objective(params, buffers, None, fedfa.Context(anchors))
+    loss, aux = fedfa.calibration_objective(params, buffers, None, fedfa.Context(anchors, None))
     grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     moved = {name for name, grad in zip(params, grads, strict=True) if grad is not None}
     assert moved == set(fedfa.HEAD)
     assert aux.terms["calibration"] is loss
     running = {"mean": torch.ones(1)}
-    assert fedfa.calibration_objective(params, running, None, fedfa.Context(anchors))[1].buffers is running
+    assert fedfa.calibration_objective(params, running, None, fedfa.Context(anchors, None))[1].buffers is running
 
 
 def test_initial_anchors():
