@@ -8,7 +8,7 @@ drawn to the anchor of its class and, with contrastive guiding, kept away from t
 8 to 11 and the contrastive-guiding loss of Section IV-C.
 
 FedFM-Lite (`fedfm-lite`, Section VI) and feature matching as an add-on (`fedprox-fm`, `fednova-fm`, `moon-fm`, Section
-VII-D.2) follow after the paper's experiments, with the readings that they need.
+VII-D.2) follow after the paper's experiments.
 
 Notation
     code                    paper           shape
@@ -26,11 +26,13 @@ Notation
 Readings and deviations
     1. "The feature is normalised" (Section VII-A): features and anchors are, inside the loss, so the logits are cosines
        over the temperature. The anchors themselves are kept and averaged as plain class means (Eqs. 8, 9).
-    2. l2 guiding is the mean over samples *and* the D coordinates, (2 - 2 cos) / D, as in the authors' code, where
-       Eq. 3 has the sum. With lambda = 50 and D = 512 this is 0.098 times the squared distance.
+    2. l2 guiding is the mean over samples *and* the D coordinates, (2 - 2 cos) / D, as in the authors' code. With
+       lambda = 50 and D = 512 this is 0.098 times the squared distance of the normalised vectors; lambda = 25,600 gives
+       50 times it. Eq. 3 has plain vectors and the sum (`--guiding l2-sum`). Section V analyses that form, and its
+       Lemma 2 needs it: new anchors are the class means of plain features, which minimise no other sum.
     3. Anchors are taken over every example of a client's training part, without augmentation, by the received model in
-       evaluation mode. (The authors' loader shuffles, augments and drops the last batch; the rows left over count as
-       zero features of class 0.)
+       evaluation mode; in FedFM-Lite by the client's own model after training (Reading 13). (The authors' loader
+       shuffles, augments and drops the last batch; the rows left over count as zero features of class 0.)
     4. Rounds are counted from 0, so T_s = 20 makes rounds 0 to 19 FedAvg. Anchors are refreshed in them all the same.
     5. Uniform anchors (Sections IV-D.2 and VII-D.1): plain mean over clients; for a class that a client lacks, it
        contributes the previous anchor, as in the authors' code.
@@ -38,6 +40,26 @@ Readings and deviations
        softmax, and samples of it out of the mean. With all clients taking part neither occurs.
     7. A zero feature vector has no direction: its cosines are 0 and it gets no gradient.
     8. The weights p_k count a client's validation examples too.
+
+Readings of FedFM-Lite, which exchanges anchors in every round and models in every a-th, in one hand-shake. The paper
+says little of it, and no code is known.
+    9.  A round keeps its E local epochs with a new optimizer, so the local steps of a run do not depend on a.
+    10. Until the next exchange a client goes on from its own model, its running statistics included. One that has not
+        taken part since the last exchange begins with the global model. After an exchange all begin with the new one.
+    11. Models are exchanged after every a-th round and after the last one, also in the first T_s rounds, where only
+        the matching is off: with models in each of these, a = 5 would not save the five times of Section VII-C.4.
+    12. Where not all clients take part, the mean is over those of the exchange's own round. What others have learnt
+        since the last exchange reaches the server by the anchors alone.
+    13. The anchors of round t are class means by the models that round t - 1 has left the clients with; round 0 has
+        none, so no matching. So a = 1 is not FedFM, whose anchors are means by the model that round t begins with.
+    14. Between two exchanges the last global model is tested, the only one that the server has.
+    15. A round without an exchange costs C D floats each way, an interval of a rounds N + a C D. Fig. 7 has their
+        mean, N / a + C D. The record's `cost` is that of the last round, which has an exchange.
+
+Readings of the add-on, lambda Q_k in the local objective of another method, whose other steps stay as they are
+    16. Anchors are made and sent as in FedFM. The matching enters the objective alone: FedNova's effective steps and
+        MOON's last local model are those of the training with it. FedFM itself is FedAvg with matching.
+    17. An option that both methods have is FedFM's; the other's has its method before its name (`--moon-temperature`).
 
 Known from the authors' code only
     Fresh optimizer in every round, no decay of the learning rate, incomplete last batches dropped in training, running
@@ -86,7 +108,10 @@ class Config:
         20, "Rounds of plain FedAvg before matching starts", symbol="T_s", source="Section VII-A", unit="rounds", low=0
     )
     guiding: str = option(
-        "contrastive", "Form of the matching loss", source="Eq. 3, Section IV-C", choices=("contrastive", "l2")
+        "contrastive",
+        "Form of the matching loss: contrastive, or squared distance, as in the authors' code or as Eq. 3 prints it",
+        source="Eq. 3, Section IV-C",
+        choices=("contrastive", "l2", "l2-sum"),
     )
     anchor_weighting: str = option(
         "weighted",
@@ -184,6 +209,29 @@ def l2_guiding(
     return masked_mean(squares, _usable(labels, has_class, mask))
 
 
+def plain_l2_guiding(
+    features: Tensor,
+    labels: Tensor,
+    anchors: Tensor,
+    has_class: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Eq. 3 as printed: mean over samples of ||f - a_y||^2, neither of them normalised.
+
+    Args:
+        features: `[B, D]`.
+        labels: `[B]`.
+        anchors: `[C, D]`.
+        has_class: `[C]`, whether a class has an anchor; None if all have.
+        mask: `[B]`, False for padding.
+
+    Returns:
+        Scalar.
+    """
+    squares = (features - anchors[labels]).square().sum(-1)  # [B]; Reading 2
+    return masked_mean(squares, _usable(labels, has_class, mask))
+
+
 def aggregate_anchors(
     prototypes: Tensor, class_counts: Tensor, previous: Tensor, weighting: str = "weighted"
 ) -> Tensor:
@@ -220,6 +268,8 @@ def feature_matching(features: Tensor, batch: Batch, context: Context, config: C
     anchors, has_anchor = context.anchors, context.has_anchor
     if config.guiding == "l2":
         return l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
+    if config.guiding == "l2-sum":
+        return plain_l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
     return contrastive_guiding(features, batch.y, anchors, config.temperature, has_anchor, batch.mask)
 
 
@@ -290,7 +340,10 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("fedavg", {"match_weight": 0.0}),
     state_types=(ServerState,),
-    variants={"l2": {"guiding": "l2", "anchor_weighting": "uniform"}},
+    variants={
+        "l2": {"guiding": "l2", "anchor_weighting": "uniform"},
+        "Eq. 3": {"guiding": "l2-sum", "match_weight": 0.1},
+    },
     costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),  # Table II: N + D
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,  # Table II: N + D
 )
@@ -323,6 +376,12 @@ _TRAINING = {
     "num_clients": 10, "rounds": 100, "local_epochs": 10, "batch_size": 64, "drop_last": True, "optimizer": "sgd",
     "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "validation": 0.2,
 }  # fmt: skip
+_OF_BASELINES = {"fedavgm": {"server_lr": 0.1}}  # 1 - beta: the damped form
+_DAMPED = (
+    "FedAvgM is damped, v <- 0.9 v + 0.1 Delta (--server-lr 0.1), as in MOON's code, of which the authors' is a fork. "
+    "Its own paper does not damp (--server-lr 1). The printed numbers suggest damping, as they are near FedAvg's "
+    "(Table III, CIFAR-10 NIID-1: 66.85 and 66.69; Table VI, K=20: 58.36 and 58.48)."
+)
 _SOURCE = "Section VII-A; validation by pooled accuracy and dropped last batches from the authors' code"
 
 
@@ -332,7 +391,10 @@ def _protocol(
     """A protocol of Section VII-A, which differ in how the classes are divided among the ten clients."""
     parts = {"cifar10": (_CIFAR10, cifar10), "cinic10": (_CINIC10, cinic10), "cifar100": (_CIFAR100, cifar100)}
     datasets = {name: replace(setting, settings={"partition": flag}) for name, (setting, flag) in parts.items()}
-    return Protocol(f"fedfm:{name}", summary, _SOURCE, _TRAINING, datasets, selection="best-validation", notes=notes)
+    return Protocol(
+        f"fedfm:{name}", summary, _SOURCE, _TRAINING, datasets, selection="best-validation",
+        method_options=_OF_BASELINES, notes=(*notes, _DAMPED),
+    )  # fmt: skip
 
 
 _DIGITS = {
@@ -367,12 +429,14 @@ PROTOCOLS = (
         },
         datasets={"femnist": DataSetting("resnet18", (0.5,), (0.5,), "not stated; pixels in [-1, 1], no augmentation")},
         selection="best-validation",
+        method_options=_OF_BASELINES,
         notes=(
             "Of 3,500 clients a tenth is held out: 350 writers for testing, 3,150 for training. 0.2 % of 3,500 is 7.",
             "Rounds, epochs, batch size and learning rate are not stated for this data set; those of Section VII-A, "
             "which speaks of all experiments, are taken.",
             "Incomplete batches are kept: a writer has about 230 images, 184 of them for training, so that dropping "
             "them would lose almost a third.",
+            _DAMPED,
         ),
     ),
     Protocol(
@@ -436,9 +500,21 @@ _FEDFM, _L2 = ("fedfm", {}), ("fedfm", {"guiding": "l2"})
 _LITE = {f"FedFM-Lite a={interval}": ("fedfm-lite", {"model_interval": interval}) for interval in (1, 2, 5, 10)}
 _MOTIVATION = {"FedAvg": ("fedavg", {}), "FedFM l2": _L2, "FedFM CG": _FEDFM}
 _ADDED = {"FedAvg": "fedfm", "FedProx": "fedprox-fm", "FedNova": "fednova-fm", "MOON": "moon-fm"}
+_NAN = (
+    "The text says that SCAFFOLD's parameters become NaN late in training, so its printed numbers are of runs that "
+    "broke; ours clips its gradients."
+)
 _TUNED = (
     "The baselines' constants are not given, only that they were tuned: here they are the defaults of their files, and "
     "MOON's weight its authors', 5 on CIFAR-10 and 1 on CIFAR-100."
+)
+_FORMS = (  # of the baselines, none of which is in the authors' code
+    _TUNED,
+    _DAMPED,
+    "SCAFFOLD: the gradient's norm is clipped at 10, as FedDyn's authors do in theirs, and a local step counts as "
+    "eta / (1 - rho), for the momentum rho of 0.9; its own paper has neither, and no momentum. It diverges without "
+    "(readings 3 and 8 of papers/baselines/scaffold.py).",
+    "FedDyn: the gradient's norm is clipped at 10, as in its authors' code.",
 )
 
 
@@ -455,7 +531,7 @@ def _table(
     name: str,
     title: str,
     *cells: tuple[Cell, ...],
-    notes: tuple[str, ...] = (_TUNED,),
+    notes: tuple[str, ...] = _FORMS,
     gains: tuple[Gain, ...] = (),
 ) -> Table:
     """A table of the paper. Of its figures no numbers are printed, but for some in the text."""
@@ -497,7 +573,7 @@ TABLES = (
         notes=(
             "Measured by 'fedcli quality' on the finished runs. How many images were sampled is not stated.",
             "The accuracies quoted with the table are those of NIID-1 in Table III, so its runs are taken.",
-            _TUNED,
+            *_FORMS,
         ),
     ),
     # Table VI: accuracy and all floats held and sent with 20 to 100 clients, on CIFAR-100. 96 runs.
@@ -506,7 +582,7 @@ TABLES = (
         grid(_ROWS, _with("accuracy", _CLIENTS)),
         grid(_ROWS, _with("memory_1e8_floats", _CLIENTS), "total-memory-floats"),
         grid(_ROWS, _with("bandwidth_1e8_floats", _CLIENTS), "total-floats"),
-        notes=("The partition is not stated; NIID-1 is taken.", _TUNED),
+        notes=("The partition is not stated; NIID-1 is taken.", *_FORMS),
     ),
     # Table VII: test accuracy on LEAF's FEMNIST. 18 runs.
     _table(
@@ -519,7 +595,8 @@ TABLES = (
         notes=(
             "Of v2 only the first kernel is told, 3 in place of 7. A reading: the network for small images, stride 1 "
             "there and no pooling after it. With stride 2 and the pooling it would have as many parameters.",
-            _TUNED,
+            _NAN,
+            *_FORMS,
         ),
     ),
     # Table VIII: anchors weighted by class counts, and uniform. 9 runs.
@@ -555,7 +632,7 @@ TABLES = (
             "The text's gaps, 2.34 over FedDyn and 0.75 over SCAFFOLD, both give 70.66 for a = 5.",
             "Fig. 7(b) is the curves of SCAFFOLD and FedFM-Lite over floats sent, which 'fedcli plot RUNS --x floats' "
             "draws; no number of it is printed.",
-            _TUNED,
+            *_FORMS,
         ),
         gains=(
             Gain(
@@ -650,22 +727,7 @@ CLAIMS = (
 )  # fmt: skip
 
 
-# FedFM-Lite, Section VI: anchors are exchanged in every round, models only in every a-th, and in one hand-shake, as a
-# client takes its class means after training, by its own model. The paper says little of it and no code is known.
-#
-# Readings
-#     9. A round keeps its E local epochs with a new optimizer, so the local steps of a run do not depend on a.
-#    10. Until the next exchange a client goes on from its own model, its running statistics included. One that has not
-#        taken part since the last exchange begins with the global model. After an exchange all begin with the new one.
-#    11. Models are exchanged after every a-th round and after the last one, also in the first T_s rounds, where only
-#        the matching is off: with models in each of these, a = 5 would not save the five times of Section VII-C.4.
-#    12. Where not all clients take part, the mean is over those of the exchange's own round. What others have learnt
-#        since the last exchange reaches the server by the anchors alone.
-#    13. The anchors of round t are class means by the models that round t - 1 has left the clients with; round 0 has
-#        none, so no matching. So a = 1 is not FedFM, whose anchors are means by the model that round t begins with.
-#    14. Between two exchanges the last global model is tested, the only one that the server has.
-#    15. A round without an exchange costs C D floats each way, an interval of a rounds N + a C D. Fig. 7 has their
-#        mean, N / a + C D. The record's `cost` is that of the last round, which has an exchange.
+# FedFM-Lite, Section VI
 
 
 def _copies(options: type) -> list[tuple[str, type, Field]]:
@@ -749,13 +811,7 @@ LITE = replace(
 )
 
 
-# Feature matching as an add-on, Section VII-D.2 and Fig. 8(a): lambda Q_k is added to the local objective of another
-# method, whose other steps stay as they are.
-#
-# Readings
-#    16. Anchors are made and sent as in FedFM. The matching enters the objective alone: FedNova's effective steps and
-#        MOON's last local model are those of the training with it. FedFM itself is FedAvg with matching.
-#    17. An option that both methods have is FedFM's; the other's has its method before its name (`--moon-temperature`).
+# Feature matching as an add-on, Section VII-D.2 and Fig. 8(a)
 
 
 class AddOnContext(NamedTuple):

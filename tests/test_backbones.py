@@ -85,8 +85,7 @@ def test_features_and_head(name):
     module = build(name, 1, size, 7, seed=0)
     features, logits = module(images(2, 1, size, dtype=torch.float32))
     assert features.shape == (2, module.feature_dim)
-    # After ReLU, or an average of what is.
-    assert (features >= 0).all() == (name not in ("resnet18-3x3-gn-projection", "efficientnet-b0-32"))
+    assert (features >= 0).all() == (name not in SIGNED)
     assert module.head.weight.shape == (7, module.feature_dim)
     torch.testing.assert_close(logits, features @ module.head.weight.T + module.head.bias)
     assert [key for key in dict(module.named_parameters()) if key.startswith("head.")] == ["head.weight", "head.bias"]
@@ -545,3 +544,14 @@ def test_torchvision_is_imported_when_it_is_needed_and_gets_the_schemas_that_it_
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     expected = ["True 1", "True 0", "RuntimeError('other CUDA')", "False", "3"]
     assert result.stdout.splitlines() == expected, result.stderr
+
+
+SIGNED = ("resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # no ReLU before their features
+
+
+def test_linear_features_are_those_of_the_same_network_before_its_last_relu():
+    linear = build("cnn-2x32-100-linear", 1, 28, 10, seed=0)
+    images = torch.randn(4, 1, 28, 28)
+    features, _ = linear(images)
+    assert (features < 0).any()
+    assert torch.equal(build("cnn-2x32-100", 1, 28, 10, seed=0)(images)[0], features.relu())

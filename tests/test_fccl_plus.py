@@ -1,11 +1,15 @@
 """FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
 
+import dataclasses
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli.core import backbones
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
@@ -23,9 +27,12 @@ from fedcli.papers.fccl_plus import (
     kd_loss,
     similarity,
 )
-from fedcli.registry import find_method
+from fedcli.registry import find_method, find_table
+from fedcli.results.metrics import difference, find_metric
+from fedcli.results.tables import find_records
+from fedcli.runs.config import resolve
 from tests import laws
-from tests.reference import modules_of
+from tests.reference import load, modules_of
 
 PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
 SIXTEEN = {"data": laws.toy_dataset(size=16)}
@@ -410,3 +417,97 @@ def test_conference_objective_has_both_teachers():
     expected = F.cross_entropy(own, batch.y) + 0.5 * (kd_loss(own, previous, 1.0) + kd_loss(own, pretrained, 1.0))
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(aux.terms["pretrained"], kd_loss(own, pretrained, 1.0))
+
+
+def test_the_teacher_of_the_code_takes_the_statistics_of_the_private_batch():
+    data = laws.toy_dataset(num_train=12)
+    _, fed = laws.federation(PLUS, backbone="resnet10-3x3", data=data)
+    params, buffers = fed.initial_model()
+    batch = next(iter(fed.public_batches(0)))
+    module = backbones.build("resnet10-3x3", data.channels, data.image_size, data.num_classes, 0).double()
+    expected = load(module, params, buffers).train()(batch.x)[1].detach()
+    wanted = {name: value.requires_grad_() for name, value in params.items()}
+    found = fccl_plus.predict_in_training(fed.network, Teacher(wanted, buffers), buffers, batch)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected)
+    mask = torch.arange(len(batch.x) + 2) < len(batch.x)
+    padded = batch._replace(x=torch.cat([batch.x, 1e3 * batch.x[:2]]), mask=mask)
+    again = fccl_plus.predict_in_training(fed.network, Teacher(wanted, buffers), buffers, padded)
+    torch.testing.assert_close(again[mask], expected)
+    assert laws.distance(found, fccl_plus.predict(fed.network, Teacher(params, buffers), batch)) > 1e-3
+
+
+def test_the_teacher_of_the_code_drops_other_units_than_the_student():
+    _, fed = laws.federation(PLUS, backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(num_train=12, size=32))
+    params, buffers = fed.initial_model()
+    batch = next(iter(fed.public_batches(0)))
+    drawn = [
+        {name: torch.tensor(7 + number) if name.endswith(".key") else value for name, value in buffers.items()}
+        for number in (0, 2)  # of two batches
+    ]
+    student = fed.network(params, drawn[0], batch.x).logits.detach()
+    first, second = (fccl_plus.predict_in_training(fed.network, Teacher(params, buffers), own, batch) for own in drawn)
+    assert laws.distance(first, student) > 1e-3
+    assert laws.distance(first, second) > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "train"])
+def test_a_local_step_of_two_clients_distils_from_the_teacher_in_its_mode(mode):
+    run = {"backbone": "resnet10-3x3", "num_clients": 2, "batch_size": 20, "local_epochs": 1}
+    data, parts = laws.toy_dataset(num_train=12), laws.toy_parts((6, 5))
+    setup, fed, cohort, clients = started(PLUS, {**ALONE, "teacher_mode": mode}, data=data, parts=parts, **run)
+    previous = {k: own._replace(params=clients[1 - k].params) for k, own in clients.items()}  # another model
+    _, (stacked,) = grouped(fed, cohort, previous)
+    _, (own,) = grouped(fed, cohort, clients)
+    loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
+    model = Client(own.params, own.buffers, optimizer={})
+    _, terms = fed.train(model, cohort, loss, Teacher(stacked.params, stacked.buffers), 0)
+    teachers = [module.train(mode == "train") for module in modules_of(fed, previous, data)]
+    for client, (student, teacher) in enumerate(zip(modules_of(fed, clients, data), teachers, strict=True)):
+        x, y = fed.engine.gather(fed.training[client])
+        expected = fntd_loss(student.train()(x)[1], teacher(x)[1].detach(), y, 3.0).item()
+        assert terms["fntd"][client].item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_law_4_holds_with_the_teacher_of_the_code():
+    """With normalisation layers, since a network without them has one mode; a round, as they magnify rounding."""
+    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=16), "parts": laws.toy_parts((6, 5, 3, 2))}
+    overrides = {**ALONE, "teacher_mode": "train"}
+    laws.law_4_chunking_is_invisible(PLUS, 1, overrides, chunks=(1, 4), local_epochs=1, lr=0.005, **run)
+
+
+def test_protocols_of_the_paper_have_the_forms_of_the_code():
+    for protocol in fccl_plus.PROTOCOLS[:-1]:  # less the built-in one
+        given = {"protocol": protocol.name, "dataset": next(iter(protocol.datasets))}
+        assert resolve(PLUS, given, need_data=False).options.teacher_mode == "train"
+        fedmd = resolve(find_method("fedmd"), given, need_data=False).options
+        assert (fedmd.exchange, fedmd.pretrain_epochs) == ("batch", 40)
+        kinds = {own.augmentation for own in protocol.public.values()}
+        end = protocol.name.rpartition("-")[2]
+        assert kinds == {{"crop": "crop-flip", "strong": "resized-crop-colour"}.get(end, "resized-crop")}
+    fields = {own.name: own for method in (PLUS, find_method("fedmd")) for own in dataclasses.fields(method.config)}
+    assert fields["teacher_mode"].metadata["before"] == "evaluate"  # of records from before
+    assert fields["pretrain_epochs"].metadata["before"] == 0
+
+
+def test_in_table_15_three_methods_have_the_batch_size_of_the_code():
+    sizes = {cell.row: resolve(find_method(cell.method), cell.settings, need_data=False).run.batch_size
+             for cell in find_table("fccl:15").cells}  # fmt: skip
+    assert {row for row, size in sizes.items() if size == 64} == {
+        "FedAvg", "FedProx", "MOON (mu=5, printed tau)", "MOON (mu=1, printed tau)",
+    }  # fmt: skip
+    assert {size for size in sizes.values() if size != 64} == {128}
+
+
+def test_in_the_committed_runs_the_penalty_of_ewc_is_small_and_makes_no_difference_that_can_be_told():
+    """As reading 15 says."""
+    study = Path(__file__).parent.parent / "results" / "records" / "fccl-digits-real-4-resnets"
+    held, free = (find_records([study / name]) for name in ("fccl-plus-ewc", "fccl-plus-without-fntd"))
+    assert [record["config"]["ewc_weight"] for record in held] == [0.7] * 3
+    last = [record["rounds"][-1]["terms"] for record in held]
+    assert np.mean([0.7 * terms["ewc"] for terms in last]) == pytest.approx(0.003, abs=5e-4)
+    assert np.mean([terms["cross_entropy"] for terms in last]) == pytest.approx(0.01, abs=1e-3)
+    means = [np.mean(find_metric("selected").values(records)) for records in (held, free)]
+    assert [round(mean, 1) for mean in means] == [35.1, 34.5]
+    gap = difference(find_metric("selected"), held, free)
+    assert gap.low < 0 < gap.high

@@ -12,6 +12,9 @@ from fedcli.core import partition
 from fedcli.core.batches import generator
 from fedcli.papers import fedfa
 from fedcli.registry import find_method, find_protocol
+from fedcli.results import claims
+from fedcli.results.comparison import printed_by_table
+from fedcli.results.tables import find_records
 from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import load
@@ -263,3 +266,30 @@ def test_clients_of_the_validation_experiment_have_the_papers_images(dataset):
     else:
         assert (counts == 100).all()
         assert [set(domains[part]) for part in parts] == [{i // 2} for i in range(10)]
+
+
+def test_dirichlet_shares_are_drawn_by_the_runs_seed_and_other_divisions_by_that_of_the_code():
+    for cell in (cell for table in fedfa.TABLES for cell in table.cells):
+        run = resolve(find_method(cell.method), {**cell.settings, "seed": 2022}, need_data=False).run
+        drawn = 3 if run.dataset == "mixed-digits" else 2022
+        assert run.partition_seed == (drawn if "dirichlet" in run.partition else 1), cell
+
+
+def test_committed_runs_of_one_division_are_of_no_cell_but_still_tell_of_the_claim():
+    """Runs from before the shares were drawn by the run's seed, with the seed 1 for all of them."""
+    records = find_records([RECORDS / "fedfa-fmnist-a0.1", RECORDS / "fedfa-fmnist-a0.5"])
+    assert {record["config"]["partition_seed"] for record in records} == {1}
+    assert not [record for record in records if printed_by_table(record)]
+    (claim,) = (one for one in fedfa.CLAIMS if one.name == "fedfa:best-other")
+    answer = claims.answer(claim, claims.by_method([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
+    assert (answer.verdict, answer.evidence[0].seeds) == ("reproduced", (2021, 2022, 2023))
+    assert answer.evidence[0].reduced == "another partition seed"
+
+
+def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():
+    setup, fed = laws.federation(FEDFA, {"clip_norm": 1e-12}, weight_decay=0.0)
+    first = setup.method.init(fed, setup.options)
+    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
+    moved = {name: float((value - first.params[name]).abs().max()) for name, value in state.params.items()}
+    for name, distance in moved.items():
+        assert (distance > 1e-4) == (name in fedfa.HEAD), (name, distance)

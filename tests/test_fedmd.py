@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedcli.core.trees import select
+from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import (
     ClientState,
     ServerState,
@@ -136,3 +137,23 @@ def test_local_training_begins_at_the_average():
     expected, _ = find_method("local").run_round(ServerState(same), cohort, fed, setup.options)
     for client in range(4):
         laws.assert_agree(state.clients[client].params, expected.clients[client].params, f"client {client}")
+
+
+def test_newcomers_train_on_their_own_data_before_their_first_digest():
+    """Two clients of which one comes later; who has taken part is not trained so again."""
+    data, parts = laws.toy_dataset(num_train=12), laws.toy_parts((6, 5))
+    run = {"data": data, "parts": parts, "num_clients": 2, "backbone": "cnn-small", "local_epochs": 2}
+    setup, fed = laws.federation(FEDMD, {"pretrain_epochs": 3}, **run)
+    plain, same = laws.federation(FEDMD, **run)
+    state, expected = setup.method.init(fed, setup.options), {}
+    for number, members in enumerate([[0], [0, 1]]):
+        cohort = fed.cohort_of(number, members)
+        for client in set(members) - expected.keys():
+            alone = fed.cohort_of(number, [client])
+            fresh = fed.broadcast(*fed.initial_model(), alone)
+            trained, _ = fed.train(fresh, alone, make_local_loss(fed.network), epochs=range(2, 5))
+            expected[client] = ClientState(select(trained.params, 0), select(trained.buffers, 0))
+        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        after, _ = plain.method.run_round(ServerState(expected), cohort, same, plain.options)
+        expected = dict(after.clients)
+        laws.assert_agree(state.clients, expected, f"round {number}")

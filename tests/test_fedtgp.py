@@ -140,3 +140,34 @@ def test_without_any_prototype_the_network_stays():
     state = laws.simulate(setup, fed, 1, [[0]])
     laws.assert_agree(state.network, first.network, "the server's network")
     assert not state.has_prototype.any()
+
+
+def test_the_code_form_sends_prototypes_of_the_model_before_training(monkeypatch):
+    """The authors' order of steps: load the model, train it, collect prototypes by the stored model, store it."""
+    sent = []
+    monkeypatch.setattr(
+        fedtgp, "train_network", lambda network, prototypes, labels, *rest: sent.append(prototypes) or network
+    )
+    parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), np.array([], int), np.array([], int)]
+    setup, fed = laws.federation(FEDTGP, {"form": "code"}, parts=parts)
+    state = setup.method.init(fed, setup.options)
+    stored = dict.fromkeys(range(2), fed.initial_model())
+    for number, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
+        state, _ = setup.method.run_round(state, fed.cohort_of(number, cohort), fed, setup.options)
+        expected = []
+        for client in cohort:
+            features, _, labels = fed.predict(*stored[client], fed.training[client])
+            expected += [features[labels == label].mean(0) for label in labels.unique()]
+            stored[client] = state.clients[client]
+        laws.assert_agree(sent[number], torch.stack(expected), f"what is sent in round {number}")
+
+
+@pytest.mark.parametrize(("form", "margin"), [("paper", 0.0), ("code", 7.0)])
+def test_the_margin_of_a_single_class_is_the_threshold_in_the_code_form(monkeypatch, form, margin):
+    found = []
+    monkeypatch.setattr(
+        fedtgp, "train_network", lambda network, prototypes, labels, margin, *rest: found.append(margin) or network
+    )
+    setup, fed = laws.federation(FEDTGP, {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
+    laws.simulate(setup, fed, 1)
+    assert [float(one) for one in found] == [margin]

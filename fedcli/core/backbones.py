@@ -8,7 +8,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 * `-512` is one of torchvision's networks whose classifier is replaced by averaging neighbours in the vector before it,
   so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
 * `-32` is a variant for 32 x 32 images.
-* `-100` has 100 features, where the network without it has 192.
+* `-100` has 100 features, where the network without it has 192; `-linear` has no ReLU behind them.
 """
 
 from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
 
 def plain_cnn(
     kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int], stride: int = 1,
-    colour: bool = False,
+    colour: bool = False, linear_features: bool = False,
 ) -> Recipe:  # fmt: skip
     """Describes a plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
 
@@ -166,6 +166,7 @@ def plain_cnn(
         hidden: Widths of the fully connected layers; the last is the feature width.
         stride: Of the first convolution; the others have 1.
         colour: Whether it always takes three channels.
+        linear_features: Whether the last fully connected layer has no ReLU.
     """
 
     def side(size: int) -> int:
@@ -189,6 +190,8 @@ def plain_cnn(
         for out in hidden:
             layers += [nn.Linear(width, out), nn.ReLU()]
             width = out
+        if linear_features:
+            layers.pop()
         return Backbone(nn.Sequential(*layers), width, num_classes, colour)
 
     return Recipe(make, next(size for size in count(1) if side(size) >= 1))
@@ -199,6 +202,7 @@ BACKBONES |= {
     "cnn-mcmahan": plain_cnn(5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
     "cnn-2x32": plain_cnn(5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
     "cnn-2x32-100": plain_cnn(5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
+    "cnn-2x32-100-linear": plain_cnn(5, 0, (32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True),
     "cnn-2x64": plain_cnn(5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
     "cnn-2x64-100": plain_cnn(5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
     "cnn-3conv": plain_cnn(5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),

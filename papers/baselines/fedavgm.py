@@ -18,7 +18,8 @@ Notation
 
 Readings and deviations
     1. The sum is undamped, v <- beta v + Delta, as the paper has it: a steady Delta moves the model by
-       eta Delta / (1 - beta) in a round. With eta = 1 - beta it is the damped form, v <- beta v + (1 - beta) Delta.
+       eta Delta / (1 - beta) in a round. With eta = 1 - beta, as in FedFM's protocols, it is the damped form,
+       v <- beta v + (1 - beta) Delta.
     2. The velocity acts on parameters only. Running statistics of batch normalisation are averaged as in FedAvg: a
        variance with momentum could turn negative.
     3. The weights are those of the cohort, as in FedAvg.

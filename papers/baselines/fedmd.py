@@ -13,8 +13,10 @@ Notation
     clients             f_k             of each client that has taken part: its parameters and buffers
 
 Readings and deviations
-    1. The public images have no labels here, so the first training on them ("transfer learning") is left out, and with
-       it the one on private data that follows: all methods of a comparison begin at the initial networks.
+    1. The public images have no labels here, so the first training on them ("transfer learning") is left out. The one
+       on private data that follows is `--pretrain-epochs`, when a client takes part for the first time, by the run's
+       optimizer; without it, clients begin at the initial networks. FCCL's first code loads networks that were trained
+       so for 40 epochs, by Adam with a constant rate, and FCCL+'s protocols have that.
     2. Scores are logits, and the distance in the digest is their mean absolute difference, over images and classes, as
        in the authors' code. The mean over the clients is plain and each client's own scores are in it.
     3. Scores are taken by the models in evaluation mode, all of them before the first update; all digest epochs have
@@ -31,8 +33,10 @@ Run it
     fedcli run fedmd --dataset digit-domains
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +58,9 @@ class Config:
         "When scores are exchanged: once for all public images of a round, or at every batch",
         source="Algorithm 1: round; code of FCCL+: batch",
         choices=("round", "batch"),
+    )
+    pretrain_epochs: int = option(
+        0, "Epochs on its own data before a client's first round", source="Algorithm 1; code of FCCL: 40", low=0, off=0
     )
     average_parameters: bool = option(
         False, "Average the models between digest and revisit, for equal networks", source="FCCL+, Section 4.4"
@@ -135,6 +142,35 @@ def digest_by_batch(
     return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
 
 
+def train_newcomers(
+    states: dict[int, Any], cohort, fed, epochs: int, cosine: bool = False
+) -> Iterator[tuple[Any, Client]]:
+    """Clients that take part for the first time train on their own data, from the initial networks.
+
+    Args:
+        states: By client id, of those that have taken part.
+        cohort: The clients of the round.
+        fed: The federation.
+        epochs: How many; the optimizer's state is carried on through them.
+        cosine: Let the rate fall to 0 along a cosine, without weight decay; else by the run's optimizer.
+
+    Yields:
+        Clients with one network, and their models.
+    """
+    newcomers = [client for client in cohort.client_ids if int(client) not in states]
+    first = fed.config.local_epochs  # the epochs before have the draws of the round itself
+    for group in fed.groups(fed.cohort_of(cohort.round, newcomers)) if newcomers else []:
+        model = Client(*fed.recall({}, group, fed.initial_model(group.network)), optimizer={})
+        step = make_local_loss(group.network)
+        if not cosine:
+            model, _ = fed.train(model, group, step, epochs=range(first, first + epochs))
+        for epoch in range(epochs if cosine else 0):
+            rate = fed.lr(cohort.round) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+            slower = fed.optimizer_step(step, lr=rate, weight_decay=0.0)
+            model, _ = fed.train(model, group, slower, epochs=range(first + epoch, first + epoch + 1))
+        yield group, model
+
+
 def averaged(clients: Client, cohort, fed) -> Client:
     """The clients with the plain mean of their parameters and buffers in the place of their own."""
     uniform = torch.ones(len(cohort.client_ids), device=fed.device)
@@ -164,6 +200,9 @@ def init(fed, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
     """Algorithm 1, one round of its loop."""
     states, groups, terms, found = state.clients, fed.groups(cohort), {}, []
+    if config.pretrain_epochs:  # Reading 1
+        for group, model in train_newcomers(states, cohort, fed, config.pretrain_epochs):
+            states = fed.remember(states, group, ClientState(model.params, model.buffers))
     own = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
     models = [Client(model.params, model.buffers, optimizer={}) for model in own]
     if config.digest_epochs and config.exchange == "batch":
@@ -195,9 +234,13 @@ METHOD = Method(
     config=Config,
     init=init,
     run_round=run_round,
-    reduces_to=("local", {"digest_epochs": 0, "average_parameters": False}),
+    reduces_to=("local", {"digest_epochs": 0, "average_parameters": False, "pretrain_epochs": 0}),
     state_types=(ServerState, ClientState),
-    variants={"by batch": {"exchange": "batch"}, "averaged": {"average_parameters": True}},
+    variants={
+        "by batch": {"exchange": "batch"},
+        "averaged": {"average_parameters": True},
+        "networks trained before": {"pretrain_epochs": 1},
+    },
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,

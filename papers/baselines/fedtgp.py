@@ -24,9 +24,13 @@ Readings and deviations
     1. The clients' distance is the squared error of each sample's feature, mean over samples and coordinates, with
        lambda = 10, as in the authors' code and script. Eq. 11 has the Euclidean distance of prototypes, the text 0.1.
     2. The margin is the largest over classes of the distance from a class's centre to the nearest other one, as in the
-       authors' code. Eq. 9 is the largest distance of any two (`--margin-form pairs`). Of fewer than two it is 0.
-    3. Clients' prototypes are class means over the training part by the trained model in evaluation mode (Eq. 2 and the
-       authors' code; there without the last batch where it is dropped).
+       authors' code. Eq. 9 is the largest distance of any two (`--margin-form pairs`). Of fewer than two it is 0, in
+       the authors' code tau (`--form code`).
+    3. Clients' prototypes are class means over the training part, in evaluation mode, by the trained model (Eq. 2 and
+       Algorithm 1, line 6). In the authors' code `train` collects them before it saves the trained model, and by the
+       model that is saved: so they are of the model *before* the training of this round, in a client's first round of
+       the untrained network (`--form code`, which FedSA's protocols have). There, where the last batch is dropped, its
+       examples do not count.
     4. The server trains by plain SGD with rate 0.01 in batches of 10 prototypes, shuffled in every epoch, and goes on
        from its last network. These are the authors' values; theirs follow the clients' rate and batch size.
     5. In the first round clients train on cross-entropy alone, as in the authors' code; Algorithm 1 would send the
@@ -58,6 +62,12 @@ class Config:
         10.0, "Weight of the distance to the prototypes", symbol="λ", source="Eq. 11", low=0, off=0
     )
     margin_threshold: float = option(100.0, "Largest margin", symbol="τ", source="Eq. 9", low=0, off=0)
+    form: str = option(
+        "paper",
+        "Prototypes of the trained model, or as in the authors' code of the model before training",
+        source="Algorithm 1, line 6",
+        choices=("paper", "code"),
+    )
     margin_form: str = option(
         "nearest",
         "Margin before the threshold: largest distance of a class's centre to the nearest other, or of any pair",
@@ -179,7 +189,10 @@ def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort,
     by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
     class_means, counts = class_means[by_id], counts[by_id]
     centres = aggregate_prototypes(class_means, counts, torch.zeros_like(class_means[0]))
-    margin = adaptive_margin(centres, (counts > 0).any(0), config.margin_threshold, config.margin_form)
+    has_class = (counts > 0).any(0)
+    margin = adaptive_margin(centres, has_class, config.margin_threshold, config.margin_form)
+    if config.form == "code":  # Reading 2
+        margin = torch.where(has_class.sum() < 2, config.margin_threshold, margin)
     client, labels = (counts > 0).nonzero(as_tuple=True)
     draws = (generator(fed.config.seed, cohort.round, "server order", e) for e in range(config.server_epochs))
     order = [draw.permutation(len(labels)) for draw in draws]
@@ -204,10 +217,10 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     for group in groups:  # clients with the same network
         own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
         local_loss = make_local_loss(group.network, config)  # Eq. 11
-        clients = Client(own.params, own.buffers, optimizer={})
-        clients, group_terms = fed.train(clients, group, local_loss, context)  # line 5
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
-        means.append(fed.class_means(clients, group))  # line 6
+        before = Client(own.params, own.buffers, optimizer={})
+        trained, group_terms = fed.train(before, group, local_loss, context)  # line 5
+        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
+        means.append(fed.class_means(before if config.form == "code" else trained, group))  # line 6, Reading 3
         terms.append(group_terms)
     class_means, counts = fed.in_order(cohort, groups, means)
     fed.upload(class_means, counts > 0)  # line 7
@@ -224,7 +237,7 @@ METHOD = Method(
     run_round=run_round,
     reduces_to=("local", {"prototype_weight": 0.0}),
     state_types=(ServerState, ClientState),
-    variants={"pairs": {"margin_form": "pairs"}},
+    variants={"pairs": {"margin_form": "pairs"}, "code": {"form": "code"}},
     costs=rows_by_class(lambda sizes: sizes.feature_dim),
     default_protocol="fedsa:cifar10-silo",
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim,  # received and own
