@@ -28,7 +28,6 @@ from fedcli.errors import UserError
 from fedcli.results import comparison, reproduce
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
-from tests.browser import browser
 from tests.files import refused
 
 NETS = """
@@ -625,12 +624,11 @@ device = "cpu"
 """
 
 
-@browser
 def test_a_newcomers_list(installed, tmp_path):
     """From the wheel, in a folder with nothing but the newcomer's files.
 
     Own data, network and split; a grid over two rates and three seeds in parallel, killed and continued; table, plot,
-    a report opened in Chromium; the best model exported; the same run logged to TensorBoard and read back.
+    a report; the best model exported; the same run logged to TensorBoard and read back.
     """
     pytest.importorskip("bokeh", reason="bokeh is not installed (fedcli[report])")
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
