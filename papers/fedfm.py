@@ -41,8 +41,7 @@ Readings and deviations
     7. A zero feature vector has no direction: its cosines are 0 and it gets no gradient.
     8. The weights p_k count a client's validation examples too.
 
-Readings of FedFM-Lite, which exchanges anchors in every round and models in every a-th, in one hand-shake. The paper
-says little of it, and no code is known.
+Readings of FedFM-Lite, of which the paper says little; no code is known
     9.  A round keeps its E local epochs with a new optimizer, so the local steps of a run do not depend on a.
     10. Until the next exchange a client goes on from its own model, its running statistics included. One that has not
         taken part since the last exchange begins with the global model. After an exchange all begin with the new one.

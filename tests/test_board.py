@@ -164,7 +164,7 @@ def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board, monkeypa
 
 def test_page_alone_is_made_from_the_csv(board, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(board, "write", lambda *given: drawn.append(given[:2]))
+    monkeypatch.setattr(board, "write", lambda *given, page: drawn.append(given[:2]))
     monkeypatch.setattr(board, "HEADINGS", {GLOBAL: board.HEADINGS[GLOBAL]})
     (tmp_path / "README.md").write_text(f"<!-- {GLOBAL}: written by 'make tables' -->\nold\n<!-- {GLOBAL}: end -->\n")
     monkeypatch.setattr(sys, "argv", ["board.py", "--page"])

@@ -140,7 +140,7 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert weight in text
     need = "for --guiding contrastive"
     assert f"Temperature of contrastive guiding (α, Section IV-C); > 0; {need}. [default: 0.1]" in text
-    assert "contrastive or l2. [default: contrastive]" in text
+    assert "contrastive or l2 or l2-sum. [default: contrastive]" in text
     assert "Learning rate; > 0. [default: from the protocol]" in text
     assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
     assert "--drop-last --no-drop-last" in text
@@ -452,7 +452,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
         (("fedavg", "--lr", "inf"), "--lr must be finite and > 0 (got inf)"),
         (("fedavg", "--seed", 2**40), "--seed must be >= 0 and <= 4294967295 (got"),
         (("fedfm", "--temperature", 0), "--temperature must be > 0 (got 0); choose a value in that range."),
-        (("fedfm", "--guiding", "x"), "--guiding must be contrastive or l2 (got 'x'); choose one of them."),
+        (("fedfm", "--guiding", "x"), "--guiding must be contrastive or l2 or l2-sum (got 'x'); choose one of them."),
         (("fedavg", "--optimizer", "x"), "--optimizer must be sgd or adam (got 'x'); choose one of them."),
         (("fedavg", "--partition", "dirichlet"), "write dirichlet:0.5."),
         (("fedavg", "--partition", "dirichlet:0.5:min=12", "--num-clients", 100), "100 clients"),

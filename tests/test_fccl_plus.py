@@ -462,8 +462,8 @@ def test_a_local_step_of_two_clients_distils_from_the_teacher_in_its_mode(mode):
     loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
     model = Client(own.params, own.buffers, optimizer={})
     _, terms = fed.train(model, cohort, loss, Teacher(stacked.params, stacked.buffers), 0)
-    teachers = [module.train(mode == "train") for module in modules_of(fed, previous, data)]
-    for client, (student, teacher) in enumerate(zip(modules_of(fed, clients, data), teachers, strict=True)):
+    teachers = [module.train(mode == "train") for module in modules_of(fed, previous)]
+    for client, (student, teacher) in enumerate(zip(modules_of(fed, clients), teachers, strict=True)):
         x, y = fed.engine.gather(fed.training[client])
         expected = fntd_loss(student.train()(x)[1], teacher(x)[1].detach(), y, 3.0).item()
         assert terms["fntd"][client].item() == pytest.approx(expected, rel=1e-9)

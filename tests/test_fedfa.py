@@ -104,12 +104,6 @@ def test_class_features_of_an_epoch_shrink_for_a_class_that_batches_lack():
     assert masked.tolist() == [[1.0], [0.0], [0.0]]
 
 
-def test_classes_of_a_batch():
-    labels = torch.tensor([3, 0, 3, 1])
-    assert fedfa.batch_classes(labels, C).tolist() == [True, True, False, True, False]
-    assert fedfa.batch_classes(labels, C, torch.tensor([1, 1, 0, 0])).tolist() == [True, False, False, True, False]
-
-
 def test_anchors_decay_from_the_received_one_and_those_of_absent_classes_stay():
     anchors, has_class = torch.tensor([[8.0], [8.0]]), torch.tensor([True, False])
     for epoch_mean, expected in ((4.0, 5.0), (1.0, 2.0)):  # 0.25 * 8 + 0.75 * 4; 0.25 * 5 + 0.75 * 1

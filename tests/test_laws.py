@@ -123,6 +123,9 @@ CHANGED = {  # where twice the default, or another choice, will not do
 }  # fmt: skip
 
 
+NETWORKS = {"teacher_mode": "resnet10-3x3"}  # of options that act on some networks alone
+
+
 def another_value(field, now):
     """A value of an option that is not what it is `now`."""
     if field.metadata["choices"]:
@@ -131,9 +134,10 @@ def another_value(field, now):
 
 
 @cache
-def trained(name, options):
+def trained(name, options, backbone):
     """The models under these options, which are pairs in the order of their names."""
-    setup, fed = laws.federation(name, dict(options), parts=ABSENT, **FEW_STEPS)
+    run = {**FEW_STEPS, **({"backbone": backbone} if backbone else {})}
+    setup, fed = laws.federation(name, dict(options), parts=ABSENT, **run)
     rounds = 3 if "prototype_momentum" in dict(options) else 2  # which acts on the second round's prototypes
     return laws.model_of(setup, laws.simulate(setup, fed, rounds))
 
@@ -151,7 +155,8 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
     def distance(**choice):
         before = {**options, **choice, option: now}
         after = {**before, option: another_value(field, now)}
-        return laws.distance(*(trained(name, tuple(sorted(values.items()))) for values in (before, after)))
+        backbone = NETWORKS.get(option)
+        return laws.distance(*(trained(name, tuple(sorted(values.items())), backbone) for values in (before, after)))
 
     if not field.metadata["only_with"]:
         assert distance() > 1e-9

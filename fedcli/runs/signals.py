@@ -7,6 +7,7 @@ import threading
 import time
 from typing import NoReturn
 
+GRACE = 10.0  # seconds in which a process whose parent is dead writes its checkpoint
 _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
 
@@ -59,11 +60,13 @@ def time_left() -> float:
 
 
 def end_with_parent(pipe: int = 0) -> None:
-    """Ends this process as by SIGTERM when a pipe closes, as standard input does however the parent ends."""
+    """Ends this process as by SIGTERM, and hard after `GRACE`, when a pipe closes, however the parent ends."""
 
     def watch() -> None:
         while os.read(pipe, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)  # a process of a pool goes on after its interrupted run, to wait for another one
+        os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
