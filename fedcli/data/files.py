@@ -352,8 +352,8 @@ def read_folder(path: Path, size: int | None = None, convert: bool = False) -> A
     """The arrays of an image folder.
 
     It holds `train/<class>/*` and `test/<class>/*`; or both in a folder for each domain; or `<domain>/<class>/*`, of
-    which a fixed fifth of each class and domain becomes the test part. Labels and domains follow the sorted
-    names. Grey images become coloured where there are coloured ones as well.
+    which a fixed fifth of each class and domain becomes the test part; these classes may lie inside a single folder
+    `images`. Labels and domains follow the sorted names. Grey images become coloured where there are coloured ones.
 
     Args:
         path: The folder that holds `train` and `test`, or the domains.
@@ -363,91 +363,72 @@ def read_folder(path: Path, size: int | None = None, convert: bool = False) -> A
     Raises:
         UserError: A folder is missing or empty, a file is no image, or the images differ in size.
     """
-    single = any((path / part).is_dir() for part in PARTS)
-    domains = [""] if single else _folders(path)
-    whole = not any((path / domain / part).is_dir() for domain in domains for part in PARTS)
-    if whole and any(_folders(_inner(path / domain)) for domain in domains):
-        return _divided(path, domains, size, convert)
-    absent = [path / d / part for d in domains or [""] for part in PARTS if not (path / d / part).is_dir()]
-    if absent:
+    domains = [] if any((path / part).is_dir() for part in PARTS) else _subfolders(path)
+    roots = [path / domain for domain in domains] or [path]
+    missing = [root / part for root in roots for part in PARTS if not (root / part).is_dir()]
+    inner = [root / "images" if _subfolders(root) == ["images"] else root for root in roots]
+    undivided = bool(domains) and len(missing) == 2 * len(roots) and any(map(_subfolders, inner))
+    if missing and not undivided:
         raise UserError(
-            f"there is no folder '{absent[0]}'; an image folder holds train/<class>/ and test/<class>/, or both inside "
+            f"there is no folder '{missing[0]}'; an image folder holds train/<class>/ and test/<class>/, or both inside "
             "a folder for each domain, or <domain>/<class>/; arrange the images so."
         )
-    classes = _folders(path / domains[0] / "train")
-    result: Arrays = {"class_names": np.array(classes, dtype=str)}
+    by_part = {"": inner} if undivided else {part: [root / part for root in roots] for part in PARTS}
+    classes = _subfolders(next(iter(by_part.values()))[0])
     files: list[Path] = []
+    rows = []  # label, number of the domain and whether it is to test on, of each file
+    for part, folders in by_part.items():
+        for number, folder in enumerate(folders):
+            class_folders = _subfolders(folder)
+            if class_folders != classes or not classes:
+                odd = [f", not alike: {name}" for name in sorted(set(class_folders) ^ set(classes))[:1]]
+                raise UserError(
+                    f"'{folder}' has not the class folders it needs (got {len(class_folders)}{''.join(odd)}); train "
+                    "and test of every domain must have the same ones; add or rename them."
+                )
+            for label, name in enumerate(classes):
+                images = _entries(folder / name)
+                if not images:
+                    raise UserError(
+                        f"the folder '{folder / name}' is empty; it must hold images; add some, or remove it."
+                    )
+                files += images
+                rows += [(label, number, part == "test")] * len(images)
     room = Room(path)
-    for part in PARTS:
-        own, result[f"domain_{part}"], result[f"y_{part}"] = _listing([path / d / part for d in domains], classes)
-        files += own
     images = stacked([decoded(file, str(file), size, room) for file in files], files)
-    result["x_train"], result["x_test"] = np.split(images, [len(result["y_train"])])
-    if single:
-        del result["domain_train"], result["domain_test"]
-    else:
-        result["domain_names"] = np.array(domains)
-    return checked(converted(result, path) if convert else result, path)
+    labels, domain, test = np.array(rows).T
+    test = _fifth(images, labels, domain) if undivided else test.astype(bool)
+    arrays: Arrays = {"class_names": np.array(classes, dtype=str)}
+    if domains:
+        arrays["domain_names"] = np.array(domains)
+    for part, chosen in (("train", ~test), ("test", test)):
+        arrays |= {f"x_{part}": images[chosen], f"y_{part}": labels[chosen]}
+        if domains:
+            arrays[f"domain_{part}"] = domain[chosen]
+    return checked(converted(arrays, path) if convert else arrays, path)
 
 
-def _divided(path: Path, domains: list[str], size: int | None, convert: bool) -> Arrays:
-    """The arrays of `<domain>/<class>/*`.
+def _fifth(images: np.ndarray, labels: np.ndarray, domain: np.ndarray) -> np.ndarray:
+    """Marks the first fifth of each class and domain by the hash of the pixels, bool `[N]`.
 
-    The test part is the first fifth of each class and domain by the hash of the pixels, so it is random but does not
-    depend on names and order of files and folders.
+    It is random but does not depend on names and order of files and folders.
     """
-    folders = [_inner(path / domain) for domain in domains]
-    classes = _folders(folders[0])
-    files, domain, labels = _listing(folders, classes)
-    room = Room(path)
-    images = stacked([decoded(file, str(file), size, room) for file in files], files)
-    order, groups = canonical_order(images, labels, domain), labels * len(domains) + domain
-    test = np.zeros(len(files), bool)
+    order = canonical_order(images, labels, domain)
+    groups = labels * (domain.max() + 1) + domain
+    test = np.zeros(len(labels), bool)
     for group in np.unique(groups):
         members = order[groups[order] == group]
         test[members[: round(len(members) / 5)]] = True
-    result: Arrays = {"class_names": np.array(classes, dtype=str), "domain_names": np.array(domains)}
-    for part, chosen in (("train", ~test), ("test", test)):
-        result |= {f"x_{part}": images[chosen], f"y_{part}": labels[chosen], f"domain_{part}": domain[chosen]}
-    return checked(converted(result, path) if convert else result, path)
+    return test
 
 
-def _inner(folder: Path) -> Path:
-    """The folder of a domain's classes, which may lie inside a single folder `images`."""
-    return folder / "images" if _folders(folder) == ["images"] else folder
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What is in a folder, by name, without hidden files, which file managers leave behind."""
+def _entries(folder: Path) -> list[Path]:
+    """Files and folders in a folder, by name, without hidden ones, which file managers leave behind."""
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in _listed(folder) if entry.is_dir()]
-
-
-def _listing(folders: Sequence[Path], classes: list[str]) -> tuple[list[Path], np.ndarray, np.ndarray]:
-    """The files of the classes in each folder, with the number of the folder and of the class of each file, `[N]`."""
-    listed = [_class_files(folder, classes) for folder in folders]
-    counts = np.array([[len(files) for files in of_folder] for of_folder in listed])
-    numbers, labels = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
-    return [file for of_folder in listed for files in of_folder for file in files], numbers, labels
-
-
-def _class_files(folder: Path, classes: list[str]) -> list[list[Path]]:
-    """The files of each class; refuses a part with other classes and a class without files."""
-    own = _folders(folder)
-    if own != classes or not classes:
-        odd = sorted(set(own) ^ set(classes))
-        raise UserError(
-            f"'{folder}' has not the class folders it needs (got {len(own)}{', not alike: ' + odd[0] if odd else ''}); "
-            "train and test of every domain must have the same ones; add or rename them."
-        )
-    listed = [_listed(folder / name) for name in classes]
-    for name, files in zip(classes, listed, strict=True):
-        if not files:
-            raise UserError(f"the folder '{folder / name}' is empty; it must hold images; add some, or remove it.")
-    return listed
+def _subfolders(folder: Path) -> list[str]:
+    return [entry.name for entry in _entries(folder) if entry.is_dir()]
 
 
 def stacked(images: Sequence[np.ndarray], names: Sequence[object]) -> np.ndarray:
@@ -460,17 +441,16 @@ def stacked(images: Sequence[np.ndarray], names: Sequence[object]) -> np.ndarray
     Raises:
         UserError: They differ in size.
     """
-    for image, name in zip(images, names, strict=True):
-        if image.shape[:2] != images[0].shape[:2]:
-            (height, width), (h, w) = images[0].shape[:2], image.shape[:2]
-            raise UserError(
-                f"'{name}' has another size than '{names[0]}' (got {h} x {w} pixels; {height} x {width}); all images "
-                "must have one size; resize it."
-            )
+    height, width = images[0].shape[:2]
     channels = max(image.shape[2] for image in images)
-    result = np.empty((len(images), *images[0].shape[:2], channels), np.uint8)
-    for place, image in zip(result, images, strict=True):
-        place[...] = image  # a grey image is broadcast to all channels
+    result = np.empty((len(images), height, width, channels), np.uint8)
+    for i, image in enumerate(images):
+        if image.shape[:2] != (height, width):
+            raise UserError(
+                f"'{names[i]}' has another size than '{names[0]}' (got {image.shape[0]} x {image.shape[1]} pixels; "
+                f"{height} x {width}); all images must have one size; resize it."
+            )
+        result[i] = image  # a grey image is broadcast to all channels
     return result
 
 
