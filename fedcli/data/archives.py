@@ -46,27 +46,32 @@ def _members(path: Path, pattern: str) -> Iterator[tuple[re.Match, bytes]]:
     """The files of an archive or folder whose names end as the pattern says, with their contents."""
     ending, room = re.compile(rf"(?:^|/)(?:{pattern})$"), Room(path)
     try:
-        if path.is_dir():
-            for file in sorted(path.rglob("*")):
-                if (match := ending.search(file.relative_to(path).as_posix())) and file.is_file():
-                    room.take(file.stat().st_size)
-                    yield match, file.read_bytes()
-        elif zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                for member in archive.infolist():
-                    if match := ending.search(member.filename):
-                        room.take(member.file_size)
-                        yield match, archive.read(member)
-        else:
-            with tarfile.open(path, "r|*") as archive:  # one after the other: a compressed file cannot be searched
-                for member in archive:
-                    if member.isfile() and (match := ending.search(member.name)):
-                        room.take(member.size)
-                        yield match, archive.extractfile(member).read()
+        for name, size, read_content in _entries(path):
+            match = ending.search(name)
+            if match:
+                room.take(size)
+                yield match, read_content()
     except _DAMAGED as error:
         raise UserError(
             f"'{path}' cannot be read ({one_line(error)}); it must be the official archive or its folder; get it again."
         ) from error
+
+
+def _entries(path: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    """Name, size in bytes and content of each file of an archive or folder."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                yield file.relative_to(path).as_posix(), file.stat().st_size, file.read_bytes
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                yield member.filename, member.file_size, partial(archive.read, member)
+    else:
+        with tarfile.open(path, "r|*") as archive:  # one after the other: a compressed file cannot be searched
+            for member in archive:
+                if member.isfile():
+                    yield member.name, member.size, archive.extractfile(member).read
 
 
 def read_pictures(path: Path, pattern: str, form: str, size: int | None = None) -> Arrays:
@@ -281,18 +286,8 @@ def official_files(name: str) -> list[OfficialFile]:
     return official
 
 
-def holds(name: str, path: Path) -> bool:
-    """Whether a path stands for official files of the named data set: a file, or a folder with one of them."""
-    if path.is_file():
-        return name in WITH_FILES
-    if any((path / file.name).is_file() for file in official_files(name)):
-        return True
-    marker = LAYOUTS[name].marker if name in LAYOUTS else None
-    return marker is not None and any(next(path.glob(parent + marker), None) for parent in ("", "*/"))
-
-
-def read(name: str, path: Path) -> Arrays:
-    """The arrays of the official files that the user has.
+def read(name: str, path: Path) -> Arrays | None:
+    """The arrays of the official files that the user has; None where the path does not stand for such files.
 
     Args:
         name: One of `KNOWN`.
@@ -303,7 +298,12 @@ def read(name: str, path: Path) -> Arrays:
     """
     names = [file.name for file in official_files(name)]
     if not names or (path.is_dir() and not any((path / file).is_file() for file in names)):
-        return LAYOUTS[name].read(path)
+        layout = LAYOUTS.get(name)
+        if layout is None:
+            return None
+        globs = [layout.marker, f"*/{layout.marker}"] if layout.marker else []
+        recognised = path.is_file() or any(any(path.glob(glob)) for glob in globs)
+        return layout.read(path) if recognised else None
 
     def copy(file: OfficialFile, target: Path) -> str:
         origin = path / file.name if path.is_dir() else path

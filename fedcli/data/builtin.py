@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from fedcli.data.files import Arrays
+from fedcli.data.files import PARTS, Arrays
 
 DOMAINS = ("plain", "inverted", "photo", "font")
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
@@ -67,10 +67,12 @@ def digit_domains() -> Arrays:
     photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
     font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
     arrays = [_divided(images, labels) for images in (plain, 255 - plain, photo, font)]
-    result = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0] if key != "class_names"}
-    for part in ("train", "test"):
+    result = {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
+    for part in PARTS:
+        for key in (f"x_{part}", f"y_{part}"):
+            result[key] = np.concatenate([domain[key] for domain in arrays])
         result[f"domain_{part}"] = np.repeat(np.arange(len(DOMAINS)), len(arrays[0][f"y_{part}"]))
-    return result | {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
+    return result
 
 
 @built_in("photos", 2000, 200, 1, (3, 16, 16))
@@ -164,9 +166,9 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
-        place = CANVAS / 2 + rng.uniform(-4, 4, 2)
+        center = CANVAS / 2 + rng.uniform(-4, 4, 2)
         font = fonts[rng.integers(len(fonts))]
-        ImageDraw.Draw(canvas).text(tuple(place), str(label), fill=255, font=font, anchor="mm")
+        ImageDraw.Draw(canvas).text(tuple(center), str(label), fill=255, font=font, anchor="mm")
         turned = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
         images.append(np.asarray(turned.resize((SIZE, SIZE), Image.Resampling.BOX)))
     return np.stack(images)
