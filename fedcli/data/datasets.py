@@ -179,7 +179,19 @@ def import_path(name: str, path: Path, convert: bool = False) -> Path:
         raise UserError(
             f"there is no file or folder at '{path}'; give an .npz file, an image folder or the official archive."
         )
-    return _keep(name, _read(name, path, convert))
+    info, arrays = KNOWN.get(name), None
+    if path.suffix == ".npz":
+        arrays = files.read_npz(path, convert)
+    elif info:
+        arrays = archives.read(name, path)
+    if arrays is None and path.is_dir():
+        arrays = files.read_folder(path, info.image_size if info and info.resized else None, convert)
+    if arrays is None:
+        raise UserError(
+            f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
+            f"the names with an archive are {', '.join(archives.WITH_FILES)}."
+        )
+    return _keep(name, known_form(name, arrays, path) if info else arrays)
 
 
 def import_pfllib(name: str, folder: Path) -> tuple[Path, Path, int]:
@@ -302,9 +314,9 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
     """
     public = load(name)
     images = public.x_train
-    if count is not None and count > len(images):
-        raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
     if count is not None:
+        if count > len(images):
+            raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
         images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
     if images.shape[1] > private.channels:
         images = sum(weight * images[:, [c]] for c, weight in enumerate(LUMINANCE)).round().to(torch.uint8)
@@ -371,24 +383,6 @@ def _arrays(name: str) -> files.Arrays:
     if _cache_file(name).is_file():
         return files.read_npz(_cache_file(name))
     return files.canonical(RECIPES[name].make(_arrays))
-
-
-def _read(name: str, path: Path, convert: bool) -> files.Arrays:
-    """The arrays of whatever is at a path; with a known name in their official form."""
-    info = KNOWN.get(name)
-    arrays = None
-    if path.suffix == ".npz":
-        arrays = files.read_npz(path, convert)
-    elif info:
-        arrays = archives.read(name, path)
-    if arrays is None and path.is_dir():
-        arrays = files.read_folder(path, info.image_size if info and info.resized else None, convert)
-    if arrays is None:
-        raise UserError(
-            f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
-            f"the names with an archive are {', '.join(archives.WITH_FILES)}."
-        )
-    return known_form(name, arrays, path) if info else arrays
 
 
 def _keep(name: str, arrays: files.Arrays) -> Path:
