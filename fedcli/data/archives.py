@@ -198,7 +198,8 @@ LAYOUTS = {
     "tiny-imagenet": Layout(  # its split `test` has no labels; classes are called by their WordNet numbers
         partial(
             read_pictures,
-            pattern=r"(?P<part>train|val)/(?:(?P<label>[^/]+)/)?(?:images/(?P<file>[^/.][^/]*\.JPEG)|val_annotations\.txt)",
+            pattern=r"(?P<part>train|val)/(?:(?P<label>[^/]+)/)?"
+            r"(?:images/(?P<file>[^/.][^/]*\.JPEG)|val_annotations\.txt)",
             form="train/<class>/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt",
         ),
         marker="val/val_annotations.txt",
