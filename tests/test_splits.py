@@ -245,5 +245,8 @@ def test_channels_first_rectangles_and_labels_from_1_are_converted(tmp_path):
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
-    np.savez(tmp_path / "odd.npz", **as_floats(images((4, 4), 3), -2, 2.5))
-    refused(lambda: datasets.import_path("mine", tmp_path / "odd.npz", convert=True), "-2 to 2", "normalisation")
+    wide, holed = (as_floats(images((4, 4), 3), low, high) for low, high in ((-2, 2.5), (0, 1)))
+    holed["x_test"][0, 0, 0] = np.nan
+    for arrays, words in ((wide, "-2 to 2"), (holed, "nan to nan")):
+        np.savez(tmp_path / "odd.npz", **arrays)
+        refused(lambda: datasets.import_path("mine", tmp_path / "odd.npz", convert=True), words, "normalisation")

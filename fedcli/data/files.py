@@ -8,6 +8,7 @@ int64 `[N]`. In canonical order also `place_train`, `place_test` int64 `[N]`: wh
 import hashlib
 import os
 import re
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -135,10 +136,11 @@ def read_npz(path: Path, convert: bool = False) -> Arrays:
         UserError: It is damaged, or an array is missing or not as it should be.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            room = Room(path)
-            for member in file.zip.infolist():
+        room = Room(path)
+        with zipfile.ZipFile(path) as archive:  # NumPy would read what is no archive whole, however large
+            for member in archive.infolist():
                 room.take(member.file_size)  # no more than that is unpacked
+        with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except UserError:
         raise
