@@ -43,10 +43,19 @@ def write_folder(folder, arrays, class_names, domain_names=None):
     for part in PARTS:
         for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
             domain = domain_names[arrays[f"domain_{part}"][i]] if domain_names else ""
-            place = folder / domain / part / class_names[label]
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(place / f"{i}.png")
+            path = folder / domain / part / class_names[label] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
     return folder
+
+
+def examples(source, part, *kinds):
+    """Bytes of the pixels, channels last, and these values of each example of a data set or of arrays, sorted."""
+    values = source if isinstance(source, dict) else vars(source)
+    x = values[f"x_{part}"]
+    x = x.permute(0, 2, 3, 1).numpy() if isinstance(x, torch.Tensor) else x
+    columns = [values[f"{kind}_{part}"].tolist() for kind in kinds]
+    return sorted(zip((image.tobytes() for image in x), *columns, strict=True))
 
 
 def assert_same(a, b):

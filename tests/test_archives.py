@@ -15,8 +15,8 @@ from PIL import Image
 
 from fedcli.data import archives as official
 from fedcli.data import datasets
-from fedcli.data.files import decoded
-from tests.files import PARTS, assert_same, from_npz, images, imported, known_images, refused, write_folder
+from fedcli.data.files import PARTS
+from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +67,6 @@ def make_official(name, path, monkeypatch):
     monkeypatch.setitem(official.ARCHIVES, name, changed)
 
 
-def in_rgb(dataset, part="train"):
-    """Images by their pixels, with their class names."""
-    x, y = getattr(dataset, f"x_{part}"), getattr(dataset, f"y_{part}")
-    return sorted(
-        (dataset.class_names[label], image.permute(1, 2, 0).numpy().tobytes())
-        for image, label in zip(x, y, strict=True)
-    )
-
-
 # CINIC-10
 
 
@@ -122,8 +113,8 @@ def test_an_archive_without_the_images_is_refused(tmp_path, cache, monkeypatch):
 
 
 def tiny_files(num_classes=200, size=64):
-    """The files, and for each part class and pixels of its images."""
-    rng, files, found = np.random.default_rng(0), {}, {part: [] for part in PARTS}
+    """The files, and for each part pixels and class of its images."""
+    rng, files, expected = np.random.default_rng(0), {}, {part: [] for part in PARTS}
     names = [f"n{1443537 + 7919 * number:08}" for number in rng.permutation(num_classes)]
     lines = []
     for number, name in enumerate(names):
@@ -132,37 +123,30 @@ def tiny_files(num_classes=200, size=64):
             contents[0] = encoded(rng.integers(0, 256, (size, size), np.uint8), "JPEG")
         for i, content in enumerate(contents[:2]):
             files[f"train/{name}/images/{name}_{i}.JPEG"] = content
-            found["train"].append((name, pixels_of(content).tobytes()))
+            expected["train"].append((pixels_of(content).tobytes(), name))
         files[f"train/{name}/{name}_boxes.txt"] = b"0\t0\t63\t63\n"
         files[f"val/images/val_{number}.JPEG"] = contents[2]
-        found["test"].append((name, pixels_of(contents[2]).tobytes()))
+        expected["test"].append((pixels_of(contents[2]).tobytes(), name))
         lines.append(f"val_{number}.JPEG\t{name}\t0\t32\t44\t62\n")
         files[f"test/images/test_{number}.JPEG"] = contents[2]
     files["val/val_annotations.txt"] = "".join(lines).encode()
     files["wnids.txt"] = "\n".join(names).encode()
-    return {f"tiny-imagenet-200/{name}": content for name, content in files.items()}, found
+    return {f"tiny-imagenet-200/{name}": content for name, content in files.items()}, expected
 
 
 def test_tiny_imagenet_is_tested_on_its_labelled_split(tmp_path, monkeypatch):
-    files, found = tiny_files()
+    files, expected = tiny_files()
     archive = write_zip(tmp_path / "tiny-imagenet-200.zip", files)
     make_official("tiny-imagenet", archive, monkeypatch)
     dataset = imported("tiny-imagenet", archive)
-    assert dataset.class_names == tuple(sorted({name for name, _ in found["train"]}))
+    assert dataset.class_names == tuple(sorted({name for _, name in expected["train"]}))
     assert dataset.x_train.shape == (400, 3, 64, 64)
     for part in PARTS:
-        assert in_rgb(dataset, part) == sorted(found[part])
+        named = [(pixels, dataset.class_names[label]) for pixels, label in examples(dataset, part, "y")]
+        assert named == sorted(expected[part])
     unpacked = write_files(tmp_path / "unpacked", files)
     assert_same(dataset, imported("tiny-imagenet", unpacked / "tiny-imagenet-200"))
     assert_same(dataset, imported("tiny-imagenet", unpacked))
-    (unpacked / "tiny-imagenet-200" / "val" / "images" / "val_17.JPEG").unlink()
-    refused(lambda: datasets.import_path("tiny-imagenet", unpacked), "do not fit", "val_17.JPEG", "the same files")
-
-
-def test_tiny_imagenet_has_200_classes_of_64_pixels(tmp_path):
-    for sizes, words in (((199, 64), ["got 199", "be 200"]), ((200, 32), ["32 x 32", "64 x 64"])):
-        folder = write_files(tmp_path / str(sizes), tiny_files(*sizes)[0])
-        refused(lambda folder=folder: datasets.import_path("tiny-imagenet", folder), "'tiny-imagenet'", *words)
 
 
 # FEMNIST
@@ -191,14 +175,10 @@ def leaf_files(num_writers=20, per_file=8, seed=0):
 
 def by_writer(dataset, part):
     """The images, with labels, of each writer's number."""
-    writers, x, y = (getattr(dataset, f"{kind}_{part}") for kind in ("writer", "x", "y"))
-    return {
-        int(writer): sorted(
-            (int(label), image.numpy().tobytes())
-            for image, label in zip(x[writers == writer], y[writers == writer], strict=True)
-        )
-        for writer in writers.unique()
-    }
+    writers = {}
+    for pixels, label, writer in examples(dataset, part, "y", "writer"):
+        writers.setdefault(writer, []).append((pixels, label))
+    return writers
 
 
 def test_femnist_holds_writers_out(tmp_path):
@@ -210,49 +190,13 @@ def test_femnist_holds_writers_out(tmp_path):
     assert not set(train) & set(test)
     for number, name in enumerate(sorted(written)):
         x, y = written[name]
-        assert {**train, **test}[number] == sorted(
-            (int(label), image.tobytes()) for image, label in zip(x, y, strict=True)
-        )
+        assert {**train, **test}[number] == examples({"x_train": x, "y_train": y}, "train", "y")
     renamed = {f"all_data_{9 - number}.json": content for number, content in enumerate(files.values())}
     assert_same(dataset, imported("femnist", write_files(tmp_path / "data" / "all_data", renamed).parent))
-    one, alone = leaf_files(5, per_file=5)
-    single = imported("femnist", write_files(tmp_path / "single", one) / "all_data_0.json")
+    file, alone = leaf_files(5, per_file=5)
+    single = imported("femnist", write_files(tmp_path / "single", file) / "all_data_0.json")
     assert len(by_writer(single, "train")) == 4
     assert len(single.y_train) + len(single.y_test) == sum(len(y) for _, y in alone.values())
-
-
-def spoil(change):
-    """A file of LEAF's whose content was changed."""
-    content = json.loads(next(iter(leaf_files(4, 4)[0].values())))
-    change(content)
-    return json.dumps(content).encode()
-
-
-BAD_LEAF = {
-    "no JSON": (b"users", "all_data_0.json", "not one of LEAF's files"),
-    "another JSON": (b'["a"]', "not one of LEAF's files"),
-    "no data of a writer": (spoil(lambda c: c["user_data"].pop(c["users"][1])), "not one of LEAF's files"),
-    "bytes": (spoil(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, 128)), "784 values from 0 to 1"),
-    "other images": (spoil(lambda c: c["user_data"][c["users"][0]].update(x=[[0.5] * 783])), "784 values"),
-    "class 62": (spoil(lambda c: c["user_data"][c["users"][0]]["y"].__setitem__(0, 62)), "out of range", "0 to 61"),
-    "labels missing": (spoil(lambda c: c["user_data"][c["users"][0]]["y"].append(1)), "is not usable"),
-    "one writer": (next(iter(leaf_files(1)[0].values())), "too few writers", "got 1"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_LEAF)
-def test_bad_files_of_leaf_are_refused(tmp_path, cache, case):
-    content, *words = BAD_LEAF[case]
-    folder = write_files(tmp_path / "leaf", {"all_data_0.json": content})
-    refused(lambda: datasets.import_path("femnist", folder), *words)
-    assert not cache.exists()
-
-
-def test_a_writer_in_two_files_is_refused(tmp_path):
-    files, _ = leaf_files()
-    files["copy.json"] = files["all_data_1.json"]
-    folder = write_files(tmp_path / "leaf", files)
-    refused(lambda: datasets.import_path("femnist", folder), "is there twice", "remove one")
 
 
 def test_writers_come_from_npz_too(tmp_path):
@@ -260,10 +204,9 @@ def test_writers_come_from_npz_too(tmp_path):
     arrays |= {"writer_train": np.arange(6) % 4, "writer_test": np.arange(4) + 10}
     dataset = from_npz("letters", tmp_path / "a", **arrays)
     assert by_writer(dataset, "train").keys() == {0, 1, 2, 3}
-    pairs = {x.numpy().tobytes(): int(w) for x, w in zip(dataset.x_train, dataset.writer_train, strict=True)}
-    assert pairs == {x.tobytes(): int(w) for x, w in zip(arrays["x_train"], arrays["writer_train"], strict=True)}
+    assert examples(dataset, "train", "writer") == examples(arrays, "train", "writer")
     part = datasets.take(dataset, 4, 0)
-    assert all(pairs[x.numpy().tobytes()] == w for x, w in zip(part.x_train, part.writer_train, strict=True))
+    assert set(examples(part, "train", "writer")) < set(examples(dataset, "train", "writer"))
     whole = datasets.merge(dataset)
     assert whole.writer_train.tolist() == dataset.writer_train.tolist() + dataset.writer_test.tolist()
 
@@ -289,10 +232,6 @@ def test_synth_digits(tmp_path):
     tens = {part: np.where(arrays[f"y_{part}"] == 0, 10, arrays[f"y_{part}"]) for part in PARTS}
     as_ten = synth_files(arrays | {f"y_{part}": tens[part] for part in PARTS})
     assert_same(expected, imported("synth-digits", write_files(tmp_path / "b", as_ten)))
-    bad = write_files(tmp_path / "c", files | {"synth_test_32x32.mat": files["synth_test_32x32.mat"][:2000]})
-    refused(lambda: datasets.import_path("synth-digits", bad), "synth_test_32x32.mat", "cannot be read", "get it again")
-    half = write_files(tmp_path / "d", {"synth_train_32x32.mat": files["synth_train_32x32.mat"]})
-    refused(lambda: datasets.import_path("synth-digits", half), "has no x_test")
 
 
 def mnist_m_files(arrays):
@@ -320,13 +259,59 @@ def test_mnist_m_is_resized(tmp_path):
     assert_same(expected, imported("mnist-m", unpacked))
     assert_same(expected, imported("mnist-m", unpacked / "mnist_m"))
     assert_same(expected, imported("mnist-m", write_folder(tmp_path / "b", arrays, string.digits)))
-    (unpacked / "mnist_m" / "mnist_m_test_labels.txt").write_text("00000000.png 3\n")
-    refused(lambda: datasets.import_path("mnist-m", unpacked), "do not fit", "the same files")
+
+
+# Files that are wrong
+
+
+def leaf(change):
+    """A file of LEAF's whose content was changed."""
+    content = json.loads(next(iter(leaf_files(4, 4)[0].values())))
+    change(content)
+    return {"all_data_0.json": json.dumps(content).encode()}
+
+
+def without(files, name):
+    return {file: content for file, content in files.items() if not file.endswith(name)}
+
+
+def twice():
+    files, _ = leaf_files()
+    return files | {"copy.json": files["all_data_1.json"]}
+
+
+SYNTH = synth_files(known_images("synth-digits"))
+LISTED = mnist_m_files(known_images("mnist-m"))
+BAD_FILES = {
+    "no JSON": ("femnist", {"all_data_0.json": b"users"}, "all_data_0.json", "not one of LEAF's files"),
+    "another JSON": ("femnist", {"all_data_0.json": b'["a"]'}, "not one of LEAF's files"),
+    "no data of a writer": ("femnist", leaf(lambda c: c["user_data"].pop(c["users"][1])), "not one of LEAF's files"),
+    "bytes": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, 128)), "from 0 to 1"),
+    "other images": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]].update(x=[[0.5] * 783])), "784 values"),
+    "class 62": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].__setitem__(0, 62)), "0 to 61"),
+    "labels missing": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].append(1)), "is not usable"),
+    "one writer": ("femnist", leaf_files(1)[0], "too few writers", "got 1"),
+    "a writer twice": ("femnist", twice(), "is there twice", "remove one"),
+    "199 classes": ("tiny-imagenet", lambda: tiny_files(199, 64)[0], "'tiny-imagenet'", "got 199", "be 200"),
+    "32 pixels": ("tiny-imagenet", lambda: tiny_files(200, 32)[0], "'tiny-imagenet'", "32 x 32", "64 x 64"),
+    "an image missing": ("tiny-imagenet", lambda: without(tiny_files(9)[0], "/val_7.JPEG"), "do not fit", "val_7.JPEG"),
+    "no list": ("mnist-m", without(LISTED, "test_labels.txt"), "do not fit", "the same files"),
+    "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "get it again"),
+    "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "has no x_test"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_are_refused(tmp_path, cache, case):
+    name, files, *words = BAD_FILES[case]
+    files = files() if callable(files) else files
+    refused(lambda: datasets.import_path(name, write_files(tmp_path / "files", files)), *words)
+    assert not cache.exists()
 
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"hello")
     for name in ("mnist-m", "synth-digits"):
-        (tmp_path / "file").write_bytes(b"hello")
         refused(lambda name=name: datasets.import_path(name, tmp_path / "file"), "cannot be read", "official archive")
     refused(lambda: datasets.import_path("office31", tmp_path / "file"), "'office31' an official archive", "folder")
 
@@ -362,15 +347,13 @@ def test_whole_domains_are_resized_and_divided_by_class(tmp_path):
     assert (dataset.domain_names, dataset.class_names) == (("amazon", "dslr", "webcam"), tuple(OFFICE31))
     assert dataset.x_train.shape[1:] == (3, 32, 32)
     expected = [
-        (OFFICE31.index(name), dataset.domain_names.index(domain), small.tobytes())
+        (np.asarray(Image.fromarray(x).resize((32, 32), 2)).tobytes(), OFFICE31.index(name), domain)
         for (domain, name), files in pictures.items()
-        for small in (np.asarray(Image.fromarray(x).resize((32, 32), 2)) for x in files.values())
+        for x in files.values()
     ]
-    found = []
-    for part in PARTS:
-        fields = (getattr(dataset, f"{kind}_{part}") for kind in ("y", "domain", "x"))
-        found += [(int(y), int(d), x.permute(1, 2, 0).numpy().tobytes()) for y, d, x in zip(*fields, strict=True)]
-    assert sorted(found) == sorted(expected)  # every picture once
+    rows = [row for part in PARTS for row in examples(dataset, part, "y", "domain")]
+    named = [(pixels, label, dataset.domain_names[number]) for pixels, label, number in rows]
+    assert sorted(named) == sorted(expected)  # every picture once
     for (domain, name), files in pictures.items():
         cell = (dataset.y_test == OFFICE31.index(name)) & (dataset.domain_test == dataset.domain_names.index(domain))
         assert cell.sum() == round(len(files) / 5)
@@ -413,7 +396,3 @@ def test_own_whole_domains_must_have_one_size(tmp_path):
 def test_sets_without_domains_refuse_them(tmp_path):
     arrays = known_images("mnist") | {"domain_train": np.arange(30) % 2, "domain_test": np.arange(20) % 2}
     refused(lambda: from_npz("mnist", tmp_path / "a", **arrays), "the domains in", "'mnist'")
-
-
-def test_decoding_names_the_file():
-    refused(lambda: decoded(io.BytesIO(b"no image"), "pictures/a.png"), "pictures/a.png", "not a usable image")

@@ -14,6 +14,7 @@ from fedcli.cli.app import app
 from fedcli.core.federation import divide
 from fedcli.core.partition import fingerprint, from_flag
 from fedcli.data import datasets
+from fedcli.data.files import PARTS
 from tests.files import from_npz, images, refused
 
 
@@ -46,13 +47,13 @@ def pixels(dataset, positions):
 def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_path):
     arrays = images((4, 4), 3)
     dataset = datasets.merge(from_npz("mine", tmp_path / "a", **arrays))
-    both = [image.tobytes() for part in ("train", "test") for image in arrays[f"x_{part}"]]  # 9 and 6
+    both = [image.tobytes() for part in PARTS for image in arrays[f"x_{part}"]]  # 9 and 6
     split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
     parts = taken(dataset, written(tmp_path, split), 3)
     kept, testing, training, _ = divide(parts, Config)
-    for lists, found in ((split["train"], training), (split["train"], kept), (split["test"], testing)):
-        for own, positions in zip(lists, found, strict=True):
-            assert sorted(pixels(dataset, positions)) == sorted(both[place] for place in own)
+    for lists, positions in ((split["train"], training), (split["train"], kept), (split["test"], testing)):
+        for client in range(3):
+            assert sorted(pixels(dataset, positions[client])) == sorted(both[position] for position in lists[client])
     assert fingerprint(parts) == fingerprint(taken(dataset, written(tmp_path, split), 3, seed=5))
     moved = {"train": [[8, 0, 3, 1], [10], [2]], "test": [[9], [14, 9], []]}  # from a client's test part to its own
     assert fingerprint(taken(dataset, written(tmp_path, moved), 3)) != fingerprint(parts)
@@ -207,7 +208,7 @@ def test_names_and_folders_that_do_not_fit_are_refused(tmp_path):
 
 
 def as_floats(arrays, low, high):
-    return arrays | {f"x_{part}": arrays[f"x_{part}"] / 255 * (high - low) + low for part in ("train", "test")}
+    return arrays | {f"x_{part}": arrays[f"x_{part}"] / 255 * (high - low) + low for part in PARTS}
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (0, 255)])
@@ -225,9 +226,8 @@ def test_channels_first_rectangles_and_labels_from_1_are_converted(tmp_path):
     arrays, file = images((4, 4, 3), 3), tmp_path / "odd.npz"
     expected = from_npz("whole", tmp_path / "a", **arrays)
     cases = {
-        "N x H x W x 3": arrays
-        | {f"x_{part}": arrays[f"x_{part}"].transpose(0, 3, 1, 2) for part in ("train", "test")},
-        "count from 1": arrays | {f"y_{part}": arrays[f"y_{part}"] + 1 for part in ("train", "test")},
+        "N x H x W x 3": arrays | {f"x_{part}": arrays[f"x_{part}"].transpose(0, 3, 1, 2) for part in PARTS},
+        "count from 1": arrays | {f"y_{part}": arrays[f"y_{part}"] + 1 for part in PARTS},
     }
     for words, odd in cases.items():
         np.savez(file, **odd)
@@ -235,7 +235,7 @@ def test_channels_first_rectangles_and_labels_from_1_are_converted(tmp_path):
         result = CliRunner().invoke(app, ["data", "import", "mine", str(file), "--convert"])
         assert result.exit_code == 0, result.output
         assert datasets.load("mine").fingerprint == expected.fingerprint
-    np.savez(file, **arrays | {f"x_{part}": arrays[f"x_{part}"][:, :, :3] for part in ("train", "test")})
+    np.savez(file, **arrays | {f"x_{part}": arrays[f"x_{part}"][:, :, :3] for part in PARTS})
     refused(lambda: datasets.import_path("mine", file), "must be square", "--convert")
     datasets.import_path("mine", file, convert=True)
     padded, places = datasets.load("mine"), datasets.load("mine").place_train
@@ -245,5 +245,8 @@ def test_channels_first_rectangles_and_labels_from_1_are_converted(tmp_path):
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
-    np.savez(tmp_path / "odd.npz", **as_floats(images((4, 4), 3), -2, 2.5))
-    refused(lambda: datasets.import_path("mine", tmp_path / "odd.npz", convert=True), "-2 to 2", "normalisation")
+    wide, holed = (as_floats(images((4, 4), 3), low, high) for low, high in ((-2, 2.5), (0, 1)))
+    holed["x_test"][0, 0, 0] = np.nan
+    for arrays, words in ((wide, "-2 to 2"), (holed, "nan to nan")):
+        np.savez(tmp_path / "odd.npz", **arrays)
+        refused(lambda: datasets.import_path("mine", tmp_path / "odd.npz", convert=True), words, "normalisation")

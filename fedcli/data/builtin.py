@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from fedcli.data.files import Arrays
+from fedcli.data.files import PARTS, Arrays
 
 DOMAINS = ("plain", "inverted", "photo", "font")
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
 NUM_PHOTOS = (2000, 200)  # pieces to train and to test
-ONE_CLASS = np.array(["photo"])
 TYPEFACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
@@ -67,10 +66,12 @@ def digit_domains() -> Arrays:
     photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
     font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
     arrays = [_divided(images, labels) for images in (plain, 255 - plain, photo, font)]
-    result = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0] if key != "class_names"}
-    for part in ("train", "test"):
+    result = {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
+    for part in PARTS:
+        for key in (f"x_{part}", f"y_{part}"):
+            result[key] = np.concatenate([domain[key] for domain in arrays])
         result[f"domain_{part}"] = np.repeat(np.arange(len(DOMAINS)), len(arrays[0][f"y_{part}"]))
-    return result | {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
+    return result
 
 
 @built_in("photos", 2000, 200, 1, (3, 16, 16))
@@ -86,9 +87,10 @@ def photos() -> Arrays:
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
         box = (left, top, left + side, top + side)
         pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
-    x_train, x_test = np.split(np.stack(pieces), NUM_PHOTOS[:1])
-    y_train, y_test = (np.zeros(count, np.int64) for count in NUM_PHOTOS)
-    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test, "class_names": ONE_CLASS}
+    arrays: Arrays = {"class_names": np.array(["photo"])}
+    for part, images in zip(PARTS, np.split(np.stack(pieces), NUM_PHOTOS[:1]), strict=True):
+        arrays |= {f"x_{part}": images, f"y_{part}": np.zeros(len(images), np.int64)}
+    return arrays
 
 
 def blended(images: np.ndarray, seed: int) -> np.ndarray:
@@ -133,17 +135,16 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Arrays:
     for label in range(10):
         members = rng.permutation(np.flatnonzero(labels == label))
         test[members[: round(len(members) / 5)]] = True
-    parts = {"x_train": images[~test], "y_train": labels[~test], "x_test": images[test], "y_test": labels[test]}
-    return parts | {"class_names": np.array([str(label) for label in range(10)])}
+    return {
+        "x_train": images[~test], "y_train": labels[~test], "x_test": images[test], "y_test": labels[test],
+        "class_names": np.arange(10).astype(str),
+    }  # fmt: skip
 
 
 def _photo_crops(count: int) -> np.ndarray:
     """Random crops `[count, 16, 16, 3]` of scikit-learn's photographs at a third of their size."""
-    rng, photos = np.random.default_rng(1), []
-    for photo in _photographs():
-        height, width = photo.shape[0] // 3, photo.shape[1] // 3
-        photos.append(np.asarray(Image.fromarray(photo).resize((width, height), Image.Resampling.BOX)))
-    crops = []
+    photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
+    rng, crops = np.random.default_rng(1), []
     for _ in range(count):
         photo = photos[rng.integers(len(photos))]
         top, left = rng.integers(photo.shape[0] - SIZE + 1), rng.integers(photo.shape[1] - SIZE + 1)
@@ -164,9 +165,9 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
-        place = CANVAS / 2 + rng.uniform(-4, 4, 2)
+        center = CANVAS / 2 + rng.uniform(-4, 4, 2)
         font = fonts[rng.integers(len(fonts))]
-        ImageDraw.Draw(canvas).text(tuple(place), str(label), fill=255, font=font, anchor="mm")
+        ImageDraw.Draw(canvas).text(tuple(center), str(label), fill=255, font=font, anchor="mm")
         turned = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
         images.append(np.asarray(turned.resize((SIZE, SIZE), Image.Resampling.BOX)))
     return np.stack(images)

@@ -1,4 +1,4 @@
-"""The data sets that are known by name before their images are there, and how some are made from others.
+"""Names, shapes and classes of the data sets before their images are there, and how some are made from others.
 
 Everything random comes from fixed seeds.
 """
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data.builtin import blended
-from fedcli.data.files import PARTS, Arrays
+from fedcli.data.files import NAMES, PARTS, Arrays, shape_text
 from fedcli.errors import UserError
 
 
-class Known(NamedTuple):
-    """What is known of a data set."""
+class DatasetInfo(NamedTuple):
+    """Shape, classes and sizes of a data set."""
 
     channels: int
     image_size: int  # pixels, height and width
@@ -62,9 +62,11 @@ _CIFAR100 = """
 _FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
 
 
-def _office(classes: int, domains: tuple[str, ...], num_train: int | None = None, num_test: int | None = None) -> Known:
+def _office(
+    classes: int, domains: tuple[str, ...], num_train: int | None = None, num_test: int | None = None
+) -> DatasetInfo:
     """Photographs of office things in several domains, at 32 x 32 pixels."""
-    return Known(3, 32, classes, num_train, num_test, domain_names=domains, resized=True)
+    return DatasetInfo(3, 32, classes, num_train, num_test, domain_names=domains, resized=True)
 
 
 _CALTECH = ("amazon", "caltech", "dslr", "webcam")
@@ -72,34 +74,36 @@ _OFFICE31 = ("amazon", "dslr", "webcam")
 _HOME = ("Art", "Clipart", "Product", "Real World")
 
 KNOWN = {
-    "mnist": Known(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
-    "fmnist": Known(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
-    "emnist-digits": Known(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
-    "emnist-letters": Known(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
-    "emnist-byclass": Known(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
-    "cifar10": Known(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
-    "cifar100": Known(3, 32, tuple(_CIFAR100.split()), 50_000, 10_000, "CIFAR100"),
-    "svhn": Known(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
-    "usps": Known(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
-    "cinic10": Known(3, 32, _CIFAR10, 90_000, 90_000),
-    "tiny-imagenet": Known(3, 64, 200, 100_000, 10_000),
-    "femnist": Known(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
-    "synth-digits": Known(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files"),
-    "mnist-m": Known(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
+    "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
+    "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
+    "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
+    "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
+    "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
+    "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
+    "cifar100": DatasetInfo(3, 32, tuple(_CIFAR100.split()), 50_000, 10_000, "CIFAR100"),
+    "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
+    "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
+    "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
+    "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
+    "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
+    "synth-digits": DatasetInfo(
+        3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files",
+    ),
+    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
     "office-caltech": _office(10, _CALTECH)._replace(files="image folders <domain>/<class>/*"),
     "office31": _office(31, _OFFICE31)._replace(files="image folders <domain>/<class>/*"),
     "office-home": _office(65, _HOME)._replace(files="image folders <domain>/<class>/*"),
     # Made from the ones above by `RECIPES`; a -private set trains on so many images of each domain as published.
-    "femnist-digits": Known(1, 28, _DIGITS),
-    "mixed-digits": Known(
+    "femnist-digits": DatasetInfo(1, 28, _DIGITS),
+    "mixed-digits": DatasetInfo(
         3, 28, _DIGITS, 37_150, 57_453, files=_FOLDERS, resized=True,
         domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
     ),
-    "digits-4": Known(
+    "digits-4": DatasetInfo(
         3, 32, _DIGITS, 7_030, 47_592, files=_FOLDERS, resized=True,
         domain_names=("mnist", "usps", "svhn", "synth-digits"),
     ),
-    "digits-real-4": Known(3, 16, _DIGITS, 2_030, 2_077, domain_names=("mnist", "digits", "photo", "font")),
+    "digits-real-4": DatasetInfo(3, 16, _DIGITS, 2_030, 2_077, domain_names=("mnist", "digits", "photo", "font")),
     "office-caltech-private": _office(10, _CALTECH, 972),
     "office31-private": _office(31, _OFFICE31, 1_579),
     "office-home-private": _office(65, _HOME, 7_900),
@@ -120,56 +124,45 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     Raises:
         UserError: The images have another shape, or the classes or domains are others.
     """
-    known = KNOWN[name]
-    expected, shape = (known.image_size, known.image_size, known.channels), arrays["x_train"].shape[1:]
+    info = KNOWN[name]
+    expected, shape = (info.image_size, info.image_size, info.channels), arrays["x_train"].shape[1:]
     if shape != expected:
         raise UserError(
-            f"the images in '{path}' are not those of '{name}' (got {_size(shape)}); they must be {_size(expected)}; "
-            "choose another name for another data set."
+            f"the images in '{path}' are not those of '{name}' (got {shape_text(shape)} for height, width and "
+            f"channels); they must be {shape_text(expected)}; choose another name for another data set."
         )
-    arrays = _renamed(name, arrays, path, "y", "class_names", known.class_names)
-    if known.domain_names or "domain_names" in arrays:
-        arrays = _renamed(name, arrays, path, "domain", "domain_names", known.domain_names)
-    return arrays
+    result = dict(arrays)
+    for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
+        names = arrays[NAMES[kind]].tolist() if NAMES[kind] in arrays else []
+        if isinstance(official, int):
+            order, expected = None, str(official)
+        else:
+            order = official_order(names, official)
+            shown = f"{', '.join(official[:3])}, …" if len(official) > 5 else ", ".join(official) or "none"
+            expected = f"the {len(official)} official ones, {shown}"
+        if order is not None:
+            for part in PARTS:
+                result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
+            result[NAMES[kind]] = np.array(official)
+        elif len(names) != official and (names or official):
+            raise UserError(
+                f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
+                f"must be {expected}; rename them, or choose another name for another data set."
+            )
+    return result
 
 
-def _renamed(name: str, arrays: Arrays, path: Path, kind: str, key: str, official: tuple[str, ...] | int) -> Arrays:
-    """The arrays with labels or domains that count the official names."""
-    names, what = arrays.get(key, np.array([])).tolist(), "classes" if kind == "y" else "domains"
-    if isinstance(official, int):
-        places = range(official) if len(names) == official else None
-        expected = f"be {official}"
-    else:
-        places = _places(names, official)
-        shown = f"{', '.join(official[:3])}, …" if len(official) > 5 else ", ".join(official) or "none"
-        expected = f"be the {len(official)} official ones, {shown}"
-    if places is None:
-        raise UserError(
-            f"the {what} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
-            f"must {expected}; rename them, or choose another name for another data set."
-        )
-    if isinstance(official, int):
-        return arrays
-    order = np.array(places)
-    return arrays | {f"{kind}_{part}": order[arrays[f"{kind}_{part}"]] for part in PARTS} | {key: np.array(official)}
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    height, width, channels = shape
-    return f"{height} x {width} pixels with {channels} channel{'s' if channels > 1 else ''}"
-
-
-def _places(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
-    """For each name its official place; None where they are others. The spelling may differ a little.
+def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
+    """For each name its place among the official ones; None where they are others. The spelling may differ a little.
 
     The numbers from 0 stand for the official places themselves: that is what labels without names come with.
     """
     if 0 < len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
         return [int(name) for name in names]
     for fold in (str, _fold):  # exactly first: some sets have A and a
-        places = {fold(name): label for label, name in enumerate(official)}
-        if len(places) == len(official) and sorted(map(fold, names)) == sorted(places):
-            return [places[fold(name)] for name in names]
+        labels = {fold(name): label for label, name in enumerate(official)}
+        if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
+            return [labels[fold(name)] for name in names]
     return None
 
 
@@ -208,7 +201,7 @@ class Recipe(NamedTuple):
     note: str = ""
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """Of what and how, in a line."""
         return ", ".join(self.needs) + (f"; {self.note}" if self.note else "")
 
@@ -220,66 +213,59 @@ def _mixture(name: str, shares: tuple[Share, ...], note: str = "") -> Recipe:
 
 def _mixed(name: str, shares: tuple[Share, ...], load: Load) -> Arrays:
     """The arrays of a set with a domain from each share, in the size and with the domains of the known set."""
-    known, sources, taken = KNOWN[name], {}, []
-    for share, domain in zip(shares, known.domain_names, strict=True):
-        if share.source not in sources:
-            sources = {share.source: load(share.source)}  # one at a time: some are large
-        taken.append(_taken(name, share, domain, sources[share.source]))
-    arrays: Arrays = {"class_names": _same_classes(name, shares, taken), "domain_names": np.array(known.domain_names)}
+    info = KNOWN[name]
+    examples: dict[str, list] = {f"{kind}_{part}": [] for kind in ("x", "y", "domain") for part in PARTS}
+    loaded, source, class_names = None, {}, None
+    for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
+        if share.source != loaded:
+            loaded, source = share.source, load(share.source)  # one at a time: some are large
+        if class_names is None:
+            class_names = source["class_names"]
+        if source["class_names"].tolist() != class_names.tolist():
+            raise UserError(
+                f"the classes of '{share.source}' do not fit '{name}' (got {len(source['class_names'])} others than "
+                f"those of '{shares[0].source}'); all its sets must have the same; import '{share.source}' anew."
+            )
+        for part, (x, y) in _drawn(name, share, domain, source).items():
+            tensor = torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, 3, 1)))
+            tensor = resize(tensor, info.image_size).expand(-1, 3, -1, -1)
+            examples[f"x_{part}"].append(np.moveaxis(tensor.numpy(), 1, 3))
+            examples[f"y_{part}"].append(y)
+            examples[f"domain_{part}"].append(np.full(len(y), number))
+    arrays = {key: np.concatenate(values) for key, values in examples.items()}
+    return arrays | {"class_names": class_names, "domain_names": np.array(info.domain_names)}
+
+
+def _drawn(name: str, share: Share, domain: str, source: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images and labels of each part that a share takes of its source."""
+    pools = {}
     for part in PARTS:
-        arrays[f"x_{part}"] = np.concatenate([_shaped(one[f"x_{part}"], known.image_size) for one in taken])
-        arrays[f"y_{part}"] = np.concatenate([one[f"y_{part}"] for one in taken])
-        arrays[f"domain_{part}"] = np.repeat(np.arange(len(taken)), [len(one[f"y_{part}"]) for one in taken])
-    return arrays
-
-
-def _taken(name: str, share: Share, domain: str, source: Arrays) -> Arrays:
-    """The examples of one share."""
-    own = {part: _of_domain(source, share.domain, part) for part in PARTS}
+        x, y = source[f"x_{part}"], source[f"y_{part}"]
+        if share.domain is not None:
+            chosen = source[f"domain_{part}"] == source["domain_names"].tolist().index(share.domain)
+            x, y = x[chosen], y[chosen]
+        pools[part] = x, y
     if share.division != "parts":
-        own["train"] = own["test"] = tuple(map(np.concatenate, zip(*own.values(), strict=True)))
+        (x_train, y_train), (x_test, y_test) = pools.values()
+        pools = dict.fromkeys(PARTS, (np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])))
+    (x_train, y_train), (x_test, y_test) = pools.values()
+    allowed = np.arange(len(y_train))
+    if share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
+        count = int((allowed % 10 < 8).sum())
+        allowed = np.argsort(y_train, kind="stable")[:count]
     rng = generator(0, "recipe", name, domain)
-    x, y = own["train"]
-    allowed = _first_classes(y) if share.division == "leaky" else np.arange(len(y))
     train = rng.permutation(allowed)[: share.num_train]
     if len(train) < share.num_train:
         raise UserError(
             f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images for its domain "
             f"'{domain}'); {share.num_train} are needed; import the whole set."
         )
-    test = np.arange(len(own["test"][1]))
+    test = np.arange(len(y_test))
     if share.division == "pooled":
         test = np.setdiff1d(test, train)
     if share.num_test is not None:
         test = rng.permutation(test)[: share.num_test]
-    parts = {"x_train": x[train], "y_train": y[train], "x_test": own["test"][0][test], "y_test": own["test"][1][test]}
-    return parts | {"class_names": source["class_names"]}
-
-
-def _of_domain(source: Arrays, domain: str | None, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one domain of a part; all of them where there is no domain to choose."""
-    x, y = source[f"x_{part}"], source[f"y_{part}"]
-    if domain is None:
-        return x, y
-    chosen = source[f"domain_{part}"] == source["domain_names"].tolist().index(domain)
-    return x[chosen], y[chosen]
-
-
-def _first_classes(labels: np.ndarray) -> np.ndarray:
-    """The first 80 % of the positions `[N]` sorted by label: as many as have a remainder below 8 when divided by 10."""
-    count = int((np.arange(len(labels)) % 10 < 8).sum())
-    return np.argsort(labels, kind="stable")[:count]
-
-
-def _same_classes(name: str, shares: tuple[Share, ...], taken: list[Arrays]) -> np.ndarray:
-    first = taken[0]["class_names"]
-    for share, one in zip(shares, taken, strict=True):
-        if one["class_names"].tolist() != first.tolist():
-            raise UserError(
-                f"the classes of '{share.source}' do not fit '{name}' (got {len(one['class_names'])} others than those "
-                f"of '{shares[0].source}'); all its sets must have the same; import '{share.source}' anew."
-            )
-    return first
+    return {"train": (x_train[train], y_train[train]), "test": (x_test[test], y_test[test])}
 
 
 _RESIZED_AT_ONCE = 4096  # images, which are made float for it
@@ -297,12 +283,6 @@ def resize(images: Tensor, size: int) -> Tensor:
         for portion in images.split(_RESIZED_AT_ONCE)
     ]
     return torch.cat(smooth)
-
-
-def _shaped(images: np.ndarray, size: int) -> np.ndarray:
-    """Images `[n, size, size, 3]` of images `[n, H, W, 1 or 3]`."""
-    tensor = torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, 3, 1)))
-    return np.moveaxis(resize(tensor, size).expand(-1, 3, -1, -1).numpy(), 1, 3)
 
 
 def _mnist_m(load: Load) -> Arrays:
@@ -337,15 +317,13 @@ def _femnist_digits(load: Load) -> Arrays:
 
 def _office_mixtures(name: str, numbers: tuple[int, ...]) -> dict[str, Recipe]:
     """Two sets made from one of several domains, with so many training images of each; one of them leaky."""
-    recipes = {}
-    for kind, division, note in (
-        ("private", "parts", ""),
-        ("leaky", "leaky", "tested on its training images too"),
-    ):
-        pairs = zip(KNOWN[name].domain_names, numbers, strict=True)
-        shares = tuple(Share(name, count, None, domain, division) for domain, count in pairs)
-        recipes[f"{name}-{kind}"] = _mixture(f"{name}-{kind}", shares, note)
-    return recipes
+    pairs = zip(KNOWN[name].domain_names, numbers, strict=True)
+    private = tuple(Share(name, count, domain=domain) for domain, count in pairs)
+    leaky = tuple(share._replace(division="leaky") for share in private)
+    return {
+        f"{name}-private": _mixture(f"{name}-private", private),
+        f"{name}-leaky": _mixture(f"{name}-leaky", leaky, "tested on its training images too"),
+    }
 
 
 RECIPES = {

@@ -7,8 +7,9 @@ whichever file the images came from. The cache files are in the `.npz` form of `
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,12 @@ class Dataset:
     def fingerprint(self) -> str:
         """The first 16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
         digest = hashlib.sha256()
-        parts = (
-            (self.x_train, self.y_train, self.domain_train, self.writer_train),
-            (self.x_test, self.y_test, self.domain_test, self.writer_test),
-        )
-        for tensor in (tensor for part in parts for tensor in part if tensor is not None):
-            array = tensor.numpy().reshape(-1)
-            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
+        for part in files.PARTS:
+            for kind in ("x", "y", "domain", "writer"):
+                tensor = getattr(self, f"{kind}_{part}")
+                if tensor is not None:
+                    array = tensor.numpy().reshape(-1)
+                    digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
         return digest.hexdigest()[:16]
 
 
@@ -104,20 +104,25 @@ def available(name: str) -> None:
     """
     if is_from_file(name):
         from_file(name, "data set")
-        return
-    if name not in names():
+    elif name not in names():
         remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
         raise unknown("data set", name, names(), remedy)
-    if present(name):
-        return
-    raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
+    elif not present(name):
+        raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
+
+
+def present(name: str) -> bool:
+    """Whether a built-in, known or imported set can be loaded, without a look into its file."""
+    if name in BUILT_IN or _cache_file(name).is_file():
+        return True
+    return name in RECIPES and all(map(present, RECIPES[name].needs))
 
 
 def open_to_all(name: str) -> bool:
     """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
-    made = RECIPES.get(name)
-    own = name in BUILT_IN or name in archives.DOWNLOADS or is_from_file(name)
-    return own or (made is not None and all(map(open_to_all, made.needs)))
+    if name in BUILT_IN or name in archives.DOWNLOADS or is_from_file(name):
+        return True
+    return name in RECIPES and all(map(open_to_all, RECIPES[name].needs))
 
 
 def load(name: str) -> Dataset:
@@ -128,7 +133,7 @@ def load(name: str) -> Dataset:
     """
     available(name)
     if is_from_file(name):
-        return _own(name, file_hash(from_file(name, "data set").path))
+        return _from_user(name, file_hash(from_file(name, "data set").path))
     return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
 
 
@@ -142,11 +147,9 @@ def download(name: str, progress: archives.Progress | None = None) -> Path:
     Raises:
         UserError: The name is not one of those, or the download fails.
     """
-    if name in BUILT_IN:
-        raise UserError(f"the data set '{name}' is built in (got a download of it); use it as it is.")
-    if name in KNOWN and name not in archives.DOWNLOADS:
-        raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
     if name not in archives.DOWNLOADS:
+        if name in BUILT_IN or name in KNOWN:
+            raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
         remedy = f"these can be downloaded: {', '.join(archives.DOWNLOADS)}."
         raise unknown("data set to download", name, archives.DOWNLOADS, remedy)
     return _cache_file(name) if _cache_file(name).is_file() else _keep(name, archives.download(name, progress))
@@ -166,15 +169,29 @@ def import_path(name: str, path: Path, convert: bool = False) -> Path:
     """
     path = Path(path)
     if name in BUILT_IN or not _is_name(name):
-        what = "is built in" if name in BUILT_IN else "is not possible"
-        raise UserError(f"the name '{name}' {what}; an imported set is called by a-z, 0-9 and -; choose another name.")
+        reason = "is built in" if name in BUILT_IN else "is not possible"
+        raise UserError(
+            f"the name '{name}' {reason}; an imported set is called by a-z, 0-9 and -; choose another name."
+        )
     if name in RECIPES and not KNOWN[name].files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
     if not (path.is_file() or path.is_dir()):
         raise UserError(
             f"there is no file or folder at '{path}'; give an .npz file, an image folder or the official archive."
         )
-    return _keep(name, _read(name, path, convert))
+    info, arrays = KNOWN.get(name), None
+    if path.suffix == ".npz":
+        arrays = files.read_npz(path, convert)
+    elif info:
+        arrays = archives.read(name, path)
+    if arrays is None and path.is_dir():
+        arrays = files.read_folder(path, info.image_size if info and info.resized else None, convert)
+    if arrays is None:
+        raise UserError(
+            f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
+            f"the names with an archive are {', '.join(archives.WITH_FILES)}."
+        )
+    return _keep(name, known_form(name, arrays, path) if info else arrays)
 
 
 def import_pfllib(name: str, folder: Path) -> tuple[Path, Path, int]:
@@ -193,15 +210,10 @@ def import_pfllib(name: str, folder: Path) -> tuple[Path, Path, int]:
             "-; choose for example fmnist-pfllib."
         )
     arrays, split = splits.read_pfllib(Path(folder))
-    kept = _keep(name, arrays)
-    lists = kept.with_suffix(".split.npz")
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **split)
-
-    files.write_atomically(lists, write)
-    return kept, lists, len(split) // 2
+    images = _keep(name, arrays)
+    lists = images.with_suffix(".split.npz")
+    files.write_atomically(lists, partial(_write_npz, np.savez_compressed, split))
+    return images, lists, len(split) // 2
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -217,20 +229,25 @@ def describe(name: str) -> dict[str, Any]:
     """
     if name not in KNOWN:
         available(name)
+    kind, note, is_present = "imported", "", present(name)
     if is_from_file(name):
-        own = load(name)
-        sizes = len(own.y_train), len(own.y_test), own.num_classes, tuple(own.x_train.shape[1:])
-        names = ("name", "kind", "present", "note", "train", "test", "classes", "shape")
-        return dict(zip(names, (name, "your own", True, "", *sizes), strict=True))
-    kept, known = _cache_file(name).is_file(), KNOWN.get(name)
-    made = name in RECIPES and not kept
-    if name in BUILT_IN:
+        dataset = load(name)
+        kind, is_present = "your own", True
+        sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
+    elif name in BUILT_IN:
         kind, sizes = "built-in", BUILT_IN[name].sizes
     else:
-        kind = "made" if made else "download" if name in archives.DOWNLOADS else "import" if known else "imported"
-        sizes = files.npz_sizes(_cache_file(name)) if kept else known.sizes
-    about = {"name": name, "kind": kind, "present": present(name), "note": RECIPES[name].about if made else ""}
-    return about | dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
+        in_cache = _cache_file(name).is_file()
+        sizes = files.npz_sizes(_cache_file(name)) if in_cache else KNOWN[name].sizes
+        if name in RECIPES and not in_cache:
+            kind, note = "made", RECIPES[name].description
+        elif name in KNOWN:
+            kind = "download" if name in archives.DOWNLOADS else "import"
+    train, test, classes, shape = sizes
+    return {
+        "name": name, "kind": kind, "present": is_present, "note": note, "train": train, "test": test,
+        "classes": classes, "shape": shape,
+    }  # fmt: skip
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
@@ -259,19 +276,24 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     order = generator(seed, "take").permutation(count)
     if dataset.domain_train is not None:
         order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
-    kept = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    fields = ("x_train", "y_train", "domain_train", "writer_train", "place_train")
-    present = {field: getattr(dataset, field) for field in fields if getattr(dataset, field) is not None}
-    share = dataset.share * num_train / count
-    return replace(dataset, **{field: values[kept] for field, values in present.items()}, share=share)
+    positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
+    part: dict[str, Any] = {"share": dataset.share * num_train / count}
+    for kind in files.KINDS:
+        values = getattr(dataset, f"{kind}_train")
+        if values is not None:
+            part[f"{kind}_train"] = values[positions]
+    return replace(dataset, **part)
 
 
 def merge(dataset: Dataset) -> Dataset:
     """The set with its test images among the training images, in canonical order of each part, training part first."""
-    pairs = {kind: (getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")) for kind in files.KINDS}
-    if dataset.place_train is not None:
-        pairs["place"] = dataset.place_train, len(dataset.y_train) + dataset.place_test
-    joined = {f"{kind}_train": torch.cat(pair) for kind, pair in pairs.items() if pair[0] is not None}
+    joined = {}
+    for kind in files.KINDS:
+        train, test = getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")
+        if train is not None:
+            if kind == "place":
+                test = len(dataset.y_train) + test
+            joined[f"{kind}_train"] = torch.cat([train, test])
     return replace(dataset, **joined)
 
 
@@ -290,16 +312,16 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
     Raises:
         UserError: If there are fewer than `count`.
     """
-    found = load(name)
-    images = found.x_train
-    if count is not None and count > len(images):
-        raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
+    public = load(name)
+    images = public.x_train
     if count is not None:
+        if count > len(images):
+            raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
         images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
     if images.shape[1] > private.channels:
         images = sum(weight * images[:, [c]] for c, weight in enumerate(LUMINANCE)).round().to(torch.uint8)
     images = resize(images, private.image_size)
-    return replace(found, x_train=images.expand(-1, private.channels, -1, -1), y_train=found.y_train[: len(images)])
+    return replace(public, x_train=images.expand(-1, private.channels, -1, -1), y_train=public.y_train[: len(images)])
 
 
 def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -324,12 +346,12 @@ def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
         order: Positions `[N]`.
         groups: Group of each position, `[N]`; inside a group the order stays.
     """
-    mine = groups[order]
-    sizes = np.bincount(mine)
-    by_group = np.argsort(mine, kind="stable")
+    ordered = groups[order]
+    sizes = np.bincount(ordered)
+    by_group = np.argsort(ordered, kind="stable")
     rank = np.empty(len(order))
-    rank[by_group] = np.arange(len(order)) - (sizes.cumsum() - sizes)[mine[by_group]]
-    return order[np.argsort(rank / sizes[mine], kind="stable")]
+    rank[by_group] = np.arange(len(order)) - (sizes.cumsum() - sizes)[ordered[by_group]]
+    return order[np.argsort(rank / sizes[ordered], kind="stable")]
 
 
 def _is_name(name: str) -> bool:
@@ -340,15 +362,9 @@ def _cache_file(name: str) -> Path:
     return cache_folder() / f"{name}.npz"
 
 
-def present(name: str) -> bool:
-    """Whether a known or imported set can be loaded, without a look into its file."""
-    kept = name in BUILT_IN or _cache_file(name).is_file()
-    return kept or (name in RECIPES and all(map(present, RECIPES[name].needs)))
-
-
 def _ways(name: str) -> str:
-    """How a known data set that is not there can be had."""
-    ways = []
+    """How a data set that is built in or known can be had."""
+    ways = ["it is built in: use it as it is"] if name in BUILT_IN else []
     if name in archives.DOWNLOADS:
         ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
     if name in RECIPES:
@@ -369,35 +385,13 @@ def _arrays(name: str) -> files.Arrays:
     return files.canonical(RECIPES[name].make(_arrays))
 
 
-def _read(name: str, path: Path, convert: bool) -> files.Arrays:
-    """The arrays of whatever is at a path; with a known name in their official form."""
-    known = KNOWN.get(name)
-    if path.suffix == ".npz":
-        arrays = files.read_npz(path, convert)
-    elif known and archives.holds(name, path):
-        arrays = archives.read(name, path)
-    elif path.is_dir():
-        arrays = files.read_folder(path, known.image_size if known and known.resized else None, convert)
-    else:
-        raise UserError(
-            f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
-            f"the names with an archive are {', '.join(archives.WITH_FILES)}."
-        )
-    return known_form(name, arrays, path) if known else arrays
-
-
 def _keep(name: str, arrays: files.Arrays) -> Path:
     """Writes the arrays to the cache in canonical order and returns the file."""
     path = _cache_file(name)
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # numpy would append .npz to a path
-            np.savez(file, **files.canonical(arrays))
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(path.parent)
-        files.write_atomically(path, write)
+        files.write_atomically(path, partial(_write_npz, np.savez, files.canonical(arrays)))
     except OSError as error:
         raise UserError(
             f"the data set '{name}' cannot be kept in '{path.parent}' ({error.strerror}); that folder must be writable "
@@ -406,13 +400,18 @@ def _keep(name: str, arrays: files.Arrays) -> Path:
     return path
 
 
+def _write_npz(save: Callable[..., None], arrays: files.Arrays, path: Path) -> None:
+    with path.open("wb") as file:  # numpy would append .npz to a path
+        save(file, **arrays)
+
+
 @lru_cache(maxsize=len(BUILT_IN))
 def _built(name: str) -> Dataset:
     return _dataset(name, _arrays(name))
 
 
 @lru_cache(maxsize=2)
-def _own(text: str, digest: str) -> Dataset:
+def _from_user(text: str, digest: str) -> Dataset:
     """The data set that a user's function gives, checked like an `.npz` file, as long as its file stays the same."""
     function = from_file(text, "data set")
     arrays = function()

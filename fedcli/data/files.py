@@ -22,6 +22,7 @@ Arrays = dict[str, np.ndarray]
 _OR_CONVERT = "or use 'fedcli data import ... --convert'"
 PARTS = ("train", "test")
 KINDS = ("x", "y", "domain", "writer", "place")  # of arrays with an entry for each example
+NAMES = {"y": "class_names", "domain": "domain_names"}  # what labels and domains count
 LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 PIXELS = 1 << 25  # of an image in a file
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
@@ -79,10 +80,10 @@ def is_leftover(path: Path) -> bool:
     """Whether a file is what `write_atomically` began to write in a process that is dead, or in an earlier one of the
     same number, as containers have them; a process asks before it writes there itself.
     """
-    found = _TEMPORARY.fullmatch(path.name)
-    if found is None:
+    match = _TEMPORARY.fullmatch(path.name)
+    if match is None:
         return False
-    process = int(found[1])
+    process = int(match[1])
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -134,19 +135,20 @@ def read_npz(path: Path, convert: bool = False) -> Arrays:
     Raises:
         UserError: It is damaged, or an array is missing or not as it should be.
     """
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"'{path}' is not a whole .npz file; it must be what numpy.savez writes; write it again.")
     try:
-        with zipfile.ZipFile(path) as file:
-            room = Room(path)
-            for member in file.infolist():
+        room = Room(path)
+        with zipfile.ZipFile(path) as archive:  # NumPy would read what is no archive whole, however large
+            for member in archive.infolist():
                 room.take(member.file_size)  # no more than that is unpacked
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy have about ten kinds of them for a damaged file
-        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it is damaged; get it again.") from error
+        raise UserError(
+            f"'{path}' is damaged or not a whole .npz file ({one_line(error)}); it must be what numpy.savez writes; "
+            "write or get it again."
+        ) from error
     return checked(converted(arrays, path) if convert else arrays, path)
 
 
@@ -160,18 +162,14 @@ def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
         UserError: It is damaged.
     """
     try:
-        shapes = {}
-        with zipfile.ZipFile(path) as file:
-            for part in PARTS:
-                with file.open(f"x_{part}.npy") as member:
-                    np.lib.format.read_magic(member)
-                    shapes[part] = np.lib.format.read_array_header_1_0(member)[0]
         with np.load(path, allow_pickle=False) as file:
-            num_classes = len(file["class_names"])
-        num_train, height, width, channels = shapes["train"]
+            num_classes, num_test = len(file["class_names"]), len(file["y_test"])
+            with file.zip.open("x_train.npy") as member:
+                np.lib.format.read_magic(member)
+                num_train, height, width, channels = np.lib.format.read_array_header_1_0(member)[0]
     except Exception as error:  # as in `read_npz`
         raise UserError(f"'{path}' cannot be read ({one_line(error)}); it is damaged; import the set again.") from error
-    return num_train, shapes["test"][0], num_classes, (channels, height, width)
+    return num_train, num_test, num_classes, (channels, height, width)
 
 
 def one_line(error: Exception) -> str:
@@ -195,24 +193,78 @@ def checked(arrays: Arrays, path: Path) -> Arrays:
             f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); x_train, y_train, x_test and y_test "
             "are needed; add it."
         )
-    result = {f"x_{part}": _images(arrays, f"x_{part}", path) for part in PARTS}
-    shapes = [result[f"x_{part}"].shape[1:] for part in PARTS]
-    if shapes[0] != shapes[1] or shapes[0][0] != shapes[0][1]:
-        sizes = " and ".join(" x ".join(map(str, shape)) for shape in shapes)
+    result: Arrays = {}
+    for part in PARTS:
+        images = arrays[f"x_{part}"]
+        fits = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
+        if images.dtype != np.uint8 or not fits or images.size == 0:
+            raise UserError(
+                f"x_{part} in '{path}' is not usable (got {images.dtype} of shape {shape_text(images.shape)}); it must "
+                f"be uint8 images, N x H x W, N x H x W x 1 or N x H x W x 3; convert it, {_OR_CONVERT}."
+            )
+        result[f"x_{part}"] = images if images.ndim == 4 else images[..., None]
+    train, test = (result[f"x_{part}"].shape[1:] for part in PARTS)
+    if train != test or train[0] != train[1]:
         raise UserError(
-            f"the images in '{path}' are not usable (got {sizes} for train and test); they must be square and of one "
-            f"size; resize them, {_OR_CONVERT} to pad them."
+            f"the images in '{path}' are not usable (got {shape_text(train)} and {shape_text(test)} for train and "
+            f"test); they must be square and of one size; resize them, {_OR_CONVERT} to pad them."
         )
-    lengths = {part: len(result[f"x_{part}"]) for part in PARTS}
-    result |= _indices(arrays, "y", "class_names", lengths, path)
-    if _both_parts(arrays, "domain", path):
-        result |= _indices(arrays, "domain", "domain_names", lengths, path)
-    for kind in ("writer", "place"):
-        if _both_parts(arrays, kind, path):
-            result |= {
-                f"{kind}_{part}": _whole_numbers(arrays, f"{kind}_{part}", lengths[part], path) for part in PARTS
-            }
+    for kind in KINDS[1:]:
+        present = sorted(key for key in arrays if key.startswith(f"{kind}_"))
+        if not present:
+            continue
+        if not {f"{kind}_train", f"{kind}_test"} <= set(present):
+            raise UserError(
+                f"'{path}' tells the {kind}s of a part only (got {', '.join(present)}); {kind}_train and {kind}_test "
+                "belong together; give both or none."
+            )
+        for part in PARTS:
+            values, length = arrays[f"{kind}_{part}"], len(result[f"x_{part}"])
+            if values.shape != (length,) or not np.issubdtype(values.dtype, np.integer):
+                raise UserError(
+                    f"{kind}_{part} in '{path}' is not usable (got {values.dtype} of shape "
+                    f"{shape_text(values.shape)}); it must be {length} whole numbers, one for each image of x_{part}; "
+                    "convert it."
+                )
+            result[f"{kind}_{part}"] = values.astype(np.int64)
+        if kind in NAMES:
+            result[NAMES[kind]] = _names(arrays.get(NAMES[kind]), kind, result, path)
     return result
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as `28 x 28 x 1`."""
+    return " x ".join(map(str, shape)) or "()"
+
+
+def _names(names: np.ndarray | None, kind: str, arrays: Arrays, path: Path) -> np.ndarray:
+    """The names of what labels (kind `y`) or domains count, numbers where there are none; refuses wild ones."""
+    key = NAMES[kind]
+    values = np.concatenate([arrays[f"{kind}_{part}"] for part in PARTS])
+    lowest, highest = int(values.min()), int(values.max())
+    # Without names, a wild label would make up millions of classes.
+    limit = len(arrays["x_train"]) if names is None else names.size
+    if lowest < 0 or highest >= limit:
+        source = "the number of training images" if names is None else f"the length of {key}"
+        raise UserError(
+            f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); they must be from 0 "
+            f"to {limit - 1}, below {source}; number them from 0, {_OR_CONVERT} where they count from 1."
+        )
+    if kind == "y" and names is None and lowest == 1:
+        raise UserError(
+            f"the labels in '{path}' count from 1 (got {lowest} to {highest}); they must count from 0; number them "
+            f"anew, {_OR_CONVERT}, or give class_names if class 0 has no image."
+        )
+    texts = (np.arange(highest + 1) if names is None else np.atleast_1d(names)).astype(str)
+    for name in texts.tolist():
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"{key} in '{path}' has a name that cannot be shown (got {name[:40]!a}); a name has 1 to 100 "
+                "characters on one line; rename it."
+            )
+    if len(np.unique(texts)) < len(texts):
+        raise UserError(f"{key} in '{path}' has a name twice; every class and domain needs its own; rename one.")
+    return texts
 
 
 def converted(arrays: Arrays, path: Path) -> Arrays:
@@ -230,29 +282,34 @@ def converted(arrays: Arrays, path: Path) -> Arrays:
         UserError: Pixels are in no such range.
     """
     arrays, images, labels = dict(arrays), [f"x_{part}" for part in PARTS], [f"y_{part}" for part in PARTS]
-    if not all(name in arrays and arrays[name].size for name in (*images, *labels)):
+    if not all(key in arrays and arrays[key].size for key in (*images, *labels)):
         return arrays
-    for name in images:
-        shape = arrays[name].shape
+    for key in images:
+        shape = arrays[key].shape
         if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
-            arrays[name] = np.moveaxis(arrays[name], 1, 3)
-    if any(arrays[name].dtype != np.uint8 for name in images):
-        low, high = (float(f([f(arrays[name]) for name in images])) for f in (np.min, np.max))
+            arrays[key] = np.moveaxis(arrays[key], 1, 3)
+    if any(arrays[key].dtype != np.uint8 for key in images):
+        low = float(np.min([arrays[key].min() for key in images]))  # NaN where there is one
+        high = float(np.max([arrays[key].max() for key in images]))
         if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
             raise UserError(
                 f"the pixels in '{path}' cannot be converted (got {low:g} to {high:g}); they must be in 0 to 255, 0 "
                 "to 1 or -1 to 1; undo their normalisation."
             )
         shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
-        arrays |= {name: np.rint((arrays[name] + shift) * scale).astype(np.uint8) for name in images}
-    if all(arrays[name].ndim in (3, 4) for name in images):
-        side = max(max(arrays[name].shape[1:3]) for name in images)
-        for name in images:
-            missing = [side - size for size in arrays[name].shape[1:3]]
-            borders = [(0, 0), *((size // 2, size - size // 2) for size in missing)]
-            arrays[name] = np.pad(arrays[name], borders + [(0, 0)] * (arrays[name].ndim - 3))
-    if min(arrays[name].min() for name in labels) == 1:
-        arrays |= {name: arrays[name] - 1 for name in labels}
+        for key in images:
+            arrays[key] = np.rint((arrays[key] + shift) * scale).astype(np.uint8)
+    if all(arrays[key].ndim in (3, 4) for key in images):
+        side = max(max(arrays[key].shape[1:3]) for key in images)
+        for key in images:
+            borders = [(0, 0)] * arrays[key].ndim
+            for axis in (1, 2):
+                missing = side - arrays[key].shape[axis]
+                borders[axis] = missing // 2, missing - missing // 2
+            arrays[key] = np.pad(arrays[key], borders)
+    if min(arrays[key].min() for key in labels) == 1:
+        for key in labels:
+            arrays[key] = arrays[key] - 1
     return arrays
 
 
@@ -278,73 +335,6 @@ def canonical_order(images: np.ndarray, labels: np.ndarray, *also: np.ndarray) -
     return np.lexsort([*also[::-1], np.frombuffer(hashes, ">u8"), labels])  # the last key is the first that counts
 
 
-def _both_parts(arrays: Arrays, kind: str, path: Path) -> bool:
-    """Whether the arrays tell the domains or writers of both parts; refused where they do of one."""
-    given = [key for key in arrays if key.startswith(f"{kind}_")]
-    if given and not {f"{kind}_train", f"{kind}_test"} <= set(given):
-        raise UserError(
-            f"'{path}' tells the {kind}s of a part only (got {', '.join(sorted(given))}); {kind}_train and "
-            f"{kind}_test belong together; give both or none."
-        )
-    return bool(given)
-
-
-def _images(arrays: Arrays, key: str, path: Path) -> np.ndarray:
-    """Images as `[N, H, W, channels]`."""
-    images = arrays[key]
-    fits = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
-    if not fits or images.size == 0:
-        shape = " x ".join(map(str, images.shape))
-        raise UserError(
-            f"{key} in '{path}' is not usable (got {images.dtype} of shape {shape}); it must be uint8 images, "
-            f"N x H x W, N x H x W x 1 or N x H x W x 3; convert it, {_OR_CONVERT}."
-        )
-    return images if images.ndim == 4 else images[..., None]
-
-
-def _indices(arrays: Arrays, kind: str, names_key: str, lengths: dict[str, int], path: Path) -> Arrays:
-    """The labels (kind `y`) or domains of both parts as int64, and the names of what they count."""
-    result = {}
-    for part in PARTS:
-        result[f"{kind}_{part}"] = _whole_numbers(arrays, f"{kind}_{part}", lengths[part], path)
-    lowest, highest = (int(f([f(values) for values in result.values()])) for f in (min, max))
-    names = arrays.get(names_key)
-    # Without names, a wild label would make up millions of classes.
-    limit = lengths["train"] if names is None else len(np.atleast_1d(names))
-    if lowest < 0 or highest >= limit:
-        source = "the number of training images" if names is None else f"the length of {names_key}"
-        raise UserError(
-            f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); they must be from 0 "
-            f"to {limit - 1}, below {source}; number them from 0, {_OR_CONVERT} where they count from 1."
-        )
-    if kind == "y" and names is None and lowest == 1:
-        raise UserError(
-            f"the labels in '{path}' count from 1 (got {lowest} to {highest}); they must count from 0; number them "
-            f"anew, {_OR_CONVERT}, or give class_names if class 0 has no image."
-        )
-    result[names_key] = (np.arange(highest + 1) if names is None else np.atleast_1d(names)).astype(str)
-    if odd := [name for name in result[names_key].tolist() if not NAME.fullmatch(name)]:
-        raise UserError(
-            f"{names_key} in '{path}' has a name that cannot be shown (got {odd[0][:40]!a}); a name has 1 to 100 "
-            "characters on one line; rename it."
-        )
-    if len(np.unique(result[names_key])) < len(result[names_key]):
-        raise UserError(f"{names_key} in '{path}' has a name twice; every class and domain needs its own; rename one.")
-    return result
-
-
-def _whole_numbers(arrays: Arrays, key: str, length: int, path: Path) -> np.ndarray:
-    """One whole number for each image of a part, as int64."""
-    values = arrays[key]
-    if values.shape != (length,) or not np.issubdtype(values.dtype, np.integer):
-        shape = " x ".join(map(str, values.shape)) or "()"
-        raise UserError(
-            f"{key} in '{path}' is not usable (got {values.dtype} of shape {shape}); it must be {length} "
-            f"whole numbers, one for each image of x_{key.partition('_')[2]}; convert it."
-        )
-    return values.astype(np.int64)
-
-
 # Folders and files of images
 
 
@@ -352,8 +342,8 @@ def read_folder(path: Path, size: int | None = None, convert: bool = False) -> A
     """The arrays of an image folder.
 
     It holds `train/<class>/*` and `test/<class>/*`; or both in a folder for each domain; or `<domain>/<class>/*`, of
-    which a fixed fifth of each class and domain becomes the test part. Labels and domains follow the sorted
-    names. Grey images become coloured where there are coloured ones as well.
+    which a fixed fifth of each class and domain becomes the test part; these classes may lie inside a single folder
+    `images`. Labels and domains follow the sorted names. Grey images become coloured where there are coloured ones.
 
     Args:
         path: The folder that holds `train` and `test`, or the domains.
@@ -363,91 +353,72 @@ def read_folder(path: Path, size: int | None = None, convert: bool = False) -> A
     Raises:
         UserError: A folder is missing or empty, a file is no image, or the images differ in size.
     """
-    single = any((path / part).is_dir() for part in PARTS)
-    domains = [""] if single else _folders(path)
-    whole = not any((path / domain / part).is_dir() for domain in domains for part in PARTS)
-    if whole and any(_folders(_inner(path / domain)) for domain in domains):
-        return _divided(path, domains, size, convert)
-    absent = [path / d / part for d in domains or [""] for part in PARTS if not (path / d / part).is_dir()]
-    if absent:
+    domains = [] if any((path / part).is_dir() for part in PARTS) else _subfolders(path)
+    roots = [path / domain for domain in domains] or [path]
+    missing = [root / part for root in roots for part in PARTS if not (root / part).is_dir()]
+    inner = [root / "images" if _subfolders(root) == ["images"] else root for root in roots]
+    undivided = bool(domains) and len(missing) == 2 * len(roots) and any(map(_subfolders, inner))
+    if missing and not undivided:
         raise UserError(
-            f"there is no folder '{absent[0]}'; an image folder holds train/<class>/ and test/<class>/, or both inside "
-            "a folder for each domain, or <domain>/<class>/; arrange the images so."
+            f"there is no folder '{missing[0]}'; an image folder holds train/<class>/ and test/<class>/, or both "
+            "inside a folder for each domain, or <domain>/<class>/; arrange the images so."
         )
-    classes = _folders(path / domains[0] / "train")
-    result: Arrays = {"class_names": np.array(classes, dtype=str)}
+    by_part = {"": inner} if undivided else {part: [root / part for root in roots] for part in PARTS}
+    classes = _subfolders(next(iter(by_part.values()))[0])
     files: list[Path] = []
+    rows = []  # label, number of the domain and whether it is to test on, of each file
+    for part, folders in by_part.items():
+        for number, folder in enumerate(folders):
+            class_folders = _subfolders(folder)
+            if class_folders != classes or not classes:
+                odd = [f", not alike: {name}" for name in sorted(set(class_folders) ^ set(classes))[:1]]
+                raise UserError(
+                    f"'{folder}' has not the class folders it needs (got {len(class_folders)}{''.join(odd)}); train "
+                    "and test of every domain must have the same ones; add or rename them."
+                )
+            for label, name in enumerate(classes):
+                images = _entries(folder / name)
+                if not images:
+                    raise UserError(
+                        f"the folder '{folder / name}' is empty; it must hold images; add some, or remove it."
+                    )
+                files += images
+                rows += [(label, number, part == "test")] * len(images)
     room = Room(path)
-    for part in PARTS:
-        own, result[f"domain_{part}"], result[f"y_{part}"] = _listing([path / d / part for d in domains], classes)
-        files += own
     images = stacked([decoded(file, str(file), size, room) for file in files], files)
-    result["x_train"], result["x_test"] = np.split(images, [len(result["y_train"])])
-    if single:
-        del result["domain_train"], result["domain_test"]
-    else:
-        result["domain_names"] = np.array(domains)
-    return checked(converted(result, path) if convert else result, path)
+    labels, domain, test = np.array(rows).T
+    test = _fifth(images, labels, domain) if undivided else test.astype(bool)
+    arrays: Arrays = {"class_names": np.array(classes, dtype=str)}
+    if domains:
+        arrays["domain_names"] = np.array(domains)
+    for part, chosen in (("train", ~test), ("test", test)):
+        arrays |= {f"x_{part}": images[chosen], f"y_{part}": labels[chosen]}
+        if domains:
+            arrays[f"domain_{part}"] = domain[chosen]
+    return checked(converted(arrays, path) if convert else arrays, path)
 
 
-def _divided(path: Path, domains: list[str], size: int | None, convert: bool) -> Arrays:
-    """The arrays of `<domain>/<class>/*`.
+def _fifth(images: np.ndarray, labels: np.ndarray, domain: np.ndarray) -> np.ndarray:
+    """Marks the first fifth of each class and domain by the hash of the pixels, bool `[N]`.
 
-    The test part is the first fifth of each class and domain by the hash of the pixels, so it is random but does not
-    depend on names and order of files and folders.
+    It is random but does not depend on names and order of files and folders.
     """
-    folders = [_inner(path / domain) for domain in domains]
-    classes = _folders(folders[0])
-    files, domain, labels = _listing(folders, classes)
-    room = Room(path)
-    images = stacked([decoded(file, str(file), size, room) for file in files], files)
-    order, groups = canonical_order(images, labels, domain), labels * len(domains) + domain
-    test = np.zeros(len(files), bool)
+    order = canonical_order(images, labels, domain)
+    groups = labels * (domain.max() + 1) + domain
+    test = np.zeros(len(labels), bool)
     for group in np.unique(groups):
         members = order[groups[order] == group]
         test[members[: round(len(members) / 5)]] = True
-    result: Arrays = {"class_names": np.array(classes, dtype=str), "domain_names": np.array(domains)}
-    for part, chosen in (("train", ~test), ("test", test)):
-        result |= {f"x_{part}": images[chosen], f"y_{part}": labels[chosen], f"domain_{part}": domain[chosen]}
-    return checked(converted(result, path) if convert else result, path)
+    return test
 
 
-def _inner(folder: Path) -> Path:
-    """The folder of a domain's classes, which may lie inside a single folder `images`."""
-    return folder / "images" if _folders(folder) == ["images"] else folder
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What is in a folder, by name, without hidden files, which file managers leave behind."""
+def _entries(folder: Path) -> list[Path]:
+    """Files and folders in a folder, by name, without hidden ones, which file managers leave behind."""
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in _listed(folder) if entry.is_dir()]
-
-
-def _listing(folders: Sequence[Path], classes: list[str]) -> tuple[list[Path], np.ndarray, np.ndarray]:
-    """The files of the classes in each folder, with the number of the folder and of the class of each file, `[N]`."""
-    listed = [_class_files(folder, classes) for folder in folders]
-    counts = np.array([[len(files) for files in of_folder] for of_folder in listed])
-    numbers, labels = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
-    return [file for of_folder in listed for files in of_folder for file in files], numbers, labels
-
-
-def _class_files(folder: Path, classes: list[str]) -> list[list[Path]]:
-    """The files of each class; refuses a part with other classes and a class without files."""
-    own = _folders(folder)
-    if own != classes or not classes:
-        odd = sorted(set(own) ^ set(classes))
-        raise UserError(
-            f"'{folder}' has not the class folders it needs (got {len(own)}{', not alike: ' + odd[0] if odd else ''}); "
-            "train and test of every domain must have the same ones; add or rename them."
-        )
-    listed = [_listed(folder / name) for name in classes]
-    for name, files in zip(classes, listed, strict=True):
-        if not files:
-            raise UserError(f"the folder '{folder / name}' is empty; it must hold images; add some, or remove it.")
-    return listed
+def _subfolders(folder: Path) -> list[str]:
+    return [entry.name for entry in _entries(folder) if entry.is_dir()]
 
 
 def stacked(images: Sequence[np.ndarray], names: Sequence[object]) -> np.ndarray:
@@ -460,17 +431,16 @@ def stacked(images: Sequence[np.ndarray], names: Sequence[object]) -> np.ndarray
     Raises:
         UserError: They differ in size.
     """
-    for image, name in zip(images, names, strict=True):
-        if image.shape[:2] != images[0].shape[:2]:
-            (height, width), (h, w) = images[0].shape[:2], image.shape[:2]
-            raise UserError(
-                f"'{name}' has another size than '{names[0]}' (got {h} x {w} pixels; {height} x {width}); all images "
-                "must have one size; resize it."
-            )
+    height, width = images[0].shape[:2]
     channels = max(image.shape[2] for image in images)
-    result = np.empty((len(images), *images[0].shape[:2], channels), np.uint8)
-    for place, image in zip(result, images, strict=True):
-        place[...] = image  # a grey image is broadcast to all channels
+    result = np.empty((len(images), height, width, channels), np.uint8)
+    for i, image in enumerate(images):
+        if image.shape[:2] != (height, width):
+            raise UserError(
+                f"'{names[i]}' has another size than '{names[0]}' (got {image.shape[0]} x {image.shape[1]} pixels; "
+                f"{height} x {width}); all images must have one size; resize it."
+            )
+        result[i] = image  # a grey image is broadcast to all channels
     return result
 
 

@@ -48,27 +48,30 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
             f"{num_clients} clients); use --num-clients {len(train)}."
         )
     place = np.asarray(place)
-    at = np.full(place.max() + 1, -1)
-    at[place] = np.arange(len(place))
-    for position in np.concatenate([*train, *test]).tolist():
-        if not (0 <= position < len(at) and at[position] >= 0):
-            raise UserError(
-                f"the split '{path}' names an image that the run does not have (got position {position}, of "
-                f"{len(place)} images); positions of test images, after those of the training images, need a protocol "
-                "that tests on the clients' own parts, and no split goes with --train-examples; mend the lists, or "
-                "choose another protocol."
-            )
-    tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))  # clients may share images to test on
+    positions = np.concatenate([*train, *test])
+    absent = positions[~np.isin(positions, place)]
+    if len(absent):
+        raise UserError(
+            f"the split '{path}' names an image that the run does not have (got position {absent[0]}, of "
+            f"{len(place)} images); positions of test images, after those of the training images, need a protocol "
+            "that tests on the clients' own parts, and no split goes with --train-examples; mend the lists, or "
+            "choose another protocol."
+        )
+    testing = test or [np.empty(0, np.int64)] * len(train)
+    tested = np.unique(np.concatenate(testing))  # clients may share images to test on
     positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
     if (times > 1).any():
         raise UserError(
             f"the split '{path}' uses an image twice (got position {positions[times.argmax()]}); one that is trained "
             "on may be in no other list; mend the lists."
         )
+    rank = np.empty(place.max() + 1, np.int64)  # of the example at each position
+    rank[place] = np.arange(len(place))
     rng = generator(0, "split")
-    own = test or [np.empty(0, np.int64)] * len(train)
-    parts = Split(at[np.concatenate([held, rng.permutation(kept)])] for held, kept in zip(own, train, strict=True))
-    parts.num_test = [len(held) for held in test] or None
+    parts = Split(
+        rank[np.concatenate([held, rng.permutation(kept)])] for held, kept in zip(testing, train, strict=True)
+    )
+    parts.num_test = [len(positions) for positions in test] or None
     return parts
 
 
@@ -83,14 +86,15 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                found = {part: {} for part in PARTS}
+                clients = {part: {} for part in PARTS}
                 for name in arrays.files:
                     part, _, number = name.partition("_")
-                    found[part][number] = arrays[name]
+                    clients[part][number] = arrays[name]
         else:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            found = found if isinstance(found, dict) and "train" in found else {"train": found}
-        train, test = (_lists(found.get(part, ())) for part in PARTS)
+            clients = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(clients, dict) or "train" not in clients:
+                clients = {"train": clients}
+        train, test = (_lists(clients.get(part, ())) for part in PARTS)
         if not train or not sum(map(len, train)) or (test and len(test) != len(train)):
             raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on")
     except Exception as error:  # of zipfile, zlib, numpy and json there are about ten kinds
@@ -98,15 +102,17 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return train, test
 
 
-def _lists(given: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:
+def _lists(clients: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:
     """The lists of the clients, which may be numbered from 0 by name."""
-    if isinstance(given, Mapping):
-        given = [given[str(number)] for number in range(len(given))]
-    lists = [np.asarray(one) if len(one) else np.empty(0, np.int64) for one in given]
-    for number, one in enumerate(lists):
-        if one.ndim != 1 or not np.issubdtype(one.dtype, np.integer):
-            raise ValueError(f"{one.dtype} of {one.ndim} dimensions for client {number}")
-    return [one.astype(np.int64) for one in lists]
+    if isinstance(clients, Mapping):
+        clients = [clients[str(number)] for number in range(len(clients))]
+    lists = []
+    for number, positions in enumerate(clients):
+        positions = np.asarray(positions) if len(positions) else np.empty(0, np.int64)
+        if positions.ndim != 1 or not np.issubdtype(positions.dtype, np.integer):
+            raise ValueError(f"{positions.dtype} of {positions.ndim} dimensions for client {number}")
+        lists.append(positions.astype(np.int64))
+    return lists
 
 
 # PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
@@ -137,9 +143,9 @@ def read_pfllib(folder: Path) -> tuple[Arrays, dict[str, np.ndarray]]:
         if len({image.shape[1:] for image in images}) > 1:
             raise UserError(f"the images in '{folder}' differ in size (got several); generate the folder again.")
         arrays |= {f"x_{part}": np.concatenate(images), f"y_{part}": np.concatenate(labels)}
-        for client, own in enumerate(labels):
-            split[f"{part}_{client}"] = np.arange(first, first + len(own))
-            first += len(own)
+        for client, client_labels in enumerate(labels):
+            split[f"{part}_{client}"] = np.arange(first, first + len(client_labels))
+            first += len(client_labels)
     return checked(converted(arrays, folder), folder), split
 
 
@@ -147,13 +153,12 @@ def _client(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of one client's file."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
-            version = np.lib.format.read_magic(member)
-            header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-            shape, _, dtype = header(member)
+            np.lib.format.read_magic(member)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(member)
             if shape or not dtype.hasobject:
                 raise ValueError(f"{dtype} of shape {shape} in the place of a dict")
-            about = _Unpickler(member).load().array.item()
-        images, labels = about["x"].array, about["y"].array
+            content = _Unpickler(member).load().array.item()
+        images, labels = content["x"].array, content["y"].array
         if labels.shape != images.shape[:1]:
             raise ValueError(f"{len(images)} images, labels of shape {labels.shape}")
     except Exception as error:  # of zipfile, zlib, numpy and pickle there are about ten kinds
@@ -200,7 +205,7 @@ class _Unpickler(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {"_reconstruct": _Array, "ndarray": _Array, "dtype": _Type}
-        if module not in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") or name not in known:
+        classes = {"_reconstruct": _Array, "ndarray": _Array, "dtype": _Type}
+        if module not in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") or name not in classes:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-        return known[name]
+        return classes[name]
