@@ -130,6 +130,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("table fedfm:III runs", "one paper's table at a time"),
         ("table runs --rounds 3", "--rounds is for a paper's table (got no PAPER:ID)"),
         ("table --dry-run", "--dry-run is for a paper's table"),
+        ("table fedfm:III --label x", "--label is for a table of runs"),
         ("table --records-only", "--records-only is for a paper's table"),
         ("table fedfm:III --seeds 0,a", f"{SEEDS} (got '0,a')"),
         ("table fedfm:III --rounds 0", "--rounds must be >= 1 (got 0)"),
