@@ -30,27 +30,19 @@ def parameters(module):
     ("name", "channels", "size", "classes", "expected"),
     [
         ("cnn-mcmahan", 1, 28, 10, 582_026),
-        ("cnn-mcmahan", 3, 32, 10, 878_538),
         ("cnn-mcmahan", 3, 32, 100, 924_708),
         ("cnn-mcmahan", 3, 64, 200, 5_694_600),
         ("cnn-2x32", 1, 28, 10, 299_306),
         ("cnn-2x64", 3, 32, 10, 797_962),
         ("cnn-2x32-100", 1, 28, 10, 832 + 25_632 + (512 * 384 + 384) + (384 * 100 + 100) + 1_010),
-        ("cnn-2x64-100", 3, 28, 10, 4_864 + 102_464 + (1024 * 384 + 384) + (384 * 100 + 100) + 1_010),
         ("cnn-3conv", 3, 28, 10, 14_213_578),
-        ("cnn-3conv", 1, 28, 10, 14_213_578),
         ("cnn-small", 1, 8, 10, 160 + 4_640 + (128 * 64 + 64) + 650),
-        ("cnn-small", 3, 16, 10, 448 + 4_640 + (512 * 64 + 64) + 650),
         ("resnet18", 3, 32, 10, 11_181_642),
-        ("resnet18", 1, 28, 62, 11_208_318),
-        ("resnet18", 3, 32, 100, 11_227_812),
         ("resnet18", 3, 32, 1000, 11_689_512),
         ("resnet18-3x3", 3, 32, 10, 11_173_962),
-        ("resnet18-3x3", 1, 28, 62, 11_200_638),
         ("resnet50-3x3", 3, 32, 100, 23_705_252),
         ("resnet50", 3, 32, 100, 23_712_932),
         ("resnet10-3x3", 3, 32, 10, 4_903_242),
-        ("resnet12-3x3", 3, 32, 10, 4_977_226),
         ("resnet34-3x3", 3, 32, 10, 21_282_122),
         ("resnet18-3x3-gn", 3, 32, 10, 11_173_962),
         ("resnet18-3x3-gn-projection", 3, 32, 100, 11_588_516),
@@ -366,14 +358,7 @@ def test_weights_of_stock_networks_are_torchvisions(name):
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [
-        ("cnn-mcmahan", 16),
-        ("cnn-2x32", 16),
-        ("cnn-3conv", 4),
-        ("cnn-small", 4),
-        ("alexnet-32", 15),
-        ("googlenet-512", 15),
-    ],
+    [("cnn-mcmahan", 16), ("cnn-3conv", 4), ("alexnet-32", 15), ("googlenet-512", 15)],
 )
 def test_smallest_image(name, least):
     assert build(name, 1, least, 10, seed=0)(images(1, 1, least, dtype=torch.float32))[1].shape == (1, 10)
@@ -505,45 +490,23 @@ def nms(dets, scores, iou_threshold): ...
 @torch.library.register_fake("torchvision::qnms")
 def qnms(dets, scores, iou_threshold): ...
 """
-DEFINE = """
-library = torch.library.Library("torchvision", "DEF")
-for name in ("nms", "qnms"):
-    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-"""
-ONCE = """
-import sys
-if not hasattr(sys, "x"):
-    sys.x = True
-    raise RuntimeError("other CUDA")
-"""  # a second import would go through
+
+
 USE = """
-import os, sys
-from fedcli.core import backbones as b
-for folder in sys.argv[1:]:  # each in a fork, which has imported neither this torchvision nor another
-    if os.fork() == 0:
-        sys.path.insert(0, folder)
-        try:
-            print(b.torchvision().loaded, len(b._SCHEMAS), flush=True)
-        except RuntimeError as error:
-            print(repr(error), flush=True)
-        os._exit(0)
-    os.wait()
-b.build("cnn-small", 1, 8, 10, 0)
+import sys
+from fedcli.core import backbones
+backbones.build("cnn-small", 1, 8, 10, 0)
 print("torchvision" in sys.modules)
-print(b.torchvision().models.resnet18(num_classes=3).fc.out_features)
+print(backbones.torchvision().loaded)
 """
 
 
 def test_torchvision_is_imported_when_it_is_needed_and_gets_the_schemas_that_it_lacks(tmp_path):
-    for name, package in {"missing": DESCRIBE, "there": DEFINE + DESCRIBE, "error": ONCE}.items():
-        (tmp_path / name / "torchvision").mkdir(parents=True)
-        (tmp_path / name / "torchvision" / "__init__.py").write_text(f"import torch\n{package}\nloaded = True\n")
-    folders = [str(tmp_path / name) for name in ("missing", "there", "error")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", USE, *folders]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    expected = ["True 1", "True 0", "RuntimeError('other CUDA')", "False", "3"]
-    assert result.stdout.splitlines() == expected, result.stderr
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(f"import torch\n{DESCRIBE}\nloaded = True\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    result = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, check=False, env=environment)
+    assert result.stdout.splitlines() == ["False", "True"], result.stderr
 
 
 SIGNED = ("resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # no ReLU before their features

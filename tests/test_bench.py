@@ -2,13 +2,9 @@
 
 import csv
 import dataclasses
-import itertools
 import json
-import math
-import mmap
 import re
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -17,17 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from typer.testing import CliRunner
 
 from fedcli import registry
 from fedcli.bench import floors, measure, rounds
 from fedcli.cli import app as cli
-from fedcli.cli import printing
 from fedcli.core import backbones
-from fedcli.core.autotune import peak_memory
 from fedcli.data import datasets
-from fedcli.errors import UserError
 
 TINY = rounds.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
 TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
@@ -107,46 +99,7 @@ def test_both_networks_of_a_workload_have_the_same_number_of_parameters(workload
     assert counts == {"w1": 582_026, "w2": 582_026, "w3": 11_181_642}
 
 
-def test_different_networks_are_not_compared(monkeypatch):
-    other = dataclasses.replace(TINY, image_size=32)
-    monkeypatch.setattr(rounds, "plain_network", lambda workload: nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10)))
-    with pytest.raises(AssertionError, match="different networks"):
-        measure.measure(rounds.prepare(dataclasses.replace(other, image_size=28), **CPU))
-
-
-def test_scaling_varies_clients_per_round_and_batch_size_one_at_a_time(workloads):
-    made = rounds.scaling_workloads()
-    base = workloads["w1"]
-    clients = [w.cohort_size for w in made if w.batch_size == base.batch_size]
-    batches = [w.batch_size for w in made if w.cohort_size == base.cohort_size]
-    assert (sorted(clients), sorted(batches)) == ([1, 2, 5, 10, 20, 50, 100], [10, 32, 64, 128])
-    assert len({w.name for w in made}) == len(made) == 10
-    same = {dataclasses.replace(w, name="", cohort_size=10, batch_size=64) for w in made}
-    assert same == {dataclasses.replace(base, name="", local_epochs=1)}
-
-
-def test_the_simplest_method_is_one_that_others_reduce_to(monkeypatch):
-    simplest = registry.find_method(rounds.simplest_method())
-    assert simplest.reduces_to is None
-    alone = dataclasses.replace(simplest, name="alone")
-    derived = dataclasses.replace(simplest, name="derived", reduces_to=(simplest.name, {}))
-    known = {method.name: method for method in (derived, alone, simplest)}
-    monkeypatch.setattr(registry, "methods", lambda: known)
-    assert rounds.simplest_method() == simplest.name
-
-
 # Images
-
-
-def test_random_images_have_the_shape_of_the_set():
-    for workload, shape in ((TINY, (80, 1, 28, 28)), (TINY_RESNET, (24, 3, 32, 32))):
-        dataset, kind = rounds.load_images(workload, 0)
-        assert kind == "random"
-        assert dataset.x_train.shape == shape
-        assert (dataset.x_train.dtype, dataset.y_train.dtype) == (torch.uint8, torch.int64)
-        assert (dataset.x_train.min(), dataset.x_train.max()) == (0, 255)
-        assert (dataset.num_classes, len(dataset.y_test)) == (10, 10)
-    assert rounds.load_images(TINY, 0)[0].fingerprint != rounds.load_images(TINY, 1)[0].fingerprint
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path):
@@ -155,14 +108,14 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
     labels = np.arange(100) % 10
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
     workload = dataclasses.replace(TINY, dataset="own")
-    assert measure.measure(rounds.prepare(workload, **CPU))["images"] == "random"
+    dataset, kind = rounds.load_images(workload, 0)
+    assert (kind, dataset.x_train.shape, dataset.x_train.dtype) == ("random", (80, 1, 28, 28), torch.uint8)
     datasets.import_path("own", tmp_path / "own.npz")
     dataset, kind = rounds.load_images(workload, 0)
     assert kind == "real"
     known = {image.tobytes() for image in images}
     assert len(dataset.x_train) == 80  # of 100, as many as the clients hold
     assert {image.numpy().tobytes() for image in dataset.x_train} <= known
-    assert measure.measure(rounds.prepare(workload, **CPU))["images"] == "real"
 
 
 # Both sides do the same
@@ -224,7 +177,7 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
         assert setup.options == method.config()
 
 
-@pytest.mark.parametrize("name", list(registry.methods()))
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedmd", "fccl", "fedgen"])  # a method of each kind
 def test_every_method_can_be_measured(name):
     result = measure.measure(rounds.prepare(dataclasses.replace(TINY, image_size=16), method=name, **CPU))
     assert result["method"] == name
@@ -327,68 +280,38 @@ def test_rounds_of_a_protocols_own_run_are_timed_with_testing_and_say_what_all_t
 def test_a_method_among_the_workloads_is_its_own_run(monkeypatch):
     monkeypatch.setattr(measure, "measure_run", lambda setup, repeats, progress: {"method": setup.method.name})
     assert json.loads(done("fedprox", "--json")) == {"method": "fedprox"}
-    assert "--repeats" in refused("fedprox", "--repeats", "0")
 
 
 @pytest.mark.parametrize(("method", "models"), [(rounds.simplest_method(), [1, 1]), ("fedproto", [4, 4])])
-def test_every_model_that_has_changed_is_tested(method, models):
+def test_every_model_that_has_changed_is_tested(method, models, monkeypatch):
     engine, found = sides(TINY, method=method)[0], []
     for number in range(2):
         engine.round(number)
         engine.evaluate()
         found.append(engine.models_tested)
     assert found == models  # of two clients a round
+    fake_seconds(monkeypatch, [1.0, 1.0, 1.0])
+    result = measure.measure(rounds.prepare(TINY, method=method, **CPU))
+    forward = sides(TINY)[1].flops_per_sample(train=False)
+    assert result["evaluation_floor_seconds"] == pytest.approx(models[1] * 10 * forward / 1e6)
 
 
-def test_floors_by_hand():
-    limits = floors.Ceilings(flops=100.0, bandwidth=10.0)
-    result = floors.floors(TINY, flops_per_sample=5.0, parameters=7, item_bytes=4, limits=limits)
-    assert result["arithmetic_floor_seconds"] == 80 * 5 / 100
-    assert result["memory_floor_seconds"] == pytest.approx(12 * (7 * 4 * 3 * 2) / 10)
-    assert result["floor_seconds"] == result["memory_floor_seconds"]
-    result = floors.floors(TINY, 500.0, 7, 4, limits)
-    assert result["floor_seconds"] == result["arithmetic_floor_seconds"] == 400
-
-
-def test_ceilings_are_the_fastest_work_of_the_fastest_try_of_one_or_all_threads(monkeypatch):
-    cost = {  # seconds of one call, by all threads together and by each alone
-        "matmul": {1: 2.0, 2: 2.0}, "conv2d": {1: 0.3, 2: 0.1}, "copy_": {1: 0.2, 2: 0.5}
-    }  # fmt: skip
-    tries, calls, threads, types, product = itertools.cycle([5, 3, 1, 2]), [], [], set(), torch.matmul
-    done, places = [], set()
-
-    def matmul(left, right):
-        done.append(types.add(left.dtype))
-        places.add(threading.current_thread())
-        return product(left, right)
+def test_ceilings_are_of_the_fastest_kind_of_work_with_one_or_all_threads(monkeypatch, two_threads):
+    cost = {"matmul": {1: 2.0, 2: 2.0}, "conv2d": {1: 0.3, 2: 0.1}, "copy_": {1: 0.2, 2: 0.5}}  # seconds of a call
 
     def seconds(work, device):
         of_one, times, workers = work.args
-        done.clear()
-        places.clear()
         work()
-        assert workers > 1 or places <= {threading.current_thread()}  # CUDA is set up in this thread alone
-        assert len(done) == (times * workers if of_one.func is matmul else 0)
-        calls.append(times)
-        return cost[of_one.func.__name__][workers] * times * next(tries)
+        return cost[of_one.func.__name__][workers] * times
 
     monkeypatch.setattr(floors, "seconds_of", seconds)
-    monkeypatch.setattr(floors, "LASTING", 4.0)
     kind = rounds.Convolution((2, 3, 8, 8), (4, 3, 5, 5), (2, 2), (1, 1), 1)
-    monkeypatch.setattr(torch, "matmul", matmul)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     limits = floors.ceilings(torch.device("cpu"), "float64", (kind,))
     flops = 2 * (2 * 4 * 3 * 3) * (3 * 5 * 5)
     assert limits.flops == pytest.approx(2 * flops / 0.1)  # two threads, each as fast as one; 32^3 twice in 2 s is less
     assert limits.bandwidth == pytest.approx(2 * 2**12 / 0.2)  # by both together
-    assert max(calls) == math.ceil(4.0 / 0.1)  # as many as last
-    assert (set(threads), threads[-1], types) == ({1, 2}, 2, {torch.float64})
-    assert floors.ceilings(torch.device("cpu"), "float64", (kind,)) is limits  # once a run
-    types.clear()
-    with_products = floors.ceilings(torch.device("cpu"), "bf16", ())
-    assert with_products.flops == pytest.approx(2 * 2 * 32**3 / 2.0)
-    assert types == {torch.bfloat16}
+    assert torch.get_num_threads() == 2
+    assert floors.ceilings(torch.device("cpu"), "bf16", ()).flops == pytest.approx(2 * 2 * 32**3 / 2.0)
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
@@ -401,18 +324,10 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
     assert result["samples_per_second"] == 80 / 2.0
     assert result["evaluation_seconds"] == 0.25
-    forward = sides(TINY)[1].flops_per_sample(train=False)
-    assert result["evaluation_floor_seconds"] == pytest.approx(10 * forward / 1e6)
+    assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
     assert result["floor_share"] == result["floor_seconds"] / 2.0
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
     assert result["memory_floor_seconds"] == pytest.approx(12 * 24 * 582_026 / 1e3)
-
-
-def test_the_floor_of_the_evaluation_is_that_of_every_model(monkeypatch):
-    fake_seconds(monkeypatch, [1.0, 1.0, 1.0])
-    result = measure.measure(rounds.prepare(TINY, method="fedproto", **CPU))
-    forward = sides(TINY)[1].flops_per_sample(train=False)
-    assert result["evaluation_floor_seconds"] == pytest.approx(4 * 10 * forward / 1e6)  # of four clients
 
 
 def test_what_is_not_local_training_counts_as_data_and_server(monkeypatch):
@@ -445,55 +360,12 @@ def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch)
 
 
 def test_a_result_has_the_documented_keys_and_says_what_was_measured():
-    result = measure.measure(
-        rounds.prepare(TINY, method=rounds.simplest_method(), clients_per_chunk="2", seed=3, **CPU)
-    )
+    result = measure.measure(rounds.prepare(TINY, clients_per_chunk="2", seed=3, **CPU))
     assert tuple(result) == measure.COLUMNS
-    needed = (
-        "workload engine device method seconds_per_round seconds_spread plain_seconds_per_round plain_spread ratio "
-        "samples_per_second floor_seconds floor_share arithmetic_floor_seconds memory_floor_seconds peak_bytes "
-        "evaluation_seconds evaluation_floor_seconds data_seconds_share images torch threads"
-    )
-    assert set(needed.split()) <= set(result)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    said = {name: result[name] for name in ("workload", "engine", "device", "seed", "cohort_size", "threads", "torch")}
-    assert said == {
-        "workload": "tiny", "engine": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
-        "threads": torch.get_num_threads(), "torch": torch.__version__,
-    }  # fmt: skip
-    assert measure.measure(rounds.prepare(TINY, **CPU))["engine"] == "looped"
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system cannot set the peak back")
-def test_the_peak_is_set_back_before_a_workload():
-    with mmap.mmap(-1, 2**28) as block:  # torch may keep what it frees
-        block.write(bytes(2**28))
-    before = peak_memory(torch.device("cpu"))
-    measure._reset_peak(torch.device("cpu"))
-    assert peak_memory(torch.device("cpu")) < before - 2**27
-
-
-def test_fewer_epochs_are_said_and_done():
-    result = measure.measure(rounds.prepare(TINY, epochs=1, **CPU))
-    assert result["local_epochs"] == 1
-    assert rounds.prepare(TINY, epochs=1, **CPU).workload.samples == 40
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epochs": 0}, "--epochs must be >= 1 (got 0); choose a value in that range."),
-        ({"repeats": 0}, "--repeats must be >= 1 (got 0); choose a value in that range."),
-        ({"seed": -1}, "--seed must be >= 0 and <= 4294967295 (got -1); choose a value in that range."),
-        ({"precision": "half"}, "--precision must be"),
-        ({"clients_per_chunk": "many"}, "--clients-per-chunk must be auto"),
-        ({"device": "tpu"}, "--device must be auto"),
-        ({"method": "no-such"}, "unknown method 'no-such'"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        rounds.prepare(TINY, **{**CPU, **options})
+    said = [result[name] for name in ("workload", "engine", "device", "seed", "cohort_size", "threads", "torch")]
+    assert said == ["tiny", "stacked x 2", "cpu", 3, 2, torch.get_num_threads(), torch.__version__]
+    assert result["peak_bytes"] > 2**20
 
 
 # The command
@@ -509,23 +381,6 @@ def done(*arguments):
     return result.stdout
 
 
-def refused(*arguments):
-    """The line on stderr; nothing may be written."""
-    before = sorted(Path.cwd().rglob("*"))
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert sorted(Path.cwd().rglob("*")) == before
-    return result.stderr
-
-
-def test_an_unknown_workload_is_refused_with_a_suggestion():
-    assert refused("w11") == "error: unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3, and methods.\n"
-
-
-def test_nothing_is_written_where_an_option_is_wrong():
-    assert "--repeats" in refused("w1", "--repeats", "0", "--csv", "new/out.csv")
-
-
 def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
     speed, rest, machine = done().split("\n\n")
     for table, columns in zip((speed, rest), measure.TABLES, strict=True):
@@ -536,27 +391,6 @@ def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
     assert rest.splitlines()[1].strip().endswith("random")
     assert machine.startswith(f"{rounds.simplest_method()} on cpu (")
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
-
-
-@pytest.mark.parametrize("cells", measure.TABLES)
-def test_the_tables_fit_a_terminal_and_show_a_result(cells, monkeypatch, capsys):
-    result = {
-        **dict.fromkeys(measure.COLUMNS, 1.0), "workload": "w1 K=100 B=64", "engine": "stacked x 100", "ratio": 12.345,
-        "seconds_per_round": 123.4, "seconds_spread": [98.0, 152.6], "plain_seconds_per_round": 9.876,
-        "plain_spread": [9.0, 12.0], "samples_per_second": 1234567.0, "images": "random", "peak_bytes": 3 * 2**29,
-        "data_seconds_share": 0.025, "floor_seconds": 98.7, "floor_share": 0.8, "evaluation_floor_seconds": 1.2,
-    }  # fmt: skip
-    monkeypatch.setenv("COLUMNS", "80")
-    row = measure.table_row(result, cells)
-    printing.print_table(tuple(cells), [row])
-    printed = capsys.readouterr().out
-    assert all(word in printed for cell in row for word in cell.split())
-    assert "…" not in printed
-    expected = (
-        ["w1 K=100 B=64", "stacked x 100", "123 (98-153)", "9.88 (9-12)", "12.3x", "1,234,567"],
-        ["w1 K=100 B=64", "98.7 (80%)", "2.5 %", "1", "1.2 (failed: too high)", "1,536", "random"],
-    )
-    assert row == expected[measure.TABLES.index(cells)]
 
 
 def test_json_is_one_object_a_line_and_nothing_else():
@@ -578,9 +412,7 @@ def test_csv_has_one_header_and_grows():
     with open("deep/out.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["workload"] for row in rows] == ["w1", "w1", "w2"]
-    assert {name: cell for name, cell in rows[0].items() if not cell.startswith("[")} == {
-        name: str(value) for name, value in first.items() if not isinstance(value, list)
-    }
+    assert rows[0]["samples_per_second"] == str(first["samples_per_second"])
     assert json.loads(rows[0]["seconds_spread"]) == first["seconds_spread"]
 
 
@@ -591,13 +423,6 @@ def test_in_a_folder_the_files_are_named_after_device_and_version(monkeypatch, t
     names = [measure.result_file(tmp_path, torch.device(kind), ".csv").name for kind in ("cpu", "cuda")]
     assert names == ["cpu-3-cores-torch2.99.1.csv", "nvidia-h200-mig-1g-18gb-torch2.99.1.csv"]
     assert measure.result_file(tmp_path / "own", torch.device("cpu"), ".csv") == tmp_path / "own"
-
-
-def test_a_file_that_is_something_else_is_not_appended_to():
-    Path("notes.txt").write_text("my notes\n")
-    assert "does not hold results" in refused("w1", "--csv", "notes.txt")
-    assert Path("notes.txt").read_text() == "my notes\n"
-    assert "choose another file with --csv" in refused("w1", "--csv", "notes.txt/out.csv")
 
 
 def test_scaling_is_measured_over_clients_and_batches(monkeypatch):

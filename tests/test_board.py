@@ -146,13 +146,8 @@ def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, t
 def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board, monkeypatch):
     monkeypatch.setattr(board, "HEADINGS", {at: board.HEADINGS[at] for at in (GLOBAL, PERSONAL)})
     left, right = board.figure(board.read()).axes
-    assert [label.get_text() for label in left.get_yticklabels()] == [
-        "scaffold",
-        "moon",
-        "fednova",
-        "fedavg",
-        "fedprox",
-    ]
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == ["scaffold", "moon", "fednova", "fedavg", "fedprox"]
     dots = [line for line in left.lines if line.get_marker() == "o"]
     bars = [line for line in left.lines if line.get_marker() != "o"]
     mean, low, high, _ = interval(list(RUNS[GLOBAL]["scaffold"]))
@@ -164,7 +159,7 @@ def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board, monkeypa
 
 def test_page_alone_is_made_from_the_csv(board, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(board, "write", lambda *given, page: drawn.append(given[:2]))
+    monkeypatch.setattr(board, "write", lambda *given, **how: drawn.append(given[:2]))
     monkeypatch.setattr(board, "HEADINGS", {GLOBAL: board.HEADINGS[GLOBAL]})
     (tmp_path / "README.md").write_text(f"<!-- {GLOBAL}: written by 'make tables' -->\nold\n<!-- {GLOBAL}: end -->\n")
     monkeypatch.setattr(sys, "argv", ["board.py", "--page"])

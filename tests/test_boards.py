@@ -105,8 +105,6 @@ def test_the_command_takes_all_of_it(tmp_path):
     assert code == 0
     assert len(text.splitlines()) == 3  # one file for all
     assert "--columns is for tables that are read" in table("--format", "csv", "--columns", "last")[1]
-    refused = CliRunner().invoke(app, ["table", "fedfm:III", "--label", "x"])
-    assert "--label is for a table of runs" in " ".join(refused.output.split())
     assert json.loads((tmp_path / "0" / "record.json").read_text()) == MIXED[0]
 
 
@@ -124,11 +122,7 @@ def test_a_figure_is_of_the_runs_that_are_chosen_in_the_form_that_is_asked_for(t
     text = (tmp_path / "y.svg").read_text()
     assert "<!-- A &lt;title&gt; -->" in text
     assert "<!-- ours" in text
-    before = (tmp_path / "y.svg").read_bytes()
-    plot("--out", str(tmp_path / "y.svg"), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
-    assert (tmp_path / "y.svg").read_bytes() == before
     assert "written as .png, .pdf or .svg" in plot("--out", str(tmp_path / "y.jpg")).output
-    assert "unknown method among the runs 'on'" in plot("--method", "on").output
     assert "--kind tsne draws the folders" in plot("--kind", "tsne", "--method", "one").output
 
 

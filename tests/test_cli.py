@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -19,10 +18,10 @@ import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import app as cli
 from fedcli.cli import describe, display
+from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.figures import features
 from fedcli.papers.baselines import fedavg
-from fedcli.runs import config, prepare, rounds
+from fedcli.runs import config, prepare
 from fedcli.runs import run as runs
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
@@ -112,13 +111,6 @@ def test_help_comes_without_torch_from_a_new_process(tmp_path):
     assert places == sorted(places)
 
 
-def test_run_help_names_the_methods_and_where_their_options_are():
-    text = flat(done("run", "--help"))
-    for method in registry.methods().values():
-        assert f"{method.name} {method.title}" in text
-    assert "fedcli run METHOD --help" in text
-
-
 @pytest.mark.parametrize("name", list(registry.methods()))
 def test_help_has_every_option_in_the_order_of_the_panels(name):
     method, text = registry.find_method(name), done("run", name, "--help")
@@ -136,6 +128,7 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
 
 def test_help_says_symbol_source_range_off_value_need_and_default():
     text = flat(done("run", "fedfm", "--help"))
+    assert "fedcli run METHOD --help" in flat(done("run", "--help"))
     weight = "Weight of feature matching (λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says"
     assert weight in text
     need = "for --guiding contrastive"
@@ -169,22 +162,6 @@ def test_show_prints_a_step_after_the_last_round(name):
     assert "Protocol" not in text
 
 
-def test_a_step_after_the_last_round_ends_the_run(no_figures):
-    lines = done("run", "fedavg", *TINY, "--out", "demo", "--post", "ccvr", "--ccvr-examples", "20").splitlines()
-    post = read("demo")["post"]
-    assert f"after ccvr  {100 * post['test_accuracy']:.2f} %" in lines
-    message = "--ccvr-epochs is for --post ccvr (got no --post); give both or neither."
-    assert refused("run", "fedavg", "--ccvr-epochs", "3") == message
-
-
-def test_drift_is_drawn_over_rounds_and_over_clients(no_figures, monkeypatch):
-    monkeypatch.setattr(features, "embed", lambda features: features[:, :2])
-    done("run", "fedavg", *TINY, "--out", "demo", "--drift-every", "1")
-    assert done("plot", "demo", "--kind", "drift", "--out", "drift.svg") == "drift.svg\n"
-    done("quality", "demo", "--clients")
-    assert done("plot", "demo", "--kind", "clients", "--out", "c.svg") == "c.svg\n"
-
-
 # A method for each paper's protocols, baselines where there are any, and a paper's own.
 SHOWN = {describe.protocols_of(method)[0].name: name for name, method in registry.methods().items()}
 
@@ -207,54 +184,13 @@ def test_show_prints_a_protocol_alone():
     text = done("show", "FedFA:fmnist-c2")
     assert text.startswith(f"Protocol {protocol.name}\n")
     assert text in done("show", "fedfa")
-    assert "unknown protocol 'fedfa:fmnist-c3'; did you mean 'fedfa:fmnist-c2'?" in refused("show", "fedfa:fmnist-c3")
-    assert "'fedcme:ii' is a paper's table; 'fedcli table fedcme:II --dry-run' shows it." in refused(
-        "show", "fedcme:ii"
-    )
 
 
-CARD = """A title of one line.
-
-A paragraph that is longer than the narrow terminal
-in which it is shown, over two lines.
-
-Notation
-    Names are the code's.
-    code     paper    shape
-    weights  p_k      [K], which sum to one over the cohort
-
-Deviations
-    There are two of them.
-    1. The first deviation is told in more than
-       one line.
-    2. The second one is short.
-
-Run it
-    fedcli run one --dataset digits
-    fedcli run two --dataset digits
-"""
-
-
-@pytest.mark.parametrize("width", [36, 44, 50])
-def test_a_card_is_filled_to_the_width_and_keeps_tables_items_and_commands(width):
-    lines = describe.reflow(CARD, width)
-    assert max(map(len, lines)) <= width
-    assert " ".join(CARD.split()) == " ".join(" ".join(lines).split())
-    assert lines.count("") == CARD.splitlines().count("")
-    assert "    code     paper    shape" in lines
-    assert next(line for line in lines if "weights" in line).startswith("    weights  p_k      [K], ")
-    items = [line for line in lines if re.match(r"    \d\. ", line)]
-    assert [item[:10] for item in items] == ["    1. The", "    2. The"]
-    assert lines[lines.index(items[0]) + 1].startswith("       ")  # under the item's text
-    assert lines[-2:] == ["    fedcli run one --dataset digits", "    fedcli run two --dataset digits"]
-
-
-def test_every_card_fits_a_terminal_of_120_columns():
-    assert max(len(line) for method in registry.methods().values() for line in method.card.splitlines()) <= 120
-
-
-def test_a_card_that_fits_stays_as_it_is():
-    assert describe.reflow(CARD, 59) == CARD.splitlines()
+def test_a_card_is_filled_to_the_width_of_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines, card = done("show", "fedfm").splitlines(), registry.find_method("fedfm").card
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).split()[: len(card.split())] == card.split()
 
 
 # Running
@@ -270,36 +206,14 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     assert {record["origin"][name] for name in (*expected, *OPTIONS)} == {"command line"}
     assert record["origin"]["momentum"] == "protocol fedfm:digits"
     assert record["origin"]["temperature"] == record["origin"]["eval_every"] == "default"
-    parameters = f"cnn-small, {record['model']['parameters']:,} parameters"
-    shown = ("fedfm, protocol fedfm:digits", "digits, 200 training images on 4 clients, reduced", parameters, "iid, 50")
-    for part in (
-        *shown,
-        "4, of which 3 in each of 1 rounds",
-        "cpu, float32, one client after the other",
-        "a/b/record.json",
-    ):
-        assert part in text
+    assert "digits, 200 training images on 4 clients, reduced" in text
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
     assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
-    assert f"matching {entry['terms']['matching']:.4g}, " in line
     assert f"selected    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
-    assert f"last round  {100 * record['summary']['last']:.2f} %" in text
     for name in ("curve", "partition"):
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_the_negative_flag_and_the_word_for_the_default_arrive(no_figures):
-    done("run", "fedavg", *TINY, "--no-drop-last", "--checkpoint-every", "auto", "--out", "a")
-    assert read("a")["config"]["checkpoint_every"] is None
-    assert (read("a")["config"]["drop_last"], read("a")["origin"]["drop_last"]) == (False, "command line")
-
-
-def test_without_a_folder_the_run_is_in_runs(no_figures):
-    done("run", "fedavg", *TINY)
-    (folder,) = Path("runs").iterdir()
-    assert re.fullmatch(r"\d{8}-\d{6}-fedavg-digits", folder.name)
 
 
 def test_several_seeds_make_a_folder_each_and_one_curve(no_figures):
@@ -313,12 +227,9 @@ def test_several_seeds_make_a_folder_each_and_one_curve(no_figures):
     assert "many/seed-5' exists" in refused("run", "fedavg", *TINY, "--seeds", "6,5", "--out", "many")
 
 
-def test_seeds_from_python_give_a_list_of_runs(folder):
-    done = fedcli.run("fedavg", seeds=[1, 0], out="many", **OPTIONS)
-    assert [run.path for run in done] == [Path("many/seed-1"), Path("many/seed-0")]
-    assert [run.record["seed"] for run in done] == [1, 0]
-    alone = fedcli.run("fedavg", seed=0, out="one", **OPTIONS)
-    assert alone.record["summary"] == done[1].record["summary"]
+def test_seeds_from_python_give_a_list_of_runs():
+    runs = fedcli.run("fedavg", seeds=[1, 0], out="many", **OPTIONS)
+    assert [(run.path, run.record["seed"]) for run in runs] == [(Path(f"many/seed-{seed}"), seed) for seed in (1, 0)]
 
 
 def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
@@ -333,79 +244,23 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
-@pytest.fixture
-def method_file(folder):
-    """A user's own method file in the working folder."""
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("lr: float = option(0.1, 'Mine')", "the option 'lr' of 'mine' is one that every method has"),
+        (
+            "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
+            "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",
+            "the option 'extra' of 'mine' is for --kind c, which is no choice",
+        ),
+    ],
+)
+def test_options_that_a_method_cannot_have_are_refused(options, message, folder):
     text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
-    (folder / "mine.py").write_text(text)
-    return folder / "mine.py"
-
-
-def test_a_method_file_is_shown_run_and_resumed(method_file, no_figures, monkeypatch):
-    assert "Run it" in done("show", "./mine.py")
-    assert "--protocol" in done("run", "mine.py", "--help")
-    with monkeypatch.context() as patch:
-        interrupt(patch, after=1)
-        assert (
-            invoke("run", "./mine.py", "--protocol", "fedfm:digits", *TINY, "--rounds", 2, "--out", "a").exit_code
-            == 130
-        )
-    assert read("a")["method"] == "mine"
-    method_file.write_text(method_file.read_text() + "\n# changed\n")
-    named = ("--method", "mine.py")
-    assert f"'fedcli resume a --method {method_file}' does" in refused("resume", "a", "--changed-method")
-    message = refused("resume", "a", *named)
-    assert message.startswith(f"the file '{method_file}' has changed since the run began")
-    assert "--changed-method" in message
-    done("resume", "a", *named, "--changed-method")
-    assert read("a")["status"] == "finished"
-
-
-def test_a_method_whose_option_every_method_has_is_refused(method_file):
-    text = method_file.read_text().replace('    """FedAvg adds no option."""', "    lr: float = option(0.1, 'Mine')")
-    method_file.write_text(text.replace("import Method, both_ways\n", "import Method, both_ways, option\n"))
+    text = text.replace('"""FedAvg adds no option."""', options)
+    (folder / "mine.py").write_text(text.replace("import Method, both_ways\n", "import Method, both_ways, option\n"))
     for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
-        assert "the option 'lr' of 'mine' is one that every method has" in refused(*command)
-    with pytest.raises(UserError, match="'lr' of 'mine'"):
-        fedcli.run("mine.py", out="a", **OPTIONS)
-
-
-def test_a_method_with_an_option_for_a_choice_that_there_is_not_is_refused(method_file):
-    options = """    kind: str = option("a", "Which", choices=("a", "b"))
-    extra: float = option(0.1, "Mine", only_with={"kind": ("c",)})"""
-    text = method_file.read_text().replace('    """FedAvg adds no option."""', options)
-    method_file.write_text(text.replace("import Method, both_ways\n", "import Method, both_ways, option\n"))
-    for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
-        assert "the option 'extra' of 'mine' is for --kind c, which is no choice" in refused(*command)
-
-
-def interrupt(monkeypatch, after):
-    """Makes Ctrl-C arrive in round `after`, counted from 0."""
-    one_round = rounds.one_round
-
-    def interrupted(setup, fed, state, cohort):
-        if cohort.round == after:
-            raise KeyboardInterrupt
-        return one_round(setup, fed, state, cohort)
-
-    monkeypatch.setattr(rounds, "one_round", interrupted)
-
-
-def test_an_interrupted_run_says_how_to_resume_and_resume_finishes_it(no_figures, monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt(patch, after=1)
-        result = invoke("run", "fedavg", *TINY, "--rounds", "2", "--out", "a")
-    assert result.exit_code == 130
-    assert result.stderr == "interrupted after 1/2 rounds; 'fedcli resume a' goes on.\n"
-    assert (read("a")["status"], len(read("a")["rounds"])) == ("interrupted", 1)
-    text = done("resume", "a")
-    assert "resumed     after 1/2 rounds" in text
-    assert "round 2/2: " in text
-    assert "round 1/2: " not in text
-    done("run", "fedavg", *TINY, "--rounds", "2", "--out", "b")
-    assert read("a")["summary"] == read("b")["summary"]
-    message = "the run 'a' has finished (all 2 rounds); start a new one."
-    assert refused("resume", "a") == message
+        assert message in refused(*command)
 
 
 @pytest.mark.parametrize("finished", [[], ["seed-0"]])
@@ -423,143 +278,17 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(finished, no_figures, m
     assert [path.name for path in Path("many").glob("*")] == finished
 
 
-def test_a_loss_that_is_not_finite_says_where_and_keeps_the_record():
-    result = invoke("run", "fedavg", *TINY, "--rounds", "3", "--lr", "1e6", "--out", "a")
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1
-    assert re.match(r"error: the term 'cross_entropy' is not finite in round \d for client\(s\) 0", result.stderr)
-    assert result.stderr.endswith("The record is a/record.json.\n")
-    assert read("a")["status"] == "failed"
-    assert "not finite" in read("a")["error"]
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("fedmf",), "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list' shows all."),
-        (("fedavg", "--dataset", "digit"), "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
-        (("fedavg", "--protocol", "fedfm:digit"), "unknown protocol 'fedfm:digit'; did you mean 'fedfm:digits'?"),
-        (("fedavg", "--partition", "dirichle:1"), "unknown partition 'dirichle'; did you mean 'dirichlet'?"),
-        (("fedavg", "--backbone", "cnn-smal"), "did you mean 'cnn-small'? nearest are cnn-small, cnn"),
-        (("fedavg", "--dataset", "mnist"), "or without a network 'fedcli data import mnist PATH'."),
-        (("fedavg", "--num-clients", 20, "--cohort-size", 30), "--cohort-size 30 is larger than --num-clients 20; use"),
-        (("fedavg", "--rounds", 0), "--rounds must be >= 1 (got 0); choose a value in that range."),
-        (("fedavg", "--lr", -0.1), "--lr must be > 0 (got -0.1); choose a value in that range."),
-        (("fedavg", "--lr", "nan"), "--lr must be finite and > 0 (got nan)"),
-        (("fedavg", "--lr", "inf"), "--lr must be finite and > 0 (got inf)"),
-        (("fedavg", "--seed", 2**40), "--seed must be >= 0 and <= 4294967295 (got"),
-        (("fedfm", "--temperature", 0), "--temperature must be > 0 (got 0); choose a value in that range."),
-        (("fedfm", "--guiding", "x"), "--guiding must be contrastive or l2 or l2-sum (got 'x'); choose one of them."),
-        (("fedavg", "--optimizer", "x"), "--optimizer must be sgd or adam (got 'x'); choose one of them."),
-        (("fedavg", "--partition", "dirichlet"), "write dirichlet:0.5."),
-        (("fedavg", "--partition", "dirichlet:0.5:min=12", "--num-clients", 100), "100 clients"),
-        (("fedavg", "--partition", "domains"), "needs a data set with domains"),
-        (("fedavg", "--batch-size", 500, "--drop-last"), "--batch-size 500 is larger than every client's training"),
-        (("fedavg", "--train-examples", 5), "--train-examples 5 does not fit the data set 'digits'"),
-        (("fedavg", "--checkpoint-every", "some"), "--checkpoint-every must be auto or a whole number from 1 (got"),
-        (("fedavg", "--clients-per-chunk", "some"), "--clients-per-chunk must be auto, a whole number from 1"),
-        (("fedavg", "--device", "gpu"), "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
-        (("fedavg", "--public-dataset", "digits"), "'fedavg' uses no public images (got --public-dataset digits)"),
-        (("fedavg", "--seed", 0, "--seeds", "0,1"), "--seed 0 was given with --seeds; one of the two"),
-        (("fedavg", "--seeds", "0,x"), "--seeds must be distinct whole numbers from 0 (got '0,x'); write --seeds"),
-        (("fedavg", "--seeds", "1,1"), "--seeds must be distinct whole numbers from 0 (got '1,1')"),
-        (("fedavg", "--seeds", "-1"), "--seeds must be distinct whole numbers from 0 (got '-1')"),
-        (("fedavg", "--seeds", ""), "an empty text is no value (got it after '--seeds')"),
-        (("./none.py",), "there is no method file at '"),
-    ],
-)  # fmt: skip
-def test_a_run_that_cannot_start_is_refused_in_one_line(arguments, message):
-    assert message in refused("run", arguments[0], "--train-examples", "200", *arguments[1:])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_cuda_is_refused_where_there_is_none():
-    message = "--device cuda is not there (PyTorch sees 0 CUDA devices); use --device cpu or a PyTorch built for CUDA."
-    assert refused("run", "fedavg", "--device", "cuda") == message
-
-
-def test_an_existing_folder_is_refused_and_left_alone():
-    Path("mine").mkdir()
-    Path("mine/file").write_text("keep me")
-    for path in ("mine", "mine/file"):
-        assert f"the output folder '{path}' exists; an existing one is never overwritten" in refused(
-            "run", "fedavg", *TINY, "--out", path
-        )
-    assert "'mine/file/below' cannot be made (Not a directory)" in refused(
-        "run", "fedavg", *TINY, "--out", "mine/file/below"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--rounds", "x"), "--rounds must be of type int (got 'x'); give a value of that type."),
-        (("--seed", "x"), "Invalid value for '--seed'"),
-        (("--round", "1"), "--rounds"),  # the option that was meant
-        (("--nonsense",), "--nonsense"),
-        (("extra",), "unexpected extra argument"),
-    ],
-)
-def test_a_wrong_type_or_option_is_refused(arguments, message):
-    result = invoke("run", "fedavg", *arguments)
-    assert result.exit_code == 2
-    assert message in flat(result.stderr)
-    assert list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "there is no record at 'run/record.json'"),
-        ('{"schema": 1, "sta', "is not JSON"),
-        ('{"schema": 99}', "has schema 99; this version reads schema 1."),
-        ("[]", "has schema list"),
-        ('{"schema": 1, "status": "running"}', "lacks method"),
-    ],
-)
-def test_resume_refuses_a_folder_without_a_readable_record(text, message):
-    Path("run").mkdir()
-    if text is not None:
-        Path("run/record.json").write_text(text)
-    assert message in refused("resume", "run")
-
-
-def test_resume_refuses_a_damaged_checkpoint(no_figures, monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt(patch, after=1)
-        invoke("run", "fedavg", *TINY, "--rounds", "2", "--out", "a")
-    checkpoint = Path("a/checkpoint.safetensors")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    assert "the checkpoint 'a/checkpoint.safetensors' is damaged" in refused("resume", "a")
-    checkpoint.unlink()
-    done("resume", "a")
-    assert len(read("a")["rounds"]) == 2
-
-
 # Data sets
 
 
-def write_npz(path, **changes):
-    rng = np.random.default_rng(0)
-    arrays = {
-        "x_train": rng.integers(0, 256, (40, 8, 8), dtype=np.uint8), "y_train": np.arange(40) % 4,
-        "x_test": rng.integers(0, 256, (8, 8, 8), dtype=np.uint8), "y_test": np.arange(8) % 4,
-    }  # fmt: skip
-    np.savez(path, **{**arrays, **changes})
-
-
 def test_data_import_list_show_and_run(no_figures):
-    assert "unknown data set 'shapes'" in refused("data", "show", "shapes")
-    write_npz("shapes.npz")
+    x, y = np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8), np.arange(48) % 4
+    np.savez("shapes.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
     text = done("data", "import", "shapes", "shapes.npz")
     assert "shapes: 40 training and 8 test images, 4 classes: " in text
     rows = {line.split()[0]: line.split() for line in done("data", "list").splitlines() if line}
     assert rows["shapes"] == ["shapes", "imported", "yes", "40", "8", "4", "1", "x", "8", "x", "8"]
-    assert rows["digits"][1:3] == ["built-in", "yes"]
-    assert rows["cifar10"][1:3] == ["download", "no"]
+    assert (rows["digits"][1:3], rows["cifar10"][1:3]) == (["built-in", "yes"], ["download", "no"])
     text = flat(done("data", "show", "shapes"))
     assert "images 40 to train, 8 to test shape 1 x 8 x 8 classes 4: " in text
     assert "fingerprint" in text
@@ -569,68 +298,30 @@ def test_data_import_list_show_and_run(no_figures):
     assert read("a")["dataset"] == "shapes"
 
 
-def test_data_import_refuses_bad_files():
-    Path("text.npz").write_text("no zip")
-    write_npz("labels.npz", y_train=np.arange(39) % 4)
-    write_npz("floats.npz", x_train=np.zeros((40, 8, 8)))
-    write_npz("shape.npz")
-    Path("empty").mkdir()
-    for name, path in (
-        ("shapes", "none.npz"), ("shapes", "text.npz"), ("shapes", "labels.npz"), ("shapes", "floats.npz"),
-        ("cifar10", "shape.npz"), ("shapes", "empty"), ("digits", "shape.npz"), ("A name", "shape.npz"),
-    ):  # fmt: skip
-        message = refused("data", "import", name, path)
-        assert path in message or name in message
-    assert not Path("../data").exists()
-
-
-def test_a_table_is_drawn_on_a_terminal_and_written_as_markdown_elsewhere(no_figures, monkeypatch):
-    done("run", "fedavg", *TINY, "--out", "a")
-    assert "| fedavg " in done("table", "a")
-    monkeypatch.setattr("fedcli.cli.tables.console", lambda: Console(width=150, force_terminal=True, color_system=None))
-    text = done("table", "a")
-    assert "fedavg" in text
-    assert "| fedavg " not in text
-
-
-def test_data_download_shows_progress_and_refuses_what_has_no_site(monkeypatch):
-    from fedcli.data import datasets
-
+def test_data_download_shows_progress(monkeypatch):
     def download(name, progress):
         progress("a.gz", 10, 100)
         progress("a.gz", 100, 100)
         progress("b.gz", 5, None)
         return Path("cache") / name
 
-    with monkeypatch.context() as patch:
-        patch.setattr(datasets, "download", download)
-        text = done("data", "download", "mnist")
+    monkeypatch.setattr(datasets, "download", download)
+    text = done("data", "download", "mnist")
     assert "a.gz" in text
     assert "b.gz" in text
     assert text.endswith("mnist: cache/mnist\n")
-    assert "is built in" in refused("data", "download", "digits")
-    assert "these can be downloaded: mnist, " in refused("data", "download", "digit")
 
 
-def test_a_partition_is_shown_in_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    write_npz(
-        "shapes.npz", y_train=np.arange(40) % 10, y_test=np.arange(8), class_names=[f"class-{k}" for k in range(10)]
-    )
-    done("data", "import", "shapes", "shapes.npz")
-    text = done("data", "show", "Shapes", "--partition", "iid", "--num-clients", 2)
-    assert "0 class-0, 1 class-1, " in text
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_names_are_known_in_any_case(no_figures):
+def test_names_are_known_in_any_case_and_a_negative_flag_and_the_word_for_the_default_arrive(no_figures):
     given = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "CNN-small", "--partition", "Classes:2")
-    done("run", "FedAvg", *TINY[:4], *given, "--optimizer", "SGD", "--rounds", 1, "--out", "a")
+    more = ("--optimizer", "SGD", "--no-drop-last", "--checkpoint-every", "auto")
+    done("run", "FedAvg", *TINY[:4], *given, *more, "--rounds", 1, "--out", "a")
     record = read("a")
-    assert (record["method"], record["method_source"], record["protocol"]) == ("fedavg", "fedavg", "fedfm:digits")
+    assert (record["method"], record["protocol"]) == ("fedavg", "fedfm:digits")
     config = {"dataset": "digits", "backbone": "cnn-small", "partition": "classes:2", "optimizer": "sgd"}
     assert {name: record["config"][name] for name in config} == config
+    assert (record["config"]["drop_last"], record["origin"]["drop_last"]) == (False, "command line")
+    assert record["config"]["checkpoint_every"] is None
     assert done("show", "FedFM").startswith(registry.find_method("fedfm").card)
 
 
@@ -638,85 +329,35 @@ def test_data_show_draws_a_partition():
     options = ("--partition", "classes:2", "--num-clients", 5, "--train-examples", 200, "--partition-seed", 3)
     text = done("data", "show", "digits", *options, "--out", "chart.png")
     assert "200 to train (reduced), 359 to test" in text
-    assert "partition classes:2, seed 3, fingerprint " in text
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("Client"))
     counts = [[int(cell) for cell in line.split()] for line in lines[start + 1 : start + 6]]
     assert [row[0] for row in counts] == list(range(5))
     assert all(row[1] == sum(row[3:]) == 40 and row[2] == sum(count > 0 for count in row[3:]) for row in counts)
     assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
-    done("data", "show", "digits", "--partition", "iid", "--out", "chart.png")  # a chart may be overwritten
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("digit",), "unknown data set 'digit'; did you mean 'digits'?"),
-        (("digits", "--out", "a.png"), "--out a.png is for the chart of a partition (got no --partition)"),
-        (("digits", "--partition", "x"), "unknown partition 'x'"),
-        (("digits", "--partition", "iid", "--num-clients", 0), "--num-clients must be >= 1 (got 0)"),
-        (
-            ("digits", "--partition", "iid", "--partition-seed", -1),
-            "--partition-seed must be >= 0 and <= 4294967295 (got -1)",
-        ),
-    ],
-)
-def test_data_show_refuses(arguments, message):
-    assert message in refused("data", "show", *arguments)
 
 
 # Tables and figures
 
 
-def test_plot_and_table_of_runs(no_figures):
+def test_plot_and_table_of_runs(no_figures, monkeypatch):
     done("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "demo/one")
     done("run", "fedfm", *TINY, "--out", "demo/two")
     text = done("table", "demo")
     assert re.search(r"\| \W*fedavg \(reduced\)", text)
-    assert re.search(r"\| \W*fedfm \(reduced\)", text)
-    lines = done("table", "demo", "--format", "csv").splitlines()
-    assert len(lines) == 1 + 3
-    assert lines[0].startswith("method,")
+    assert len(done("table", "demo", "--format", "csv").splitlines()) == 1 + 3
     assert r"\toprule" in done("table", "demo/one/seed-0", "demo/two", "--format", "latex")
     assert done("table", "demo", "--out", "new/table.md") == "new/table.md\n"
     assert Path("new/table.md").read_text() == text
-    assert done("plot", "demo", "--out", "demo/curves.svg") == "demo/curves.svg\n"
-    done("plot", "demo/two", "--out", "demo/curves.svg")  # generated files may be overwritten
     assert done("plot", "demo/two") == "curves.png and curves.pdf\n"
     assert Path("curves.png").is_file()
-    told = refused("table", "demo", "--metric", "last,term:cross_entropi")
-    assert "unknown term 'cross_entropi'; did you mean 'cross_entropy'?" in told
     assert "introduction" in refused("table", "--page", "demo")
     Path("demo/intro.md").write_text("# Which is better?\n")
-    page = done("table", "--page", "demo")
-    assert page.startswith("# Which is better?")
-    assert "demo-curves.png" not in page  # one round is no curve
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("table",), "a table is of runs or of a study's --page (got neither)"),
-        (("table", "a", "--page", "b"), "a table is of runs or of a study's --page (got both)"),
-        (("table", "--page", "a", "--format", "csv"), "--page is written in Markdown (got --format csv)"),
-        (("table", "nowhere"), "nowhere"),
-        (("plot", "nowhere"), "nowhere"),
-        (("plot", "."), "no record.json under the folder"),
-    ],
-)
-def test_plot_and_table_refuse(arguments, message):
-    assert message in refused(*arguments)
-
-
-def test_a_file_that_cannot_be_written_is_refused(no_figures):
-    done("run", "fedavg", *TINY, "--out", "a")
-    Path("file").write_text("")
-    for command in (
-        ("table", "a", "--out", "file/t.md"),
-        ("plot", "a", "--out", "file/c.png"),
-        ("table", "a", "--out", "."),
-    ):
+    assert done("table", "--page", "demo").startswith("# Which is better?")
+    for command in (("table", "demo", "--out", "demo/intro.md/t.md"), ("plot", "demo", "--out", "demo/intro.md/c.png")):
         assert "cannot be written" in refused(*command)
+    monkeypatch.setattr("fedcli.cli.tables.console", lambda: Console(width=150, force_terminal=True, color_system=None))
+    assert "| fedavg" not in done("table", "demo")  # drawn on a terminal
 
 
 # The display
@@ -771,18 +412,8 @@ def test_the_lines_of_a_run_say_speed_and_time_left(clock):
     record["status"] = "interrupted"
     shown.finish(record)
     lines = out.getvalue().splitlines()
-    assert lines[:10] == [
-        "method      m, protocol p:q",
-        "data set    d, 6,000 training images on 3 clients",
-        "partition   iid, 1,000 to 3,000 images a client",
-        "network     b, 12,345 parameters",
-        "clients     3, of which 2 in each of 6 rounds",
-        "training    sgd, rate 0.05, 2 local epochs, batches of 10",
-        "headline    accuracy on other domains, the mean of the last three rounds",
-        "machine     cpu, float32, 3 threads, in each 2 clients stacked",
-        "seed        0",
-        "folder      there",
-    ]
+    assert lines[2] == "partition   iid, 1,000 to 3,000 images a client"
+    assert lines[6] == "headline    accuracy on other domains, the mean of the last three rounds"
     assert lines[10:] == [
         "resumed     after 2/6 rounds",
         "round 3/6: test 50.00 %, task 1.235, pull 2e-09, 40 samples/s, 0:00:30 left",
@@ -803,42 +434,6 @@ def test_a_run_that_will_take_hours_says_so_after_its_first_round(seconds, told,
         shown.round(entry_of(number))
     assert out.getvalue().count("time        about 9 hours here; lower --rounds") == told
     shown.bar.stop()
-
-
-def test_how_the_clients_train_is_said_and_what_the_engine_has_to_say():
-    record = record_of(rounds=6)
-    record["engine"] |= {"device": "cuda", "way": "branches", "chosen": "fastest of 7"}
-    assert ("machine", "cuda, float32, 2 clients as branches (fastest of 7)") in display.header(record, Path("there"))
-    out = io.StringIO()
-    display.Display(Console(file=out, width=40)).note("out of memory")
-    assert out.getvalue() == "engine      out of memory\n"
-
-
-def test_the_live_bar_moves_with_the_samples_and_has_the_last_accuracy():
-    out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=True, color_system=None)
-    shown = display.Display(console)
-    record = record_of(rounds=4)
-
-    def bar():
-        with console.capture() as captured:
-            console.print(shown.bar)
-        return captured.get().strip()
-
-    shown.start(record, Path("there"), samples_per_round=100, first_round=0)
-    shown.bar.stop()  # its thread would draw while we look
-    assert bar().startswith("round 1/4 ")
-    shown.samples(50)
-    assert shown.bar.tasks[0].completed == 0.5
-    shown.samples(100)  # more than was expected: the bar waits for the end of the round
-    assert shown.bar.tasks[0].completed == 1
-    record["rounds"].append(entry_of(0))
-    shown.round(entry_of(0))
-    assert bar().startswith("round 2/4 ")
-    assert bar().endswith("test 50.00 %")
-    record["rounds"].append(entry_of(1, test=None))
-    shown.round(entry_of(1, test=None))
-    assert bar().endswith("test 50.00 %")
 
 
 # Checking the laws
@@ -884,15 +479,6 @@ def test_check_fails_where_a_law_is_broken_and_names_it(folder):
     assert result.stdout.endswith("1 of 2 laws hold on cpu.\n")
 
 
-def test_check_tells_what_a_method_raises_with_its_traceback_where_asked(folder):
-    (folder / "planted.py").write_text(PLANTED.replace("{defect}", "raise ArithmeticError('out of luck')"))
-    result = invoke("check", "planted.py", "--law", 5)
-    assert (result.exit_code, result.stderr) == (1, "planted.py, law 5: ArithmeticError: out of luck\n")
-    result = invoke("--traceback", "check", "planted.py", "--law", 5)
-    assert result.exit_code == 1
-    assert 'planted.py", line' in result.stderr
-
-
 FAILING = (
     PLANTED.replace("{defect}", "weights = cohort.weights")
     + """
@@ -930,34 +516,14 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
     assert f'planted.py", line {number}' in result.stderr
 
 
-def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder, no_figures):
-    text = FAILING.replace("fedavg.make_local_loss(fed.network)", "nan(fedavg.make_local_loss(fed.network))")
-    nan = """
-def nan(loss):
-    def local_loss(*arguments):
-        value, aux = loss(*arguments)
-        return value * torch.nan, aux._replace(terms={"loss": value * torch.nan})
-    return local_loss
-"""
-    (folder / "planted.py").write_text(text + nan)
-    result = invoke("run", "planted.py", *TINY, "--out", "run")
+def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder):
+    (folder / "planted.py").write_text(FAILING)
+    result = invoke("run", "planted.py", *TINY, "--rounds", "3", "--lr", "1e6", "--out", "a")
     assert result.exit_code == 1
-    assert "planted.py" not in result.stderr
-
-
-def test_check_without_a_method_checks_the_engine_and_a_method_of_each_kind():
-    lines = done("check", "--law", 5).splitlines()
-    names = [line.split(" 5 ")[0].strip() for line in lines[1:-1]]
-    assert names[0] == "the engine"
-    kinds = [(one.personal is not None, one.uses_public_data) for one in map(registry.find_method, names[1:])]
-    assert {(False, False), (True, False), (True, True)} <= set(kinds)
-
-
-def test_check_refuses_what_is_not_there():
-    assert refused("check", "fedavgg").startswith("unknown method 'fedavgg'")
-    assert refused("check", "fedavg", "--law", 8).startswith("unknown law 8; there are 1 (switched off")
-    assert refused("check", "fedavg", "--device", "abacus").startswith("--device must be")
-    assert refused("check", "fedavg", "--all").startswith("--all checks every method")
+    assert result.stderr.count("\n") == 1
+    assert re.match(r"error: the term 'cross_entropy' is not finite in round \d for client\(s\) 0", result.stderr)
+    assert result.stderr.endswith("The record is a/record.json.\n")
+    assert read("a")["status"] == "failed"
 
 
 def test_a_mistake_shows_where_it_was_found_only_where_asked():
@@ -966,3 +532,10 @@ def test_a_mistake_shows_where_it_was_found_only_where_asked():
     assert result.exit_code == 2
     assert "Traceback (most recent call last)" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("error: unknown method 'fedavgg'")
+
+
+def test_check_without_a_method_checks_the_engine_and_a_method_of_each_kind():
+    names = [line.split(" 5 ")[0].strip() for line in done("check", "--law", 5).splitlines()[1:-1]]
+    assert names[0] == "the engine"
+    kinds = [(one.personal is not None, one.uses_public_data) for one in map(registry.find_method, names[1:])]
+    assert {(False, False), (True, False), (True, True)} <= set(kinds)

@@ -135,11 +135,8 @@ def test_the_version_is_told_and_help_comes_by_one_letter(folder):
     [
         ("run fedf", ["fedfa", "fedfm", "fedfm-lite"]),
         ("run fedavg --dataset dig", ["digits", "digit-domains", "digits-4", "digits-real-4"]),
-        ("tune fedavg --protocol fedfm:dig", ["fedfm:digits"]),
         ("run fedavg --optimizer a", ["adam"]),
-        ("show fedtg", ["fedtgp"]),
         ("show fedsa:dig", ["fedsa:digits", "fedsa:digits-mixed"]),
-        ("data show fm", ["fmnist"]),
     ],
 )
 def test_a_shell_completes_names(words, found):

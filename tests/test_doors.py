@@ -103,12 +103,6 @@ def test_all_three_run_and_resume_to_the_same_bits(monkeypatch):
     assert resumed.record["user_files"] == whole.record["user_files"]
 
 
-def test_it_stands_among_several_networks():
-    options = {**OPTIONS, "backbone": "./nets.py:tiny,cnn-small"}
-    record = fedcli.run("feddistill", rounds=1, out="run", **options, **{**SMALL, "cohort_size": 3}).record
-    assert [name.rpartition(":")[2] for name in record["model"]["networks"]] == ["tiny", "cnn-small"]
-
-
 METHODS = """
 from dataclasses import dataclass, replace
 from fedcli import Cell, DataSetting, Post, Protocol, Table, option
@@ -145,12 +139,12 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     shown = comparison.compare(reproduce.plan(table))
     assert (shown.rows, shown.columns, shown.has_paper) == (("a",), ("b", "c"), False)
     assert not any("paper" in note for note in shown.notes)
-    given = {**table.cells[0].settings, "share": 0.25}
-    run = fedcli.run(table.cells[0].method, **given, device="cpu", out="run", train_examples=40)
-    assert run.record["protocol"] == "mine:digits"
-    assert run.record["post"]["name"] == "half"
-    assert run.record["config"]["share"] == 0.25
-    assert run.record["user_files"] == {path: userfiles.file_hash("mine.py")}
+    command = "run ./mine.py:plain --protocol mine:digits --post ./mine.py:POST --share 0.25 --train-examples 40"
+    result = CliRunner().invoke(cli.app, [*command.split(), "--device", "cpu", "--out", "run"])
+    assert result.exit_code == 0, result.output
+    record = json.loads(Path("run/record.json").read_text())
+    assert (record["protocol"], record["post"]["name"], record["config"]["share"]) == ("mine:digits", "half", 0.25)
+    assert record["user_files"] == {path: userfiles.file_hash("mine.py")}
 
 
 BORROWED = '''"""My card."""
@@ -177,11 +171,7 @@ def test_a_method_made_of_a_papers_is_that_of_the_users_file():
         assert registry.find_protocol("mine:digits", method).name == "mine:digits"
     record = fedcli.run("./mine.py", out="run", train_examples=40, device="cpu").record
     assert (record["protocol"], record["method_hash"]) == ("mine:digits", userfiles.file_hash("mine.py"))
-    simple = registry.find_method("fedavg")
-    assert registry.find_method("./mine.py:SIMPLE") is simple  # imported, not declared
-    assert (simple.file.name, registry.find_method("fedprox").file.name) == ("fedavg.py", "fedprox.py")
-    (Path.cwd() / "other.py").write_text("from fedcli import registry\nMETHOD = registry.find_method('./mine.py')\n")
-    assert registry.find_method("./other.py").file == Path("mine.py").resolve()
+    assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")  # imported, not declared
 
 
 def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():
@@ -190,16 +180,6 @@ def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():
                                f"METHOD = replace(registry.find_method({first.name!r}), name='mine')\n")  # fmt: skip
     mine = registry.find_method("./mine.py")
     assert registry.default_protocol(mine, None) == registry.default_protocol(first, None)
-
-
-def test_a_step_of_a_users_own_has_its_options_on_the_command_line():
-    Path("mine.py").write_text(METHODS)
-    small = "--protocol fedfm:digits --train-examples 40 --rounds 1 --device cpu --num-clients 2 --out run"
-    command = ["run", "fedavg", *small.split(), "--post", "./mine.py:POST", "--share", "0.25"]
-    result = CliRunner().invoke(cli.app, command)
-    assert result.exit_code == 0, result.output
-    record = json.loads(Path("run/record.json").read_text())
-    assert (record["post"]["name"], record["config"]["share"]) == ("half", 0.25)
 
 
 # Finding
@@ -220,9 +200,7 @@ def test_a_file_is_imported_once_and_anew_when_it_has_changed():
         ("./own.py", "def f(): pass\n", "write ./own.py:NAME, of f."),
         ("./own.py:g", "def f(): pass\n", "unknown metric in"),
         ("./own.py:f", "x = 1\nf = x\n", "it must be a function or a class; there are"),
-        ("./own.py:f", "x = 1\nraise SystemExit(3)\n", "line 2 (got SystemExit: 3)"),
         ("./own.py:f", "x = 1\n\nimport nothing_of_that_name\n", "line 3 (got ModuleNotFoundError"),
-        ("./own.py:f", "def f(:\n", "line 1 (got SyntaxError"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_a_line(text, content, words):
@@ -291,10 +269,7 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round)
     ("line", "words"),
     [
         ("loss = loss * loss.item()", "reads a number out of a tensor"),
-        ("loss = loss if loss > 1 else loss", "reads a number out of a tensor"),
         ("loss = loss + 0 * torch.rand(3).sum()", "draws random numbers"),
-        ("loss = loss + 0 * torch.rand(3, generator=torch.Generator()).sum()", "draws random numbers"),
-        ("loss = loss + 0 * torch.nn.functional.dropout(features).sum()", "draws random numbers"),
         ("loss = torch.where(loss > 1, loss, loss)", ""),
         ("loss = loss + 0 * torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3).sum()", ""),
     ],
@@ -342,9 +317,6 @@ def test_lazy_layers_and_a_module_of_its_own_class():
         "    def forward(self, x):\n        return self.fc(self.conv(x).relu().mean((2, 3)))\nreturn Net()"
     )
     assert module.head.weight.shape == (5, 3)
-    assert [name for name, _ in module.named_parameters()] == [
-        "body.conv.weight", "body.conv.bias", "head.weight", "head.bias"
-    ]  # fmt: skip
 
 
 COUNTER = "self.register_buffer('n', torch.zeros(1))"
@@ -365,51 +337,23 @@ def net(forward, layers=""):
     [
         ("return 3", "gives no torch.nn.Module (got int)"),
         (net("return self.first(x)"), "gives no logits of 5 classes (got (4, 6) of 4 images)"),
-        (net("return self.fc(self.first(x)), x"), "gives no logits of 5 classes (got tuple"),
         (net("return self.fc(self.first(x)).log_softmax(1)"), "does not end in an nn.Linear"),
-        (net("return self.fc(self.first(x)).relu_()"), "does not end in an nn.Linear"),
         (net("return self.fc(self.first(x))", "self.fc = nn.Linear(6, num_classes, bias=False)"), "with bias"),
         (net("return self.fc(self.first(x) + 0 * self.fc(self.first(x)).sum())"), "uses its last nn.Linear"),
         (net("return self.fc(self.drop(self.drop(self.first(x))))", "self.drop = nn.Dropout(0.5)"), "nn.Dropout twice"),
-        (
-            net("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()"),
-            "has no attribute 'weight'",
-        ),
-        (
-            net("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)"),
-            "padding would reach",
-        ),
-        (
-            net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)"),
-            "draws by itself",
-        ),
-        (net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.Dropout(0.5, True)"), "not in place"),
+        (net("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()"), "has no attribute 'weight'"),
+        (net("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)"), "padding would reach"),
+        (net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)"), "draws by itself"),
         (net("return self.fc(self.first(x) + torch.rand(6) * self.training)"), "draws random numbers"),
-        (net("return self.fc(self.first(x) + float(np.random.rand()) * self.training)"), "draws random numbers"),
-        (net("return self.fc(nn.functional.dropout(self.first(x), training=self.training))"), "draws random numbers"),
         (net("x = self.first(x); return self.fc(x - x.mean(0) * self.training)"), "mixes the images of a batch"),
         (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
         (net("return self.fc(self.first(x))", "self.first.weight.requires_grad_(False)"), "one that is not trained"),
         (net("return self.fc(self.first(x))", "self.again = nn.ParameterList([self.first.weight])"), "in two places"),
         (net("return self.fc(self.first(x[:, :7]))"), "line 13 (got RuntimeError: mat1 and mat2"),
-        ("raise ValueError('too small')", "line 6 (got ValueError: too small)"),
     ],
 )
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(body, words):
     refused(lambda: build(body), words, "net.py")
-
-
-def test_a_transformer_without_dropout_is_trained():
-    layer = "self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0, batch_first=True)"
-    build(net("return self.fc(self.layer(self.first(x)[:, None])[:, 0])", layer))
-    run = fedcli.run("fedavg", out="run", rounds=1, **{**OPTIONS, "backbone": "./net.py:net"}, **SMALL)
-    assert run.record["status"] == "finished"
-
-
-def test_one_that_only_counts_is_fine_and_its_counts_are_put_back():
-    module = build(net("self.n.add_(1); return self.fc(self.first(x))", COUNTER))
-    assert module.body.n.max() <= 2  # of the passes in evaluation that found the head
-    assert module.training
 
 
 # Partitions
@@ -439,11 +383,7 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     ("text", "words"),
     [
         ("[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
-        ("7", "gives no list of 2 clients (got int)"),
         ("[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
-        ("[[0], [-1]]", "gives wrong positions to client 1"),
-        ("[[0.0], [1]]", "gives wrong positions to client 0 (got float64"),
-        ("[[[0]], [1]]", "gives wrong positions to client 0"),
         ("[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
         ("[[0, 1], [1]]", "uses an example twice (got position 1)"),
         ("[[], []]", "gives nobody an example"),
@@ -478,7 +418,6 @@ def test_a_data_set_is_checked_and_in_canonical_order():
     ("text", "words"),
     [
         ("3", "gives no arrays by name (got int)"),
-        ("{}", "has no x_train"),
         ("{key: np.zeros((3, 4, 4)) for key in ('x_train', 'y_train', 'x_test', 'y_test')}", "must be uint8 images"),
         ("np.nothing", "line 3 (got AttributeError"),
     ],

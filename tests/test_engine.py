@@ -13,7 +13,7 @@ import torch
 from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, Step, adam, adam_step, sgd, sgd_step
+from fedcli.core.clients import Aux, Client, Step, adam_step, sgd, sgd_step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.layers import LiveConv2d
 from fedcli.core.stacked import Stack
@@ -71,38 +71,6 @@ def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
     assert laws.distance(plain, results[0]) > 1e-3  # the augmentation did something
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_torchs(momentum, weight_decay):
-    value = torch.randn(5, dtype=torch.float64)
-    theirs = value.clone().requires_grad_()
-    optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    ours, state = {"w": value}, {"w": torch.zeros(5, dtype=torch.float64)} if momentum else ()
-    rate = torch.tensor(0.1, dtype=torch.float64)
-    for _ in range(5):
-        gradient = torch.randn(5, dtype=torch.float64)
-        theirs.grad = gradient.clone()
-        optimizer.step()
-        ours, state = sgd(ours, {"w": gradient}, state, rate, momentum, weight_decay)
-    torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adam_is_torchs(weight_decay):
-    value = torch.randn(5, dtype=torch.float64)
-    theirs = value.clone().requires_grad_()
-    optimizer = torch.optim.Adam([theirs], lr=0.1, weight_decay=weight_decay)
-    zeros = {"w": torch.zeros(5, dtype=torch.float64)}
-    ours, state = {"w": value}, (torch.zeros((), dtype=torch.float64), zeros, zeros)
-    rate = torch.tensor(0.1, dtype=torch.float64)
-    for _ in range(5):
-        gradient = torch.randn(5, dtype=torch.float64)
-        theirs.grad = gradient.clone()
-        optimizer.step()
-        ours, state = adam(ours, {"w": gradient}, state, rate, weight_decay)
-    torch.testing.assert_close(ours["w"], theirs.detach(), rtol=1e-10, atol=0)
-
-
 def quadratic(params, buffers, batch, context):
     """Half the squared distance of both parameters to the context."""
     loss = sum((value - context).square().sum() for value in params.values()) / 2
@@ -133,7 +101,7 @@ def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_sta
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("max_norm", [0.05, 1.0, 1e6])
+@pytest.mark.parametrize("max_norm", [0.05, 1.0, 1e6])  # the last one clips nothing
 def test_the_gradients_norm_is_clipped_before_weight_decay_and_momentum_as_in_torch(optimizer, max_norm):
     """Three steps; the second parameter's gradient is small, and is scaled by the norm of both."""
     options = {"weight_decay": 0.3, **({"momentum": 0.9} if optimizer == "sgd" else {})}
@@ -173,21 +141,13 @@ def test_epochs_in_two_calls_are_epochs_in_one(chunk):
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
     whole, _ = fed.train(start, cohort, loss)
-    part, _ = fed.train(start, cohort, loss, epochs=range(0, 1))
+    part, _ = fed.train(start, cohort, loss, epochs=range(0))
+    assert laws.distance(part.params, start.params) == 0
+    part, _ = fed.train(part, cohort, loss, epochs=range(0, 1))
     part, _ = fed.train(part, cohort, loss, epochs=range(1, 3))
     assert laws.distance(part.params, whole.params) == 0
     restarted, _ = fed.train(part._replace(optimizer={}), cohort, loss, epochs=range(1, 3))
     assert laws.distance(restarted.params, whole.params) > 1e-6
-
-
-@pytest.mark.parametrize("chunk", ["1", "2", "4"])
-def test_no_epochs_leave_the_clients_as_they_are(chunk):
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
-    cohort = fed.cohort(0)
-    start = fed.broadcast(*fed.initial_model(), cohort)
-    after, terms = fed.train(start, cohort, setup.method.module.make_local_loss(fed.network), epochs=range(0))
-    assert laws.distance(after.params, start.params) == 0
-    assert terms == {}
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
@@ -216,19 +176,6 @@ def test_a_term_that_is_not_finite_names_round_clients_and_term():
 
     with pytest.raises(NonFiniteLoss, match=r"'broken' is not finite in round 4 for client\(s\) 1, 2;"):
         fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss, torch.tensor([1.0, 0, 0, 1.0]), 0)
-
-
-def test_a_client_without_steps_keeps_the_model():
-    setup, fed = laws.federation(FEDAVG, drop_last=True, batch_size=8, clients_per_chunk="1")
-    cohort = fed.cohort(0)
-    assert fed.plan(cohort).steps.tolist() == [2, 0, 2, 0]
-    start = fed.broadcast(*fed.initial_model(), cohort)
-    for chunk in ("1", "2", "4"):
-        _, fed = laws.federation(FEDAVG, drop_last=True, batch_size=8, clients_per_chunk=chunk)
-        trained, terms = fed.train(start, cohort, setup.method.module.make_local_loss(fed.network))
-        assert laws.distance(select(trained.params, 1), select(start.params, 1)) == 0
-        assert laws.distance(select(trained.params, 0), select(start.params, 0)) > 0
-        assert (terms["cross_entropy"] > 0).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:2"])
@@ -296,11 +243,7 @@ def test_the_number_of_threads_is_invisible(chunk, two_threads):
     assert laws.distance(*outputs) == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
-    ids=["none", "count", "policy"],
-)
+@pytest.mark.parametrize(("given", "expected"), [({}, "3000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")])
 def test_waiting_threads_are_to_sleep_soon_before_torch_is_loaded(given, expected):
     program = """
 import os, sys

@@ -13,7 +13,7 @@ from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 from fedcli.runs import experiment, rounds
 from fedcli.runs.config import RunConfig, unknown_option
-from tests.test_cli import OPTIONS, TINY, done, interrupt, invoke, read, refused
+from tests.test_cli import OPTIONS, TINY, done, invoke, read, refused
 
 NETS = """from torch import nn
 def tiny(channels, size, classes):
@@ -219,15 +219,23 @@ def test_commas_of_tune_are_its_grid():
 
 
 def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
+    one_round = rounds.one_round
+
+    def interrupted(setup, fed, state, cohort):
+        if cohort.round == 1:
+            raise KeyboardInterrupt
+        return one_round(setup, fed, state, cohort)
+
     with monkeypatch.context() as patch:
-        interrupt(patch, after=1)
+        patch.setattr(rounds, "one_round", interrupted)
         result = invoke("run", "fedavg", *TINY, "--rounds", 2, "--out", "a", "--quiet", "--log-file", "logs/a.txt")
-    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    said = "interrupted after 1/2 rounds; 'fedcli resume a' goes on.\n"
+    assert (result.stdout, result.stderr, result.exit_code) == ("", said, 130)
     assert done("resume", "a", "--quiet", "--log-file", "logs/a.txt") == ""
     lines = Path("logs/a.txt").read_text().splitlines()
     assert lines[0] == "method      fedavg, protocol fedfm:digits"
     assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
-    assert result.stderr.strip() in lines
+    assert said.strip() in lines
     assert "logs' cannot be written" in refused("run", "fedavg", *TINY, "--log-file", "logs")
 
 

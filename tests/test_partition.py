@@ -69,12 +69,6 @@ def test_every_input_is_partitioned_or_refused(flag, name):
             assert min(map(len, parts)) >= dict(chosen.parameters).get("min_examples", 10)
 
 
-@pytest.mark.parametrize("flag", ["iid", "dirichlet:0.5", "classes:2", "dominant:1", "missing:3"])
-@pytest.mark.parametrize("name", ["balanced", "digits"])
-def test_usual_settings_are_not_refused(flag, name):
-    assert_partition(from_flag(flag)(LABEL_SETS[name], 10, 0), len(LABEL_SETS[name]), 10)
-
-
 @pytest.mark.parametrize("flag", FLAGS)
 def test_seed_alone_decides(flag):
     labels, chosen = LABEL_SETS["balanced"], from_flag(flag)
@@ -87,16 +81,7 @@ def test_seed_alone_decides(flag):
 
 
 @pytest.mark.parametrize(
-    "flag",
-    [
-        "iid",
-        "dirichlet:0.5",
-        "dirichlet:0.5:plain",
-        "dirichlet:0.5:draw=pfllib",
-        "classes:5",
-        "dominant:1",
-        "missing:3",
-    ],
+    "flag", ["iid", "dirichlet:0.5", "dirichlet:0.5:draw=pfllib", "classes:5", "dominant:1", "missing:3"]
 )
 def test_end_of_a_part_is_a_fair_sample_of_it(flag):
     labels = CIFAR10[np.argsort(CIFAR10, kind="stable")]  # the canonical order of a data set
@@ -107,13 +92,6 @@ def test_end_of_a_part_is_a_fair_sample_of_it(flag):
     assert (abs(end - whole / 5) <= 5 * np.sqrt(whole * 0.16) + 1).all()
     for part, tail in zip(parts, ends, strict=True):
         assert abs(tail.mean() - part.mean()) < 5 * part.std() / np.sqrt(len(tail))
-
-
-def test_iid_sizes():
-    parts = partition.iid(np.zeros(23, int), 5, 0)
-    assert sorted(map(len, parts)) == [4, 4, 5, 5, 5]
-    counts = count_classes(partition.iid(CIFAR10, 10, 1), CIFAR10, 10)
-    assert (abs(counts - 500) < 5 * np.sqrt(500 * 0.81)).all()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +126,6 @@ def test_classes_draws_the_examples_of_a_shard():
     [
         (CIFAR10, 1, 0.4, 300, 2000),
         (CIFAR100, 10, 0.4, 30, 200),
-        (CINIC10, 1, 4 / 9, 500, 4000),
         (CINIC10, 1, Fraction(4, 9), 500, 4000),
         (shuffled([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
     ],
@@ -173,7 +150,7 @@ def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
     assert everywhere.tolist() == [[20] * 3] * 3
 
 
-@pytest.mark.parametrize(("absent", "quota"), [(0, 500), (1, 555), (2, 625), (3, 714), (5, 1000), (7, 1666)])
+@pytest.mark.parametrize(("absent", "quota"), [(0, 500), (3, 714), (7, 1666)])
 def test_missing_counts(absent, quota):
     parts = partition.missing(CIFAR10, 10, absent, 0)
     assert_partition(parts, len(CIFAR10), 10)
@@ -193,12 +170,7 @@ def test_missing_with_other_numbers_of_clients(num_clients, starts):
     assert set(counts[held]) == {5000 // held.sum(0).max()}
 
 
-def test_examples_of_a_class_are_drawn_at_random():
-    few = np.concatenate(partition.dominant(np.repeat([0, 1], [100, 1000]), 2, 1, 0))
-    assert few[few >= 100].max() > 800  # not the first of the class
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("sizes", "alpha"), [([500] * 10, 0.5), ([500] * 10, 0.05), ([30, 900, 0, 400, 70], 0.3)])
 def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha, seed):
     labels = shuffled(sizes)
@@ -209,19 +181,7 @@ def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha, seed):
     assert counts.sum(1).max() < len(labels) / 8 + counts.max()
 
 
-def test_dirichlet_without_cap_spreads_wider():
-    def spread(seed, capped):
-        return np.std([len(p) for p in partition.dirichlet(CIFAR10, 10, 0.5, seed, capped, 1)])
-
-    capped, plain = (np.array([spread(seed, c) for seed in range(20)]) for c in (True, False))
-    # Plain: sizes are sums of ten pieces 5000 p with Var p = 0.09 / 6, so their deviation is about 1,900.
-    assert 1500 < plain.mean() < 2300
-    assert capped.mean() < 0.75 * plain.mean()
-    over = count_classes(partition.dirichlet(CIFAR10, 10, 0.5, 0, False, 1), CIFAR10, 10)
-    assert ((over.cumsum(1) - over)[over > 0] >= 5000).any()
-
-
-@pytest.mark.parametrize("alpha", [1e-3, 0.1, 0.5, 5.0, 50.0])
+@pytest.mark.parametrize("alpha", [1e-3, 0.5, 50.0])
 def test_dirichlet_proportions_have_the_right_moments(alpha):
     labels = np.repeat(np.arange(1000), 300)
     counts = count_classes(partition.dirichlet(labels, 4, alpha, 0, capped=False, min_examples=1), labels, 1000) / 300
@@ -237,21 +197,6 @@ def test_dirichlet_with_tiny_alpha_gives_whole_classes_to_open_clients():
     # A class of 50 goes to one client as a whole, the cap is N/K = 100: everybody ends with exactly two classes.
     assert count_classes(parts, labels, 40).sum(1).tolist() == [100] * 20
     assert ((count_classes(parts, labels, 40) == 50).sum(1) == 2).all()
-
-
-@pytest.mark.parametrize(
-    ("num_clients", "alpha", "minimum", "words"),
-    [
-        (100, 0.5, 11, ["100 clients", "11 examples", "got 1000"]),
-        (100, 1e-3, 10, ["0.001", "min=10", "larger concentration", "lower min="]),
-        (100, 1e-3, 1, ["0.001", "min=1 ", "larger concentration or fewer clients"]),
-        (100, 1e3, 10, ["1000", "min=10"]),
-    ],
-)
-def test_dirichlet_refuses_what_it_cannot_reach(num_clients, alpha, minimum, words):
-    with pytest.raises(UserError) as error:
-        partition.dirichlet(LABEL_SETS["balanced"], num_clients, alpha, 0, min_examples=minimum)
-    assert_one_line(error, *words)
 
 
 def slow_pfllib(labels, num_clients, alpha, least, seed):
@@ -292,16 +237,6 @@ def test_pfllibs_draw_order_is_followed_index_for_index(sizes, num_clients, alph
         assert ours.tolist() == theirs.tolist()
 
 
-def test_the_skew_of_cifar10_in_pfllibs_draw_order():
-    merged = np.repeat(np.arange(10), 6000)  # training and test images
-    counts = count_classes(from_flag("dirichlet:0.1:min=1:draw=pfllib")(merged, 20, 1), merged, 10)
-    assert counts.max(1).sum() / counts.sum() == pytest.approx(0.7421, abs=1e-4)  # share of the clients' largest class
-    assert counts.sum(1).tolist()[:4] == [1621, 1814, 1211, 2080]
-    unsorted = shuffled([6000] * 10)
-    again = count_classes(from_flag("dirichlet:0.1:min=1:draw=pfllib")(unsorted, 20, 1), unsorted, 10)
-    assert (again == counts).all()  # in whatever order the labels come
-
-
 @pytest.mark.parametrize("within", [None, from_flag("dirichlet:0.5:min=5"), from_flag("classes:2")])
 def test_domains_keep_to_themselves(within):
     labels = np.tile(np.arange(5), 240)
@@ -316,14 +251,6 @@ def test_domains_keep_to_themselves(within):
         assert (count_classes(parts, labels, 5) > 0).sum(1).max() <= 4
     else:
         assert count_classes(parts, labels, 5).std(1).min() > 5
-
-
-def test_domains_of_equal_labels_are_not_cut_alike():
-    labels, domain = np.tile(np.arange(10), 80), np.repeat([0, 1], 400)
-    counts = count_classes(from_flag("domains+dirichlet:0.5")(labels, 8, 0, domain), labels, 10)
-    assert (counts[:4] != counts[4:]).any()
-    first = partition.iid(labels[:400], 4, 0)
-    assert any((part != own).any() for part, own in zip(partition.domains(labels, 8, domain, 0), first, strict=False))
 
 
 def written(num_writers=23, seed=0):
@@ -373,46 +300,32 @@ def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
     assert len(seen) > 2
 
 
-def test_by_shares_the_examples_of_a_client_come_from_all_writers():
-    writer = np.repeat(np.arange(100), 30)
-    labels = np.arange(len(writer)) % 3
-    assert {len(set(writer[part])) for part in partition.writers(labels, 10, writer, 0)} == {10}
-    assert min(len(set(writer[part])) for part in partition.writers(labels, 10, writer, 0, by_shares=True)) > 80
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda y: partition.dirichlet(y, 100, 0.5, 0, min_examples=11), ["100 clients", "11 examples", "got 1000"]),
+        (lambda y: partition.dirichlet(y, 100, 1e-3, 0), ["0.001", "min=10", "larger concentration", "lower min="]),
+        (lambda y: partition.dirichlet(y, 100, 1e-3, 0, min_examples=1), ["larger concentration or fewer clients"]),
         (lambda y: partition.iid(y, 0, 0), ["0 clients", "1 to 1000"]),
         (lambda y: partition.iid(y, 1001, 0), ["1001 clients", "1 to 1000"]),
-        (lambda y: partition.iid(y[:0], 1, 0), ["got 0"]),
-        (lambda y: partition.dirichlet(y, 0, 0.5, 0), ["0 clients"]),
         (lambda y: partition.dirichlet(y, 2, 0, 0), ["concentration", "got '0'", "dirichlet:0.5"]),
-        (lambda y: partition.dirichlet(y, 2, -1.0, 0), ["concentration"]),
         (lambda y: partition.dirichlet(y, 2, float("nan"), 0), ["concentration"]),
-        (lambda y: partition.dirichlet(y, 2, float("inf"), 0), ["concentration"]),
         (lambda y: partition.dirichlet(y, 2, 0.5, 0, min_examples=0), ["minimum"]),
         (lambda y: partition.classes(y, 2, 0, 0), ["number of classes", "from 1"]),
-        (lambda y: partition.classes(y, 1001, 1, 0), ["1001 clients"]),
         (lambda y: partition.classes(y, 500, 3, 0), ["1500 shards", "got 1000"]),
         (lambda y: partition.dominant(y, 10, 0, 0), ["dominant", "from 1"]),
         (lambda y: partition.dominant(y, 10, 11, 0), ["dominant:11", "10 classes", "dominant:10"]),
-        (lambda y: partition.dominant(y, 10, 1, 0, share=0), ["share"]),
         (lambda y: partition.dominant(y, 10, 1, 0, share=1.1), ["share"]),
         (lambda y: partition.dominant(y, 3, 1, 0), ["class 0", "190", "got 100", "multiple of 10"]),
-        (lambda y: partition.dominant(y, 100, 1, 0), ["too few", "got 100"]),
         (lambda y: partition.dominant(y[y != 4], 10, 1, 0), ["too few", "got 0 of class 4"]),
         (lambda y: partition.missing(y, 10, -1, 0), ["from 0"]),
         (lambda y: partition.missing(y, 10, 10, 0), ["missing:10", "10 classes", "missing:9"]),
-        (lambda y: partition.missing(y[y != 4], 10, 3, 0), ["too few", "got 0 of class 4"]),
         (lambda y: partition.domains(y, 5, y % 2, 0), ["5", "2 domains", "multiple of 2"]),
         (lambda y: from_flag("dirichlet:0.5:draw=flower")(y, 4, 0), ["draw order", "got 'flower'", "own or pfllib"]),
-        (lambda y: partition.dirichlet(y, 4, 0.5, 0, draw=""), ["draw order"]),
         (lambda y: partition.domains(y, 20, y % 2, 0, from_flag("dirichlet:0.5:min=60")), ["in domain 0", "500"]),
         (lambda y: from_flag("domains+dirichlet:0.5")(y, 4, 0), ["domains+dirichlet:0.5", "with domains", "without"]),
         (lambda y: from_flag("writers")(y, 4, 0, y), ["partition 'writers'", "with writers", "without"]),
         (lambda y: partition.writers(y, 11, y, 0), ["each of 11 clients", "got 10 writers", "1 to 10"]),
-        (lambda y: partition.writers(y, 0, y, 0), ["0 clients", "1 to 10"]),
     ],
 )
 def test_calls_that_cannot_be_answered_are_refused(call, words):
@@ -427,25 +340,13 @@ def test_calls_that_cannot_be_answered_are_refused(call, words):
         ("iid", "iid"),
         ("dirichlet:.50", "dirichlet:0.5"),
         ("dirichlet:1e+2", "dirichlet:100"),
-        ("dirichlet:0.5:min=10", "dirichlet:0.5"),
-        ("dirichlet:0.5:plain", "dirichlet:0.5:plain"),
-        ("dirichlet:0.5:min=1", "dirichlet:0.5:min=1"),
         ("dirichlet:0.5:min=1:plain", "dirichlet:0.5:plain:min=1"),
         ("dirichlet:0.5:draw=pfllib:min=1", "dirichlet:0.5:min=1:draw=pfllib"),
         ("dirichlet:0.5:draw=own", "dirichlet:0.5"),
-        ("dirichlet:1e-05", "dirichlet:1e-05"),
-        ("dirichlet:0.123456789", "dirichlet:0.123456789"),
-        ("classes:2", "classes:2"),
-        ("dominant:1", "dominant:1"),
         ("dominant:01:share=0.40", "dominant:1"),
         ("dominant:1:share=4/9", "dominant:1:share=4/9"),
-        ("dominant:10:share=0.5", "dominant:10:share=1/2"),
-        ("missing:3", "missing:3"),
-        ("missing:0", "missing:0"),
-        ("domains", "domains"),
         ("domains+iid", "domains"),
         ("domains+dirichlet:1e+2:min=1", "domains+dirichlet:100:min=1"),
-        ("writers", "writers"),
         ("writers:shares", "writers:shares"),
     ],
 )
@@ -459,12 +360,9 @@ def test_flag_has_one_canonical_spelling(flag, canonical):
 @pytest.mark.parametrize(
     ("flag", "function", "keywords"),
     [
-        ("iid", partition.iid, {}),
         ("dirichlet:0.4", partition.dirichlet, {"alpha": 0.4}),
         ("dirichlet:0.4:plain:min=3", partition.dirichlet, {"alpha": 0.4, "capped": False, "min_examples": 3}),
-        ("classes:3", partition.classes, {"classes_per_client": 3}),
         ("dominant:2:share=1/3", partition.dominant, {"dominant_classes": 2, "share": 1 / 3}),
-        ("missing:4", partition.missing, {"missing_classes": 4}),
     ],
 )
 def test_flag_calls_the_partitioner(flag, function, keywords):
@@ -481,34 +379,18 @@ def test_flag_calls_the_partitioner(flag, function, keywords):
     [
         ("", ["unknown partition ''", "dirichlet"]),
         ("dirichelt:0.5", ["unknown partition 'dirichelt'", "did you mean 'dirichlet'"]),
-        ("domains+clases:2", ["unknown partition 'clases'", "did you mean 'classes'"]),
         ("domains+domains", ["needs a label skew", "domains+dirichlet:0.5"]),
-        ("domains+writers", ["needs a label skew", "domains+dirichlet:0.5"]),
         ("writers:3", ["does not take '3'", "write writers:shares."]),
-        ("iid+domains", ["unknown partition"]),
         ("dirichlet:", ["needs its concentration", "write dirichlet:0.5."]),
         ("dirichlet:plain", ["concentration", "got 'plain'"]),
-        ("dirichlet:0", ["concentration", "from 1e-06"]),
-        ("dirichlet:nan", ["concentration", "got 'nan'"]),
         ("dirichlet:0.5:0.5", ["does not take '0.5'", "dirichlet:0.5:plain", "dirichlet:0.5:min=1"]),
-        ("dirichlet:0.5:min", ["does not take 'min'"]),
-        ("dirichlet:0.5:min=", ["minimum", "got ''"]),
         ("dirichlet:0.5:min=2.5", ["minimum", "a whole number from 1"]),
-        ("dirichlet:0.5:min=0", ["minimum", "got '0'"]),
         ("dirichlet:0.5:min=1:min=2", ["does not take 'min=2'"]),
-        ("dirichlet:0.5:plain=1", ["does not take 'plain=1'"]),
-        ("dirichlet:0.5:plain:plain", ["does not take 'plain'"]),
-        ("iid:2", ["does not take '2'", "write iid."]),
         ("classes", ["needs its number of classes", "write classes:2."]),
-        ("classes:0", ["number of classes", "got '0'"]),
         ("classes:two", ["number of classes", "got 'two'"]),
-        ("classes:2:3", ["does not take '3'"]),
-        ("dominant:1:share=4/0", ["share", "got '4/0'"]),
         ("dominant:1:share=1.5", ["share", "got '3/2'", "to 1"]),
         ("dominant:1:min=3", ["does not take 'min=3'"]),
-        ("missing", ["needs its number of missing classes", "write missing:3."]),
         ("missing:-1", ["number of missing classes", "from 0"]),
-        ("domains:3", ["does not take '3'", "write domains."]),
     ],
 )
 def test_wrong_flags_are_refused_without_data(flag, words):
@@ -522,15 +404,9 @@ def test_fingerprint_sees_sizes_order_and_content():
     text = np.array([2, 1, 3, 1, 2], "<i8").tobytes()  # sizes, then positions
     assert fingerprint(parts) == hashlib.sha256(text).hexdigest()[:16]
     assert fingerprint([part.astype(np.int32) for part in parts]) == fingerprint(parts)
-    others = [
-        [np.array([1, 3]), np.array([2])],
-        [np.array([2]), np.array([3, 1])],
-        [np.array([3]), np.array([1, 2])],
-        [np.array([3, 1, 2])],
-        [np.array([3, 1]), np.array([4])],
-        [np.array([3, 1]), np.array([2]), np.array([], int)],
-    ]
-    assert len({fingerprint(parts), *map(fingerprint, others)}) == 1 + len(others)
+    others = [[[1, 3], [2]], [[2], [3, 1]], [[3], [1, 2]], [[3, 1, 2]], [[3, 1], [4]], [[3, 1], [2], []]]
+    found = {fingerprint([np.array(part, int) for part in other]) for other in others}
+    assert len({fingerprint(parts), *found}) == 1 + len(others)
 
 
 def test_classes_are_counted_by_hand():
@@ -568,8 +444,6 @@ def test_partition_of_a_seed_never_changes(flag, expected):
         ("dirichlet:0.1:min=12", 0.25, "dirichlet:0.1:min=12"),
         ("domains+dirichlet:0.5", 0.3, "domains+dirichlet:0.5:min=3"),
         ("domains+classes:2", 0.3, "domains+classes:2"),
-        ("classes:2", 0.3, "classes:2"),
-        ("domains", 0.3, "domains"),
     ],
 )
 def test_the_least_size_shrinks_with_the_data_unless_it_was_named(flag, share, expected):

@@ -1,8 +1,11 @@
-"""What a method or a run cannot do is refused by the command: one line, exit code 2, nothing written."""
+"""What a command cannot do is refused by one line and exit code 2, and nothing is written."""
 
 import shlex
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedcli.cli import app as cli
@@ -11,12 +14,53 @@ SMALL = "--dataset digits --train-examples 60 --num-clients 4 --cohort-size 4 --
 PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid"
 MIXED = "--backbone cnn-small,resnet10-3x3"
 NO_AVERAGE = "--average-parameters needs one network"
+SEEDS = "--seeds must be distinct whole numbers from 0"
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+
+
+def refused(line, message, folder, monkeypatch):
+    """Runs a command in a folder with some files; it must be refused with the message and leave the folder alone."""
+    (folder / "taken").mkdir(parents=True)
+    for name in ("taken/file", "notes.txt", "text.npz"):
+        (folder / name).write_text("not what is looked for\n")
+    np.savez(folder / "floats.npz", x_train=np.zeros((4, 8, 8)), y_train=[0, 1, 0, 1])
+    before = sorted(folder.rglob("*"))
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(cli.app, shlex.split(line), prog_name="fedcli")
+    assert (result.exit_code, result.stderr.count("\n"), result.stdout.strip()) == (2, 1, ""), result.output
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert sorted(folder.rglob("*")) == before
+    assert Path("notes.txt").read_text() == "not what is looked for\n"
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        # Names
+        ("fedmf", "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list' shows all."),
+        ("./none.py", "there is no method file at '"),
+        ("fedavg --dataset digit", "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
+        ("fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),
+        ("fedavg --protocol fedfm:digit", "unknown protocol 'fedfm:digit'; did you mean 'fedfm:digits'?"),
+        ("fedavg --partition dirichle:1", "unknown partition 'dirichle'; did you mean 'dirichlet'?"),
+        ("fedavg --backbone cnn-smal", "did you mean 'cnn-small'? nearest are cnn-small, cnn"),
+        ("fedfm --guiding x", "--guiding must be contrastive or l2 or l2-sum (got 'x'); choose one of them."),
         # Options out of range
+        ("fedavg --rounds 0", "--rounds must be >= 1 (got 0); choose a value in that range."),
+        ("fedavg --rounds x", "--rounds must be of type int (got 'x'); give a value of that type."),
+        ("fedavg --lr nan", "--lr must be finite and > 0 (got nan)"),
+        (f"fedavg --seed {2**40}", "--seed must be >= 0 and <= 4294967295 (got"),
+        ("fedavg --seed 0 --seeds 0,1", "--seed 0 was given with --seeds; one of the two"),
+        ("fedavg --seeds 0,x", f"{SEEDS} (got '0,x'); write --seeds"),
+        ("fedavg --seeds 1,1", f"{SEEDS} (got '1,1')"),
+        ("fedavg --seeds=-1", f"{SEEDS} (got '-1')"),
+        ("fedavg --seeds ''", "an empty text is no value (got it after '--seeds')"),
+        ("fedavg --checkpoint-every some", "--checkpoint-every must be auto or a whole number from 1 (got"),
+        ("fedavg --clients-per-chunk some", "--clients-per-chunk must be auto, a whole number from 1"),
+        ("fedavg --device gpu", "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
+        pytest.param("fedavg --device cuda", "--device cuda is not there (PyTorch sees 0 CUDA", marks=no_cuda),
+        ("fedavg --num-clients 20 --cohort-size 30", "--cohort-size 30 is larger than --num-clients 20; use"),
         (f"fedavgm {SMALL} --server-momentum -0.1", "--server-momentum must be >= 0 and < 1"),
         (f"fedavgm {SMALL} --server-momentum 1.0", "--server-momentum must be >= 0 and < 1"),
         (f"fedproc {SMALL} --cross-entropy-weight 1.5", "--cross-entropy-weight must be"),
@@ -36,13 +80,93 @@ NO_AVERAGE = "--average-parameters needs one network"
         *((f"{name} {SMALL} --backbone cnn-small,cnn-3conv", "cnn-small 64, cnn-3conv 512")
           for name in ("fedsa", "lg-fedavg", "fedproto", "fedtgp", "fedgen")),
         # Data
+        ("fedavg --partition dirichlet", "write dirichlet:0.5."),
+        ("fedavg --partition dirichlet:0.5:min=19 --num-clients 100", "100 clients"),
+        ("fedavg --partition domains", "needs a data set with domains"),
+        ("fedavg --train-examples 200 --batch-size 500 --drop-last", "--batch-size 500 is larger than every client's"),
+        ("fedavg --train-examples 5", "--train-examples 5 does not fit the data set 'digits'"),
+        ("fedavg --public-dataset digits", "'fedavg' uses no public images (got --public-dataset digits)"),
         (f"fccl-plus {PUBLIC} --backbone cnn-small --public-batch-size 1", "must have 2 images"),
         (f"fedavg {SMALL} --local-test 0.25", "has no such parts"),
+        # Folders
+        (f"fedavg {SMALL} --out taken", "the output folder 'taken' exists; an existing one is never overwritten"),
+        (f"fedavg {SMALL} --out taken/file", "the output folder 'taken/file' exists;"),
+        (f"fedavg {SMALL} --out taken/file/below", "'taken/file/below' cannot be made (Not a directory)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
+def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
+    refused(f"run {line}", message, tmp_path / "work", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("resume nowhere", "there is no record at 'nowhere'; give the folder of a run, which holds record.json."),
+        ("show fedfa:fmnist-c3", "unknown protocol 'fedfa:fmnist-c3'; did you mean 'fedfa:fmnist-c2'?"),
+        ("show fedcme:ii", "'fedcme:ii' is a paper's table; 'fedcli table fedcme:II --dry-run' shows it."),
+        # Data sets
+        ("data show digit", "unknown data set 'digit'; did you mean 'digits'?"),
+        ("data show digits --out a.png", "--out a.png is for the chart of a partition (got no --partition)"),
+        ("data show digits --partition x", "unknown partition 'x'"),
+        ("data show digits --partition iid --num-clients 0", "--num-clients must be >= 1 (got 0)"),
+        ("data show digits --partition iid --partition-seed -1", "--partition-seed must be >= 0 and <= 4294967295"),
+        ("data download digits", "is built in"),
+        ("data download digit", "these can be downloaded: mnist, "),
+        ("data import shapes none.npz", "none.npz"),
+        ("data import shapes text.npz", "text.npz"),
+        ("data import shapes floats.npz", "floats.npz"),
+        ("data import shapes taken", "taken"),
+        ("data import cifar10 floats.npz", "floats.npz"),
+        ("data import digits floats.npz", "digits"),
+        ("data import 'A name' floats.npz", "A name"),
+        # Tables and figures
+        ("table", "a table is of runs or of a study's --page (got neither)"),
+        ("table a --page b", "a table is of runs or of a study's --page (got both)"),
+        ("table --page a --format csv", "--page is written in Markdown (got --format csv)"),
+        ("table nowhere", "nowhere"),
+        ("plot nowhere", "nowhere"),
+        ("plot .", "no record.json under the folder"),
+        ("table fedfm:IIII", "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),
+        ("table fedfm:III runs", "one paper's table at a time"),
+        ("table runs --rounds 3", "--rounds is for a paper's table (got no PAPER:ID)"),
+        ("table --dry-run", "--dry-run is for a paper's table"),
+        ("table fedfm:III --label x", "--label is for a table of runs"),
+        ("table --records-only", "--records-only is for a paper's table"),
+        ("table fedfm:III --seeds 0,a", f"{SEEDS} (got '0,a')"),
+        ("table fedfm:III --rounds 0", "--rounds must be >= 1 (got 0)"),
+        ("table fedfm:III --only x9", "no row or column of fedfm:III has 'x9' in its name"),
+        ("table fedfm:III --out notes.txt/t.md", "cannot be written"),
+        # Measurements and laws
+        ("bench w11", "unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3, "),
+        ("bench w1 --epochs 0", "--epochs must be >= 1 (got 0); choose a value in that range."),
+        ("bench w1 --repeats 0 --csv new/out.csv", "--repeats must be >= 1 (got 0); choose a value in that range."),
+        ("bench fedprox --repeats 0", "--repeats must be >= 1"),
+        ("bench w1 --precision half", "--precision must be"),
+        ("bench w1 --method no-such", "unknown method 'no-such'"),
+        ("bench w1 --device cpu --csv notes.txt", "does not hold results"),
+        ("bench w1 --device cpu --csv notes.txt/out.csv", "choose another file with --csv"),
+        ("check fedavgg", "unknown method 'fedavgg'"),
+        ("check fedavg --law 8", "unknown law 8; there are 1 (switched off"),
+        ("check fedavg --device abacus", "--device must be"),
+        ("check fedavg --all", "--all checks every method"),
+    ],
+)
+def test_another_command_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
+    refused(line, message, tmp_path / "work", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--seed x", "Invalid value for '--seed'"),
+        ("--round 1", "--rounds"),  # the option that was meant
+        ("--nonsense", "--nonsense"),
+        ("extra", "unexpected extra argument"),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused(line, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.app, ["run", *shlex.split(line), "--out", "run"], prog_name="fedcli")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    assert message in result.stderr
-    assert not (tmp_path / "run").exists()
+    result = CliRunner().invoke(cli.app, shlex.split(f"run fedavg {line}"), prog_name="fedcli")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
