@@ -163,12 +163,14 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def numerics(method: Method, model: dict[str, Any] | None = None) -> dict[str, int]:
-    """The numbers that are raised when the code begins to compute something else: the core's and the method's.
+def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
+    """The numbers of now for a run, raised when the code begins to compute something else: the core's, the method's.
 
-    `model` is a record's, which says whether networks have dead taps; without its input, none have.
+    The networks of its options are built, which say whether they have dead taps; without their input, none have. Those
+    from a user's file must be named by the user, see `fedcli.runs.consent`.
     """
-    dead_taps = bool(model and "input" in model) and have_dead_taps(model["backbone"], *model["input"][:2])
+    shape = record.get("model", {}).get("input")
+    dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
     return {"core": NUMERICS[dead_taps], "method": method.numerics}
 
 
@@ -182,19 +184,18 @@ def is_packaged(record: dict[str, Any]) -> bool:
     return record["method_source"] == record["method"]
 
 
-def outdated(record: dict[str, Any], method: Method) -> bool:
-    """True where the code would not repeat a run: other numerics, or an option that its method no longer has.
+def is_other_method(record: dict[str, Any], method: Method) -> bool:
+    """True where a run's method is another by now: a user's file has changed, or options of the run are gone.
 
-    The hash of the method's file decides only for a user's own file, whose changes nobody counts; the file of a
-    registered method may change its words.
-
-    Args:
-        record: Of the run.
-        method: Its method as it is now.
+    The file of a registered method may change its words; what it computes is counted by `numerics`.
     """
     changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
-    lost_options = record["config"].keys() - recorded_fields(method).keys()
-    return changed_file or numerics_of(record) != numerics(method, record.get("model")) or bool(lost_options)
+    return changed_file or bool(record["config"].keys() - recorded_fields(method).keys())
+
+
+def outdated(record: dict[str, Any], method: Method) -> bool:
+    """True where the code would not repeat a run: it is another method, or has other numerics."""
+    return is_other_method(record, method) or numerics_of(record) != numerics(record, method)
 
 
 def file_digest(path: Path) -> str:
