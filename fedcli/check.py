@@ -86,7 +86,7 @@ def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=
     present = [label for label in range(num_classes) if label not in absent]
 
     def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = np.array([present[i % len(present)] for i in range(count)])
+        labels = np.resize(present, count)
         pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
         return torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)
 
@@ -147,9 +147,8 @@ def federation(
         run = {"public_dataset": TOY["dataset"], "public_batch_size": 5, **run}
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
-    return setup, prepare.federation(
-        setup, data, toy_parts() if parts is None else parts, public, kind=kind or Federation
-    )
+    parts = toy_parts() if parts is None else parts
+    return setup, prepare.federation(setup, data, parts, public, kind=kind or Federation)
 
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Sequence[Sequence[int]] | None = None) -> Any:

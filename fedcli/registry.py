@@ -124,14 +124,11 @@ def claims(paper: str | None = None) -> list[Claim]:
             if claim.table in _declarations(Table, module):
                 claims[number] = dataclasses.replace(claim, table=f"{path}:{claim.table}")
         return claims
-    papers: dict[str, list[Claim]] = {}
-    for claim in _registered(Claim).values():
-        papers.setdefault(claim.name.partition(":")[0], []).append(claim)
-    if paper is None:
-        return list(_registered(Claim).values())
-    if paper.lower() not in papers:
+    claims = list(_registered(Claim).values())
+    papers = list(dict.fromkeys(claim.name.partition(":")[0] for claim in claims))
+    if paper is not None and paper.lower() not in papers:
         raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
-    return papers[paper.lower()]
+    return [claim for claim in claims if paper is None or claim.name.startswith(f"{paper.lower()}:")]
 
 
 def not_planned(module: ModuleType) -> dict[str, str]:
