@@ -60,8 +60,9 @@ class Broken(Exception):
     """
 
     def __init__(self, method: Method, findings: Sequence[Finding]):
-        wrong = [f"{one.what}: {one.figure:.2e}, must be {one.tolerance}" for one in findings if not one.holds]
-        super().__init__(f"{method.name}, {'; '.join(wrong)}")
+        broken = [finding for finding in findings if not finding.holds]
+        texts = [f"{finding.what}: {finding.figure:.2e}, must be {finding.tolerance}" for finding in broken]
+        super().__init__(f"{method.name}, {'; '.join(texts)}")
         self.findings = list(findings)
 
 
@@ -71,7 +72,7 @@ def judge(method: Method, findings: Sequence[Finding]) -> list[Finding]:
     Raises:
         Broken: If one of them does not hold.
     """
-    if not all(one.holds for one in findings):
+    if not all(finding.holds for finding in findings):
         raise Broken(method, findings)
     return list(findings)
 
@@ -85,7 +86,7 @@ def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=
     present = [label for label in range(num_classes) if label not in absent]
 
     def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = np.array([present[i % len(present)] for i in range(count)])
+        labels = np.resize(present, count)
         pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
         return torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)
 
@@ -138,17 +139,16 @@ def federation(
         **run: Options of the run in place of those in `TOY`.
     """
     method = find_method(method) if isinstance(method, str) else method
-    known = (one for one in registry.protocols().values() if TOY["dataset"] in one.datasets)
-    protocol = next(one for one in known if one.evaluation == "server")
+    protocols = (protocol for protocol in registry.protocols().values() if TOY["dataset"] in protocol.datasets)
+    protocol = next(protocol for protocol in protocols if protocol.evaluation == "server")
     defaults = {option.name: option.default for option in fields(method.config)}  # given, so no protocol tunes them
     data, public = data or toy_dataset(), None
     if method.uses_public_data:
         run = {"public_dataset": TOY["dataset"], "public_batch_size": 5, **run}
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
-    return setup, prepare.federation(
-        setup, data, toy_parts() if parts is None else parts, public, kind=kind or Federation
-    )
+    parts = toy_parts() if parts is None else parts
+    return setup, prepare.federation(setup, data, parts, public, kind=kind or Federation)
 
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Sequence[Sequence[int]] | None = None) -> Any:
@@ -193,7 +193,7 @@ def bound_for(
         return model_of(setup, state), state
 
     exact = trained(0)
-    grown = max(distance(part, other) for nudge in NUDGES for part, other in zip(trained(nudge), exact, strict=True))
+    grown = max(max(map(distance, trained(nudge), exact)) for nudge in NUDGES)
     return min(max(RELATIVE, MARGIN * grown), MOST)
 
 
@@ -201,8 +201,11 @@ def model_of(setup: Setup, state: Any) -> tuple[dict, dict]:
     """Return parameters and buffers: of the global model, or of all clients' own models under their ids."""
     if setup.method.personal is None:
         return setup.method.model(state)
-    own = sorted(setup.method.personal(state).items())
-    return tuple({f"{client}.{name}": v for client, one in own for name, v in one[i].items()} for i in (0, 1))
+    params, buffers = {}, {}
+    for client, model in sorted(setup.method.personal(state).items()):
+        params |= {f"{client}.{name}": value for name, value in model[0].items()}
+        buffers |= {f"{client}.{name}": value for name, value in model[1].items()}
+    return params, buffers
 
 
 # The laws
@@ -226,15 +229,14 @@ def law_2_on_is_not(method: Method, rounds: int = 22, **run: Any) -> list[Findin
     sides = [federation(method, options, **run) for options in (None, overrides)]
     states = [simulate(setup, fed, 0) for setup, fed in sides]
     for number in range(rounds):
-        states = [
-            _go_on(setup, fed, state, range(number, number + 1))
-            for (setup, fed), state in zip(sides, states, strict=True)
-        ]
-        models = [model_of(setup, state)[0] for (setup, _), state in zip(sides, states, strict=True)]
-        found = Finding(f"the defaults against {simpler}", distance(*models), 1e-6, above=True)
-        if found.holds:
+        models = []
+        for i, (setup, fed) in enumerate(sides):
+            states[i] = _go_on(setup, fed, states[i], range(number, number + 1))
+            models.append(model_of(setup, states[i])[0])
+        finding = Finding(f"the defaults against {simpler}", distance(*models), 1e-6, above=True)
+        if finding.holds:
             break
-    return judge(method, [found])
+    return judge(method, [finding])
 
 
 def law_3_state_survives(method: Method, **run: Any) -> list[Finding]:
@@ -312,9 +314,8 @@ def law_4_chunking_is_invisible(
     figures = {}
     for captured in (False, True) if has_graphs else (False,):
         for chunk in chunks:
-            how, found = trained(chunk, captured)
-            apart = max(distance(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-            figures[f"{how} against {name}"] = apart
+            how, trees = trained(chunk, captured)
+            figures[f"{how} against {name}"] = max(map(distance, trees, expected))
     bound = bound_for(figures.values(), method, overrides, rounds, **run)
     return judge(method, [Finding(what, figure, bound) for what, figure in figures.items()])
 
@@ -368,8 +369,8 @@ def law_7_resume_is_invisible(method: Method, overrides: dict[str, Any] | None =
             checkpoints.save(file, simulate(*federation(method, overrides, **run), rounds), {})
             setup, fed = federation(method, overrides, **run)
             state, _ = checkpoints.load(file, types, fed.device)
-        found = _go_on(setup, fed, state, range(rounds, 3))
-        figures[f"resumed after round {rounds} of 3"] = distance(found, expected)
+        state = _go_on(setup, fed, state, range(rounds, 3))
+        figures[f"resumed after round {rounds} of 3"] = distance(state, expected)
     # On CUDA an operation may have no form that gives the same bits each time.
     bound = 0.0 if fed.device.type == "cpu" else bound_for(figures.values(), method, overrides, 3, **run)
     return judge(method, [Finding(what, figure, bound) for what, figure in figures.items()])
@@ -420,17 +421,16 @@ class Law:
     Attributes:
         title: What it says.
         measure: `(method, **run) -> findings` by what is said before each finding.
-        lacks: What a method lacks for which the law has no meaning; None where it has a meaning for all.
+        needs: What a method must declare for the law to have a meaning; empty where nothing.
     """
 
     title: str
     measure: dict[str, Callable[..., list[Finding]]]
-    lacks: Callable[[Method], str | None] = lambda method: None
+    needs: str = ""
 
 
-def _acting(method: Method) -> dict[str, Any]:
-    """The options under which a term that begins late acts from the first round."""
-    return {"start_round": 0} if "start_round" in {option.name for option in fields(method.config)} else {}
+def _declares(method: Method, needs: str) -> bool:
+    return {"": True, "simpler method": method.reduces_to, "ClientState": _keeps(method), "costs": method.costs}[needs]
 
 
 def _keeps(method: Method) -> bool:
@@ -440,23 +440,18 @@ def _keeps(method: Method) -> bool:
 def _chunking(chunks: Sequence[int | str], **special: Any) -> Callable[..., list[Finding]]:
     def measure(method: Method, **run: Any) -> list[Finding]:
         epochs = 4 if run["device"].startswith("cuda") else 2  # enough steps for a graph of each
+        begins_late = any(option.name == "start_round" for option in fields(method.config))
+        overrides = {"start_round": 0} if begins_late else {}  # so that its term acts from the first round
         run = {"local_epochs": epochs, **special, **run}
-        return law_4_chunking_is_invisible(method, overrides=_acting(method), chunks=chunks, **run)
+        return law_4_chunking_is_invisible(method, overrides=overrides, chunks=chunks, **run)
 
     return measure
 
 
-def _no_simpler_one(method: Method) -> str | None:
-    return "it declares no simpler method" if method.reduces_to is None else None
-
-
 LAWS = {
-    1: Law("switched off, it is the simpler method", {"": law_1_off_is_the_simpler_method}, _no_simpler_one),
-    2: Law("switched on, it is another", {"": law_2_on_is_not}, _no_simpler_one),
-    3: Law(
-        "what a client stores is what it reads", {"": law_3_state_survives},
-        lambda method: None if _keeps(method) else "it declares no ClientState",
-    ),
+    1: Law("switched off, it is the simpler method", {"": law_1_off_is_the_simpler_method}, "simpler method"),
+    2: Law("switched on, it is another", {"": law_2_on_is_not}, "simpler method"),
+    3: Law("what a client stores is what it reads", {"": law_3_state_survives}, "ClientState"),
     4: Law(
         "clients together are clients one by one",
         {
@@ -470,10 +465,7 @@ LAWS = {
         {"": partial(law_6_edge_data, chunk=1), "together, ": partial(law_6_edge_data, chunk=4)},
     ),
     7: Law("a resumed run is an uninterrupted one", {"": law_7_resume_is_invisible}),
-    9: Law(
-        "what is sent is what is declared", {"": law_9_costs_are_what_is_sent},
-        lambda method: None if method.costs else "it declares no costs",
-    ),
+    9: Law("what is sent is what is declared", {"": law_9_costs_are_what_is_sent}, "costs"),
 }  # fmt: skip
 
 
@@ -504,9 +496,10 @@ def find_laws(numbers: Iterable[int]) -> tuple[int, ...]:
         UserError: If there is no such law.
     """
     numbers = tuple(sorted(set(numbers)))
-    if unknown := [number for number in numbers if number not in LAWS]:
-        known = ", ".join(f"{number} ({law.title})" for number, law in LAWS.items())
-        raise UserError(f"unknown law {unknown[0]}; there are {known}.")
+    for number in numbers:
+        if number not in LAWS:
+            titles = ", ".join(f"{other} ({law.title})" for other, law in LAWS.items())
+            raise UserError(f"unknown law {number}; there are {titles}.")
     return numbers or tuple(LAWS)
 
 
@@ -546,23 +539,17 @@ def check(
     device = str(find_device(device))
     for case in cases:
         for number in case.laws:
-            begin(f"{case.name}: {LAWS[number].title}")
-            yield _hold(case, number, device)
-
-
-def _hold(case: Case, number: int, device: str) -> Outcome:
-    law, findings, errors = LAWS[number], [], []
-    if reason := law.lacks(case.method):
-        return Outcome(case, number, [], [], reason)
-    for before, measure in law.measure.items():
-        try:
-            with prepare.repeatable(torch.device(device)):  # as in a run
-                found = measure(case.method, device=device)
-        except Broken as broken:
-            found = broken.findings
-            errors.append(broken)
-        except Exception as error:  # the method's own
-            found = []
-            errors.append(error)
-        findings += [one._replace(what=before + one.what) for one in found]
-    return Outcome(case, number, findings, errors)
+            law, findings, errors = LAWS[number], [], []
+            begin(f"{case.name}: {law.title}")
+            if not _declares(case.method, law.needs):
+                yield Outcome(case, number, [], [], f"it declares no {law.needs}")
+                continue
+            for words, measure in law.measure.items():
+                try:
+                    with prepare.repeatable(torch.device(device)):  # as in a run
+                        measured = measure(case.method, device=device)
+                except Exception as error:  # the law is broken, or the method fails
+                    measured = error.findings if isinstance(error, Broken) else []
+                    errors.append(error)
+                findings += [finding._replace(what=words + finding.what) for finding in measured]
+            yield Outcome(case, number, findings, errors)

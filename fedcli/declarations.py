@@ -87,15 +87,11 @@ def is_idle(metadata: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 def help_text(metadata: Mapping[str, Any]) -> str:
     """The help of an option: what it is, symbol, source, unit, range, the value that switches it off, what it needs."""
-    place = ", ".join(part for part in (metadata["symbol"], metadata["source"], metadata["unit"]) if part)
-    text = metadata["help"] + (f" ({place})" if place else "")
-    if allowed := describe_range(metadata):
-        text += f"; {allowed}"
-    if metadata["off"] is not None:
-        text += f"; {metadata['off']} switches it off"
-    if need := describe_need(metadata):
-        text += f"; for {need}"
-    return text + "."
+    source = ", ".join(filter(None, (metadata["symbol"], metadata["source"], metadata["unit"])))
+    off = "" if metadata["off"] is None else f"{metadata['off']} switches it off"
+    need = f"for {describe_need(metadata)}" if metadata["only_with"] else ""
+    text = metadata["help"] + (f" ({source})" if source else "")
+    return "; ".join(filter(None, (text, describe_range(metadata), off, need))) + "."
 
 
 LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32

@@ -2,13 +2,12 @@
 
 import dataclasses
 import importlib
-import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedcli.declarations import Claim, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
@@ -24,69 +23,71 @@ def spelt(text: str, known: Iterable[str]) -> str:
 Declaration = TypeVar("Declaration", Method, Post, Protocol, Table, Claim)
 
 
-def _module_at(path: str, kind: str) -> ModuleType:
-    """The module of a user's file, whose declarations are its own from now on."""
-    module = import_file(path, kind)
-    _claim(module)
-    return module
-
-
-def _claim(module: ModuleType) -> None:
-    """Make what a user's file declares its own, also where the functions are a paper's; what it imports stays."""
-    for kind in (Method, Post):
-        for item in _items(kind, module):
-            home = sys.modules[item.function.__module__]
-            if item._home is None and (home is module or not any(item is one for one in _items(kind, home))):
-                object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
-
-
-def _items(kind: type[Declaration], module: ModuleType) -> list[Declaration]:
-    """What a module holds of a kind: declared, or in any variable."""
-    return [one for one in (*_declarations(kind, module).values(), *vars(module).values()) if isinstance(one, kind)]
-
-
-@cache
-def _modules() -> tuple[ModuleType, ...]:
-    """The modules of `fedcli.papers`, papers before baselines, each in order of name."""
-    papers = importlib.import_module("fedcli.papers")
-    found = []
-    for package in (papers, importlib.import_module("fedcli.papers.baselines")):
-        for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-            if not info.ispkg:
-                found.append(importlib.import_module(f"{package.__name__}.{info.name}"))
-    return tuple(found)
-
-
 def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, Declaration]:
     """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
-    one = kind.__name__.upper()
-    found = [item for module in modules for item in (getattr(module, one, None), *getattr(module, one + "S", ()))]
-    return {item.name: item for item in found if isinstance(item, kind)}
+    name, items = kind.__name__.upper(), []
+    for module in modules:
+        items += [getattr(module, name, None), *getattr(module, f"{name}S", ())]
+    return {item.name: item for item in items if isinstance(item, kind)}
 
 
 @cache
 def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
-    """What the registered modules declare of a kind; a plan of many runs asks for it for each."""
-    return _declarations(kind, *_modules())
+    """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
+    modules = []
+    for package in ("fedcli.papers", "fedcli.papers.baselines"):
+        infos = pkgutil.iter_modules(importlib.import_module(package).__path__)
+        names = sorted(info.name for info in infos if not info.ispkg)
+        modules += [importlib.import_module(f"{package}.{name}") for name in names]
+    return _declarations(kind, *modules)
+
+
+def _with_functions(module: ModuleType) -> list[Method | Post]:
+    """The methods and the steps after the last round in a module, declared or in any variable."""
+    items = (*_declarations(Method, module).values(), *_declarations(Post, module).values(), *vars(module).values())
+    return [item for item in items if isinstance(item, Method | Post)]
+
+
+def _user_module(path: str, kind: str) -> ModuleType:
+    """The module of a user's file, which becomes the home of what it declares, also where a paper has the functions."""
+    module = import_file(path, kind)
+    for item in _with_functions(module):
+        home = sys.modules[item.function.__module__]
+        is_import = home is not module and any(item is other for other in _with_functions(home))
+        if item._home is None and not is_import:
+            object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
+    return module
 
 
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one."""
     path, name = place(text)
-    module = _module_at(path, kind.__name__.lower())
-    own = _declarations(kind, module)
+    module = _user_module(path, kind.__name__.lower())
+    declared = _declarations(kind, module)
     variables = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
-    default = kind.__name__.upper()
-    if not name and (default in variables or len(own) == 1):
-        return variables.get(default) or next(iter(own.values()))
-    if not own and not variables:
+    names, default = {**variables, **declared}, kind.__name__.upper()
+    if not names:
         example = f"{default} = fedcli.{kind.__name__}(...)"
         raise UserError(f"the file '{path}' defines no {default}; add {example}, see the README.")
+    if not name and default in variables:
+        return variables[default]
+    if not name and len(declared) == 1:
+        return next(iter(declared.values()))
     if not name:
-        raise UserError(f"the file '{path}' defines several (got {', '.join(own)}); name one: {text}:NAME.")
-    if name not in {**variables, **own}:
-        raise unknown(f"{default} in '{path}'", name, {**variables, **own}, f"there are {', '.join(own or variables)}.")
-    return {**variables, **own}[name]
+        raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
+    if name not in names:
+        raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or variables)}.")
+    return names[name]
+
+
+def _find(name: str, kind: type[Declaration], title: str, known: Mapping[str, Declaration]) -> Declaration:
+    """The declaration of a kind by its name among those known, whatever the case, or by `./file.py:NAME`."""
+    if is_from_file(name):
+        return _from_file(name, kind)
+    name = spelt(name, known)
+    if name not in known:
+        raise unknown(title, name, known, "'fedcli list' shows all.")
+    return known[name]
 
 
 def methods() -> dict[str, Method]:
@@ -115,17 +116,19 @@ def claims(paper: str | None = None) -> list[Claim]:
     """
     if paper is not None and is_from_file(paper):
         path = place(paper)[0]
-        module = _module_at(path, "claim")
-        own = _declarations(Table, module)
-        found = list(_declarations(Claim, module).values())
-        if not found:
+        module = _user_module(path, "claim")
+        claims = list(_declarations(Claim, module).values())
+        if not claims:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        return [dataclasses.replace(one, table=f"{path}:{one.table}") if one.table in own else one for one in found]
-    known = _registered(Claim).values()
-    names = list(dict.fromkeys(one.name.partition(":")[0] for one in known))
-    if paper is not None and paper.lower() not in names:
-        raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")
-    return [one for one in known if paper is None or one.name.partition(":")[0] == paper.lower()]
+        for number, claim in enumerate(claims):
+            if claim.table in _declarations(Table, module):
+                claims[number] = dataclasses.replace(claim, table=f"{path}:{claim.table}")
+        return claims
+    claims = list(_registered(Claim).values())
+    papers = list(dict.fromkeys(claim.name.partition(":")[0] for claim in claims))
+    if paper is not None and paper.lower() not in papers:
+        raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
+    return [claim for claim in claims if paper is None or claim.name.startswith(f"{paper.lower()}:")]
 
 
 def not_planned(module: ModuleType) -> dict[str, str]:
@@ -144,8 +147,8 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         method: Whose file is looked into; None for none.
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
-    found = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
-    return {**found, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else found
+    steps = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
+    return {**steps, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else steps
 
 
 def find_post(name: str, method: Method | None = None) -> Post:
@@ -158,11 +161,7 @@ def find_post(name: str, method: Method | None = None) -> Post:
     Raises:
         UserError: If there is none.
     """
-    known = posts(method, name)
-    name = spelt(name, known)
-    if name not in known:
-        raise unknown("step after the last round", name, known, "'fedcli list' shows all.")
-    return known[name]
+    return _find(name, Post, "step after the last round", posts(method))
 
 
 def find_table(name: str) -> Table:
@@ -173,24 +172,19 @@ def find_table(name: str) -> Table:
     Raises:
         UserError: If there is none.
     """
-    if is_from_file(name):
-        path, table = place(name)[0], _from_file(name, Table)
-        module = _module_at(path, "table")
-        own = {kind: _declarations(kind, module) for kind in (Method, Protocol, Post)}
-
-        def spelt(kind: type, value: Any) -> Any:
-            return f"{path}:{value}" if value in own[kind] else value
-
-        cells = []
-        for cell in table.cells:
-            named = {key: spelt(kind, cell.settings.get(key)) for key, kind in (("protocol", Protocol), ("post", Post))}
-            settings = {**cell.settings, **{key: value for key, value in named.items() if key in cell.settings}}
-            cells.append(dataclasses.replace(cell, method=spelt(Method, cell.method), settings=settings))
-        return dataclasses.replace(table, cells=tuple(cells))
-    known = {known.lower(): table for known, table in tables().items()}
-    if name.lower() not in known:
-        raise unknown("table", name, tables(), "'fedcli list' shows all.")
-    return known[name.lower()]
+    table = _find(name, Table, "table", tables())
+    if not is_from_file(name):
+        return table
+    path, cells = place(name)[0], []
+    module = _user_module(path, "table")
+    for cell in table.cells:
+        settings = dict(cell.settings)
+        for key, kind in (("protocol", Protocol), ("post", Post)):
+            if settings.get(key) in _declarations(kind, module):
+                settings[key] = f"{path}:{settings[key]}"
+        method = f"{path}:{cell.method}" if cell.method in _declarations(Method, module) else cell.method
+        cells.append(dataclasses.replace(cell, method=method, settings=settings))
+    return dataclasses.replace(table, cells=tuple(cells))
 
 
 def find_method(name: str) -> Method:
@@ -202,13 +196,7 @@ def find_method(name: str) -> Method:
     Raises:
         UserError: If there is none, or the file does not declare one.
     """
-    if is_from_file(name):
-        return _from_file(name, Method)
-    known = methods()
-    name = spelt(name, known)
-    if name not in known:
-        raise unknown("method", name, known, "'fedcli list' shows all.")
-    return known[name]
+    return _find(name, Method, "method", methods())
 
 
 def find_protocol(name: str, method: Method) -> Protocol:
@@ -217,13 +205,7 @@ def find_protocol(name: str, method: Method) -> Protocol:
     Raises:
         UserError: If there is none.
     """
-    if is_from_file(name):
-        return _from_file(name, Protocol)
-    known = {**_registered(Protocol), **_declarations(Protocol, method.module)}
-    name = spelt(name, known)
-    if name not in known:
-        raise unknown("protocol", name, known, "'fedcli list' shows all.")
-    return known[name]
+    return _find(name, Protocol, "protocol", {**protocols(), **_declarations(Protocol, method.module)})
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
@@ -235,14 +217,14 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
     """
-    own = _declarations(Protocol, method.module, sys.modules[method.function.__module__])
-    name = method.default_protocol or next(iter(own), "")
+    of_file = _declarations(Protocol, method.module, sys.modules[method.function.__module__])
+    name = method.default_protocol or next(iter(of_file), "")
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
     first = find_protocol(name, method)
     if dataset is None or dataset in first.datasets:
         return first
-    paper = first.name.split(":")[0]
-    known = {**protocols(), **own}.values()
-    same_paper = [protocol for protocol in known if protocol.name.split(":")[0] == paper]
-    return next((protocol for protocol in same_paper if dataset in protocol.datasets), first)
+    for protocol in {**protocols(), **of_file}.values():
+        if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:
+            return protocol
+    return first

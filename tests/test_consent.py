@@ -78,6 +78,14 @@ def test_no_command_imports_a_file_that_only_a_record_names(command, named, work
     assert not Path("evil-ran").exists()
 
 
+def test_no_network_is_imported_that_stands_beside_the_options(work):
+    begun(rounds=2)
+    model = {**read_record(Path("run"))["model"], "backbone": f"{work}/evil.py:tiny"}
+    malicious(model=model, status="interrupted", user_files={f"{work}/mine.py": file_hash("mine.py")})
+    assert runs.resume("run", method="mine.py").record["status"] == "finished"
+    assert not Path("evil-ran").exists()
+
+
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
     begun(backbone="./nets.py:tiny", rounds=2)
     refused(

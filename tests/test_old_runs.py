@@ -14,9 +14,13 @@ from safetensors.torch import load_file
 
 import fedcli
 from fedcli.core.trees import leaves
+from fedcli.errors import UserError
+from fedcli.figures.quality import add_quality
+from fedcli.registry import find_method
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.export import export
+from fedcli.runs.records import read_record, write_record
 
 OLD = Path(__file__).parent / "old_runs"
 NET = OLD / "net.py"
@@ -53,3 +57,16 @@ def test_a_finished_run_is_loaded_and_exported(name, client, file, tmp_path):
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert fedcli.load(folder, method=NET).model(client, round="last")(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_path):
+    folder = shutil.copytree(OLD / "finished", tmp_path / "finished")
+    numerics = {"core": 0, "method": 1}
+    write_record(folder, {**read_record(folder), "numerics": numerics})
+    quality = add_quality(folder)
+    assert read_record(folder)["quality"] == quality
+    stopped = shutil.copytree(OLD / "stopped", tmp_path / "stopped")
+    known = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
+    write_record(stopped, {**read_record(stopped), **known})
+    with pytest.raises(UserError, match=r"numerics of the core 1, was 0.*--changed-method"):
+        runs.resume(stopped, method=NET)

@@ -58,7 +58,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     folder = shutil.copytree(finished.path, tmp_path / "run")
     for change, message in (
         ({"status": "interrupted"}, "has not finished"),
-        ({"numerics": {"core": 0, "method": 1}}, "numerics of the core 1, was 0"),
+        ({"config": {**finished.record["config"], "gone": 1}}, "code of 'fedavg' has changed since the run began"),
         ({"dataset_fingerprint": "0" * 16}, "data set is not the one"),
         ({"partition": {**finished.record["partition"], "fingerprint": "0"}}, "partition is not the one"),
     ):
@@ -92,9 +92,9 @@ def test_a_record_is_outdated_by_numerics_and_lost_options_and_not_by_words():
     method = find_method("fedprox")
     record = {
         "method": "fedprox", "method_source": "fedprox", "method_hash": method.file_hash,
-        "numerics": records.numerics(method),
+        "config": {"rounds": 3, dataclasses.fields(method.config)[0].name: 0.1},
     }  # fmt: skip
-    record["config"] = {"rounds": 3, dataclasses.fields(method.config)[0].name: 0.1}
+    record["numerics"] = records.numerics(record, method)
     assert not records.outdated(record, method)
     assert not records.outdated({**record, "method_hash": "moved or worded anew"}, method)
     assert not records.outdated({**record, "config": {}}, method)  # all its options have been added since

@@ -112,6 +112,14 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
         assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
 
 
+def test_names_of_tables_are_unique_and_found_in_any_case():
+    modules = {method.module for method in registry.methods().values()}
+    every = [table.name for module in modules for table in getattr(module, "TABLES", ())]
+    assert len(every) == len(set(every))
+    for name in every:
+        assert registry.find_table(name.lower()) is registry.find_table(name.upper())
+
+
 def test_reported_numbers_are_well_formed():
     for paper, tables in comparison.reported().items():
         for name, found in tables.items():

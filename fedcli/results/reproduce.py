@@ -69,7 +69,10 @@ class PlannedRun:
     @property
     def outdated(self) -> bool:
         """True where the code of now would not repeat it."""
-        return self.record is not None and outdated(self.record, self.setup.method)
+        if self.record is None:
+            return False
+        config = {**self.record["config"], "backbone": self.setup.run.backbone}  # where the user's file is now
+        return outdated({**self.record, "config": config}, self.setup.method)
 
     @property
     def rounds_done(self) -> int:

@@ -182,6 +182,11 @@ def meant_option(word: str, fields: Mapping[str, dataclasses.Field], others: Ite
     return guess if guess in (*fields, *others) else None
 
 
+def _fields(*kinds: type) -> dict[str, dataclasses.Field]:
+    """The options that these configurations have, by name."""
+    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+
+
 def unknown_option(name: str, method: Method, chosen: str | None = None, where: str = "") -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have.
 
@@ -209,37 +214,34 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     Raises:
         UserError: If the method declares an option that every method has, or one beside choices that there are not.
     """
-    own = {field.name: field for field in dataclasses.fields(method.config)}
-    run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
-    if taken := [name for name in own if name in run_fields or name in _NOT_FIELDS or name in _post_options(method)]:
-        raise UserError(
-            f"the option '{taken[0]}' of '{method.name}' is one that every method has; rename it in {method.file}."
-        )
-    for name, option_field in own.items():
-        for other, among in option_field.metadata["only_with"].items():
-            choices = own[other].metadata["choices"] if other in own else ()
-            if not set(among) <= set(choices):
+    options, run_options = _fields(method.config), _fields(RunConfig)
+    for name, field in options.items():
+        if name in run_options or name in _NOT_FIELDS or name in _post_options(method):
+            raise UserError(
+                f"the option '{name}' of '{method.name}' is one that every method has; rename it in {method.file}."
+            )
+        for other, needed in field.metadata["only_with"].items():
+            choices = options[other].metadata["choices"] if other in options else ()
+            if not set(needed) <= set(choices):
                 raise UserError(
-                    f"the option '{name}' of '{method.name}' is for {flag_of(other)} {' or '.join(among)}, which is no "
-                    f"choice of the method (got {', '.join(choices) or 'none'}); correct 'only_with' in {method.file}."
+                    f"the option '{name}' of '{method.name}' is for {flag_of(other)} {' or '.join(needed)}, which is "
+                    f"no choice of the method (got {', '.join(choices) or 'none'}); correct 'only_with' in "
+                    f"{method.file}."
                 )
-    steps = posts(method, chosen).values() if method.personal is None else ()
-    after = {
-        f"With --post {post.name}": {field.name: field for field in dataclasses.fields(post.config)} for post in steps
-    }
-    panels = {title: {name: run_fields[name] for name in names} for title, names in PANELS.items()}
-    return {**({method.title: own} if own else {}), **after, **panels}
+    panels = {method.title: options} if options else {}
+    if method.personal is None:
+        panels |= {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
+    return panels | {title: {name: run_options[name] for name in names} for title, names in PANELS.items()}
 
 
 def _post_options(method: Method, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by the names of their options."""
-    return {field.name: post for post in posts(method, chosen).values() for field in dataclasses.fields(post.config)}
+    return {name: post for post in posts(method, chosen).values() for name in _fields(post.config)}
 
 
 def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
     """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
-    kinds = (RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
-    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    return _fields(RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
 
 
 def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
@@ -250,9 +252,10 @@ def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
     chosen = config.get("post")
-    others = {name for name, post in _post_options(method, chosen).items() if chosen not in (post.name, name)}
-    fields = [field for name, field in recorded_fields(method, chosen).items() if name not in others or name in config]
-    values = {**config, **{field.name: recorded_value(config, field) for field in fields}}
+    steps, values = _post_options(method, chosen), dict(config)
+    for name, field in recorded_fields(method, chosen).items():
+        if name in config or name not in steps or chosen in (steps[name].name, name):
+            values[name] = recorded_value(config, field)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -274,32 +277,35 @@ def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, 
         For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
         all images where their number is not known.
     """
-    full, _ = _merge({}, protocol, protocol.datasets.get(config["dataset"]), config["dataset"])
+    full, _ = _merge(_run_layers(protocol, config["dataset"]))
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
     full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
-    given = [what for what in SIZES if config.get(what) is not None]
-    smaller = [what for what in given if full[what] is None or config[what] < full[what]]
-    return [{"what": what, "protocol": full[what], "run": config[what]} for what in smaller]
+    smaller = []
+    for name in SIZES:
+        value = config.get(name)
+        if value is not None and (full[name] is None or value < full[name]):
+            smaller.append({"what": name, "protocol": full[name], "run": value})
+    return smaller
 
 
-def describe_reductions(found: list[dict[str, Any]]) -> str:
+def describe_reductions(smaller: list[dict[str, Any]]) -> str:
     """Reductions as text, `rounds 20 of 200, training images 600 of 60,000`; empty where there are none."""
-
-    def number(value: int | None) -> str:
-        return "all" if value is None else f"{value:,}"
-
-    return ", ".join(f"{SIZES[one['what']]} {number(one['run'])} of {number(one['protocol'])}" for one in found)
+    texts = []
+    for size in smaller:
+        run, full = ("all" if number is None else f"{number:,}" for number in (size["run"], size["protocol"]))
+        texts.append(f"{SIZES[size['what']]} {run} of {full}")
+    return ", ".join(texts)
 
 
 def _size(dataset: str | None, with_test: bool = False) -> int | None:
     """Images of a data set, as far as that is known without its files."""
     try:
-        about = datasets.describe(dataset) if dataset is not None else {}
+        sizes = datasets.describe(dataset) if dataset is not None else {}
     except UserError:
         return None
-    sizes = [about.get(part) for part in ("train", "test")[: 1 + with_test]]
-    return None if None in sizes else sum(sizes)
+    train, test = sizes.get("train"), sizes.get("test") if with_test else 0
+    return None if train is None or test is None else train + test
 
 
 @dataclass(frozen=True)
@@ -320,8 +326,8 @@ class Setup:
 
     def values(self) -> dict[str, Any]:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
-        own = [options for options in (self.options, self.post_options) if options is not None]
-        return {name: value for part in (self.run, *own) for name, value in vars(part).items()}
+        after = vars(self.post_options) if self.post_options is not None else {}
+        return {**vars(self.run), **vars(self.options), **after}
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
@@ -356,15 +362,13 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     """
     option_panels(method)  # refuses clashes of names
     given = {name: _spelt(name, value, method) if isinstance(value, str) else value for name, value in given.items()}
-    run_fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    run_fields, after = _fields(RunConfig), _post_options(method, given.get("post"))
     run_given = {name: value for name, value in given.items() if name in run_fields}
-    after = _post_options(method, run_given.get("post"))
     post_given = {name: value for name, value in given.items() if name in after}
-    method_given = {name: value for name, value in given.items() if name not in (*run_fields, *post_given)}
-    if strange := [
-        name for name in method_given if name not in {field.name for field in dataclasses.fields(method.config)}
-    ]:
-        raise unknown_option(strange[0], method, run_given.get("post"))
+    method_given = {name: value for name, value in given.items() if name not in (*run_given, *post_given)}
+    for name in method_given:
+        if name not in _fields(method.config):
+            raise unknown_option(name, method, run_given.get("post"))
     for name, value in run_given.items():
         check_value(run_fields[name], value)
     method_options(method, method_given)
@@ -376,13 +380,9 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         protocol = find_protocol(run_given["protocol"], method)
     else:
         protocol = default_protocol(method, dataset)
-    setting = protocol.datasets.get(dataset)
 
-    values, origin = _merge(run_given, protocol, setting, dataset)
-    layers = [(f"protocol {protocol.name}", protocol.method_options)]
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", setting.method_options))
-    options, option_origin = _method_values(method, method_given, layers)
+    values, origin = _merge([*_run_layers(protocol, dataset), ("command line", run_given)])
+    options, option_origin = _method_values(method, protocol, dataset, method_given)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
@@ -391,14 +391,21 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     run = RunConfig(**values)
     _refuse(run, method, protocol)
-    post, post_options = _post_values(run.post, method, post_given, layers, origin)
+
+    post, post_options = None if run.post is None else find_post(run.post, method), None
+    for name in post_given:
+        if after[name] is not post:
+            chosen = "no --post" if post is None else f"--post {post.name}"
+            raise UserError(f"{flag_of(name)} is for --post {after[name].name} (got {chosen}); give both or neither.")
+    if post is not None:
+        post_options, post_origin = _method_values(post, protocol, dataset, post_given)
+        origin |= post_origin
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
-    parts = partition.from_flag(run.partition)
-    device = find_device(run.device)
+    parts, device, setting = partition.from_flag(run.partition), find_device(run.device), protocol.datasets.get(dataset)
     origin |= option_origin
     return Setup(method, options, run, protocol, setting, parts, selection, device, origin, post, post_options)
 
@@ -409,13 +416,15 @@ def _spelt(name: str, value: str, method: Method) -> str:
         value = datasets.find_name(value)
     elif name == "backbone":
         value = ",".join(spelt(part, backbones.BACKBONES) for part in value.split(","))
-    elif name == "protocol" and not is_from_file(value):
+    elif name in MAY_BE_FILES and is_from_file(value):
+        return absolute(value)
+    elif name == "protocol":
         value = find_protocol(value, method).name
-    elif name == "post" and not is_from_file(value):
+    elif name == "post":
         value = find_post(value, method).name
-    elif name == "partition" and not is_from_file(value):
-        head, *rest = value.split(":", 1)
-        value = ":".join([head.lower(), *rest])
+    elif name == "partition":
+        kind, colon, rest = value.partition(":")
+        value = kind.lower() + colon + rest
     elif field := recorded_fields(method).get(name):
         value = spelt(value, field.metadata["choices"])
     return absolute(value) if name in MAY_BE_FILES else value
@@ -433,23 +442,18 @@ def built_in(method: Method) -> tuple[str, str] | None:
 def _default_dataset(protocol: str | None, method: Method) -> str:
     """The data set where none is given: the only one of a named protocol, or a built-in one."""
     if protocol is not None:
-        known = list(find_protocol(protocol, method).datasets)
-        return known[0] if len(known) == 1 else DEFAULT_DATASET
-    if not (method.default_protocol or getattr(method.module, "PROTOCOLS", ())):
-        return DEFAULT_DATASET
-    return (built_in(method) or (DEFAULT_DATASET,))[0]
+        names = list(find_protocol(protocol, method).datasets)
+        return names[0] if len(names) == 1 else DEFAULT_DATASET
+    has_protocol = method.default_protocol or getattr(method.module, "PROTOCOLS", ())
+    pair = built_in(method) if has_protocol else None
+    return DEFAULT_DATASET if pair is None else pair[0]
 
 
-def _merge(
-    given: Mapping[str, Any], protocol: Protocol, setting: DataSetting | None, dataset: str
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of the run's options and where each comes from; the later layers override the earlier."""
-    layers = [("default", {field.name: field.default for field in dataclasses.fields(RunConfig)})]
-    layers.append((f"protocol {protocol.name}", protocol.settings))
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", {"backbone": setting.backbone, **setting.settings}))
-    layers.append(("default", {"protocol": protocol.name, "dataset": dataset}))
-    layers.append(("command line", given))
+Layers = list[tuple[str, Mapping[str, Any]]]  # options, and where they come from; the later override the earlier
+
+
+def _merge(layers: Layers) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of options, and where each comes from."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for name, layer in layers:
@@ -458,33 +462,26 @@ def _merge(
     return values, origin
 
 
-Layers = list[tuple[str, Mapping[str, Mapping[str, Any]]]]  # options of single methods, and where they come from
+def _run_layers(protocol: Protocol, dataset: str) -> Layers:
+    """The options of a run but for those that are given."""
+    defaults = {name: field.default for name, field in _fields(RunConfig).items()}
+    layers = [("default", defaults), (f"protocol {protocol.name}", protocol.settings)]
+    setting = protocol.datasets.get(dataset)
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", {"backbone": setting.backbone, **setting.settings}))
+    return [*layers, ("default", {"protocol": protocol.name, "dataset": dataset})]
 
 
-def _method_values(method: Method | Post, given: Mapping[str, Any], layers: Layers) -> tuple[Any, dict[str, str]]:
-    """The options of a method, or of a step after the last round, and where each comes from; later layers win."""
-    values: dict[str, Any] = {}
-    origin = {field.name: "default" for field in dataclasses.fields(method.config)}
-    for name, layer in (*((name, options.get(method.name, {})) for name, options in layers), ("command line", given)):
-        values.update(layer)
-        origin.update(dict.fromkeys(layer, name))
-    return method_options(method, values), origin
-
-
-def _post_values(
-    name: str | None, method: Method, given: Mapping[str, Any], layers: Layers, origin: dict[str, str]
-) -> tuple[Post | None, Any]:
-    """The step after the last round and its options, whose origin is added; None where there is no such step."""
-    post = find_post(name, method) if name is not None else None
-    for option_name, owner in _post_options(method, name).items():
-        if option_name in given and owner is not post:
-            chosen = "no --post" if post is None else f"--post {post.name}"
-            raise UserError(f"{flag_of(option_name)} is for --post {owner.name} (got {chosen}); give both or neither.")
-    if post is None:
-        return None, None
-    options, option_origin = _method_values(post, given, layers)
-    origin |= option_origin
-    return post, options
+def _method_values(
+    method: Method | Post, protocol: Protocol, dataset: str, given: Mapping[str, Any]
+) -> tuple[Any, dict[str, str]]:
+    """The options of a method, or of a step after the last round, and where each comes from."""
+    layers = [(f"protocol {protocol.name}", protocol.method_options.get(method.name, {}))]
+    setting = protocol.datasets.get(dataset)
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", setting.method_options.get(method.name, {})))
+    values, origin = _merge([*layers, ("command line", given)])
+    return method_options(method, values), {**dict.fromkeys(_fields(method.config), "default"), **origin}
 
 
 def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
@@ -493,14 +490,12 @@ def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
     if not setup.method.uses_public_data:
         for name in ("public_examples", "public_batch_size"):
             reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    values = {**vars(setup.run), **vars(setup.options)}
-    fields = [field for kind in (setup.run, setup.options) for field in dataclasses.fields(kind)]
-    for field in fields:
+    values, fields = {**vars(setup.run), **vars(setup.options)}, _fields(RunConfig, setup.method.config)
+    for name, field in fields.items():
         if is_idle(field.metadata, values):
-            found = ", ".join(f"{flag_of(name)} {values[name]}" for name in field.metadata["only_with"])
-            reasons[field.name] = f"is for {describe_need(field.metadata)} (got {found})"
-    defaults = {field.name: field.default for field in fields}
-    return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, defaults[name])}
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
+            reasons[name] = f"is for {describe_need(field.metadata)} (got {others})"
+    return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, fields[name].default)}
 
 
 def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
@@ -525,19 +520,18 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
             f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
             f"choose one with --backbone, e.g. {next(iter(backbones.BACKBONES))}; 'fedcli list' shows all."
         )
-    kinds = run.backbone.split(",")
-    for name in kinds:
+    networks = run.backbone.split(",")
+    for name in networks:
         backbones.find(name)
-    if len(set(kinds)) > 1 and not method.mixed_networks:
+    if len(set(networks)) > 1 and not method.mixed_networks:
         raise UserError(
             f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
         )
     if (protocol.evaluation == "clients") != (run.local_test > 0):
-        needs = "tests on the clients' own parts" if protocol.evaluation == "clients" else "has no such parts"
-        raise UserError(
-            f"the protocol {protocol.name} {needs} (got --local-test {run.local_test:g}); "
-            + ("choose a share above 0." if protocol.evaluation == "clients" else "leave the option out.")
-        )
+        needs, remedy = "has no such parts", "leave the option out"
+        if protocol.evaluation == "clients":
+            needs, remedy = "tests on the clients' own parts", "choose a share above 0"
+        raise UserError(f"the protocol {protocol.name} {needs} (got --local-test {run.local_test:g}); {remedy}.")
     if run.public_dataset is not None and not method.uses_public_data:
         raise UserError(
             f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave the option out."
@@ -550,17 +544,13 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     parse_chunk(run.clients_per_chunk, 1)
     if run.state_memory is not None:
         parse_size(run.state_memory)
-    _refuse_without_global_model(run, method, protocol)
-
-
-def _refuse_without_global_model(run: RunConfig, method: Method, protocol: Protocol) -> None:
-    """Refuses what needs one model for all clients, or common test images, where there are none."""
-    one_model = method.personal is None and len(set(run.backbone.split(","))) == 1
-    for flag, wanted in ((f"--post {run.post}", run.post), (f"--drift-every {run.drift_every}", run.drift_every)):
-        if wanted and not one_model:
-            raise UserError(
-                f"{flag} needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out."
-            )
+    if method.personal is not None or len(set(networks)) > 1:
+        for flag, value in (("--post", run.post), ("--drift-every", run.drift_every)):
+            if value:
+                raise UserError(
+                    f"{flag} {value} needs a global model of one network (got '{method.name}' with {run.backbone}); "
+                    "leave it out."
+                )
     if run.drift_every and protocol.evaluation == "clients":
         raise UserError(
             f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "

@@ -45,12 +45,8 @@ def with_own_files(
             )
         files[file] += THEN + file_hash(file)
     config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
-    return {
-        **record,
-        "method_source": replace_paths(record["method_source"], paths),
-        "config": config,
-        "user_files": files,
-    }
+    source = replace_paths(record["method_source"], paths)
+    return {**record, "method_source": source, "config": config, "user_files": files}
 
 
 def own_files(record: dict[str, Any]) -> dict[str, str]:

@@ -54,13 +54,13 @@ def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
         `feature_distance` and `classifier_similarity`, see the functions of these names; None for a single client, and
         in a round in which no whole model is sent, or for the second none received.
     """
-    distance = similarity = None
+    values = {"feature_distance": None, "classifier_similarity": None}
     if fed.trained is not None:
-        distance = feature_distance(local_features(fed, cohort, sample(fed)))
-        if fed.received is not None:
-            weight = "head.weight"
-            similarity = classifier_similarity(fed.trained.params[weight], fed.received[weight])
-    return {"feature_distance": distance, "classifier_similarity": similarity}
+        values["feature_distance"] = feature_distance(local_features(fed, cohort, sample(fed)))
+    if fed.trained is not None and fed.received is not None:
+        trained, received = fed.trained.params["head.weight"], fed.received["head.weight"]
+        values["classifier_similarity"] = classifier_similarity(trained, received)
+    return values
 
 
 def sample(fed: Federation) -> np.ndarray:
@@ -70,9 +70,11 @@ def sample(fed: Federation) -> np.ndarray:
 
 def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
     """Features `[K, n, D]` of the test images `index` by the models that the clients sent, in evaluation mode."""
-    portions = [index[start : start + AT_ONCE] for start in range(0, len(index), AT_ONCE)]
-    images = (fed.transform(fed.test_images[torch.as_tensor(part, device=fed.device)]) for part in portions)
-    return torch.cat([fed.forward(fed.trained, cohort, x, train=False).features for x in images], 1)
+    features = []
+    for part in torch.as_tensor(index, device=fed.device).split(AT_ONCE):
+        images = fed.transform(fed.test_images[part])
+        features.append(fed.forward(fed.trained, cohort, images, train=False).features)
+    return torch.cat(features, 1)
 
 
 def feature_distance(features: Tensor) -> float | None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,32 +28,30 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     Raises:
         UserError: If a value is of the wrong type or out of range, or one stands there twice.
     """
-    values = tuple(_value(field, part.strip()) for part in text.split(","))
+    types, values = _types(field), []
+    for part in map(str.strip, text.split(",")):
+        value: Any = spelt(part, field.metadata["choices"])
+        if bool in types:
+            value = {"true": True, "false": False}.get(part.lower(), part)
+        for kind in (float, int):  # a whole number is an int where both are allowed
+            if kind in types:
+                with suppress(ValueError):
+                    value = kind(part)
+        check_value(field, value)
+        values.append(value)
     if len(set(values)) < len(values):
         raise UserError(f"{flag_of(field.name)} has a value twice (got {text}); give each value once.")
-    return values
+    return tuple(values)
 
 
 def takes_several(field: dataclasses.Field) -> bool:
     """Whether commas divide values of an option: of numbers and of fixed choices, but for the seed (see `--seeds`)."""
-    kinds = {*get_args(field.type)} or {field.type}
-    return field.name != "seed" and bool(kinds & {int, float} or field.metadata["choices"])
+    return field.name != "seed" and bool(_types(field) & {int, float} or field.metadata["choices"])
 
 
-def _value(field: dataclasses.Field, text: str) -> Any:
-    """A value of an option from its text, checked."""
-    kinds = {*get_args(field.type)} or {field.type}
-    value: Any = spelt(text, field.metadata["choices"])
-    for kind in (int, float):
-        if kind in kinds and not isinstance(value, int | float):
-            try:
-                value = kind(text)
-            except ValueError:
-                continue
-    if bool in kinds:
-        value = {"true": True, "false": False}.get(text.lower(), text)
-    check_value(field, value)
-    return value
+def _types(field: dataclasses.Field) -> set[type]:
+    """The types that an option's values may have."""
+    return {*get_args(field.type)} or {field.type}
 
 
 def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -157,16 +156,17 @@ def from_record(path: str | Path, method: str, given: Mapping[str, Any]) -> dict
     Raises:
         UserError: If there is no such record, or one of its files is not named.
     """
-    record = read_record(Path(path))
-    values, own = record["config"], find_method(method)
-    options = given_options(values, record["origin"])
-    options |= {name: values[name] for name in ("protocol", "dataset") if values.get(name) is not None}
-    options = {name: value for name, value in options.items() if name not in given}
-    if own.name != record["method"]:
-        options = {name: value for name, value in options.items() if name in recorded_fields(own, given.get("post"))}
-    for name, value in options.items():
-        if own_paths([value]):
-            part = f"{flag_of(name)} {value}"
+    record, chosen = read_record(Path(path)), find_method(method)
+    config, fields = record["config"], recorded_fields(chosen, given.get("post"))
+    options = given_options(config, record["origin"])
+    for name in ("protocol", "dataset"):
+        if config.get(name) is not None:
+            options[name] = config[name]
+    for name in list(options):
+        if name in given or (chosen.name != record["method"] and name not in fields):
+            del options[name]
+        elif own_paths([options[name]]):
+            part = f"{flag_of(name)} {options[name]}"
             raise UserError(
                 f"the record '{path}' has code of yours in {part}, which is run only if you name it; add {part}."
             )
@@ -186,22 +186,19 @@ def gather(method: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     Raises:
         UserError: If a file cannot be read, or has an option that does not exist.
     """
-    typed = {name: value for name, value in given.items() if value is not None}
-    config, from_ = typed.pop("config", None), typed.pop("from_", None)
-    options, sources = dict(typed), {}
+    options = {name: value for name, value in given.items() if value is not None}
+    config, from_ = options.pop("config", None), options.pop("from_", None)
+    sources: dict[str, str] = {}
 
     def add(more: Mapping[str, Any], source: str) -> None:
-        seeded = {"seed", "seeds"} & options.keys()
-        more = {
-            name: v for name, v in more.items() if name not in options and not (seeded and name in ("seed", "seeds"))
-        }
-        options.update(more)
-        sources.update(dict.fromkeys(more, source))
+        seeded = "seed" in options or "seeds" in options
+        for name, value in more.items():
+            if name not in options and not (seeded and name in ("seed", "seeds")):
+                options[name], sources[name] = value, source
 
     if config is not None:
-        read = read_config(config)[1]
-        checked = check_config(config, read, find_method(method), typed.get("post", read.get("post")))
-        add(checked, f"file {config}")
+        lines = read_config(config)[1]
+        add(check_config(config, lines, find_method(method), options.get("post", lines.get("post"))), f"file {config}")
     if from_ is not None:
         add(from_record(from_, method, options), f"run {from_}")
     return options, sources

@@ -175,14 +175,14 @@ def federation(
     """
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
-    def transform(images: datasets.Dataset, about: DataSetting | PublicSetting | None) -> Transform:
-        mean, std = (about.mean, about.std) if about else datasets.channel_statistics(images)
-        return Transform(tuple(mean), tuple(std), about.augmentation if about else "none", dtype)
+    def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
+        mean, std = (setting.mean, setting.std) if setting else datasets.channel_statistics(images)
+        return Transform(tuple(mean), tuple(std), setting.augmentation if setting else "none", dtype)
 
     shared = {}
     if public is not None:
-        about = setup.protocol.public.get(setup.run.public_dataset)
-        shared = {"public_images": public.x_train, "public_transform": transform(public, about)}
+        setting = setup.protocol.public.get(setup.run.public_dataset)
+        shared = {"public_images": public.x_train, "public_transform": transform(public, setting)}
     fed = kind(
         setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
         evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
@@ -209,6 +209,14 @@ def new_record(
     counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
     buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
+    public = None
+    if fed.public_images is not None:
+        public = {
+            "name": config.public_dataset,
+            "examples": len(fed.public_images),
+            "normalisation": {"mean": fed.public_transform.mean, "std": fed.public_transform.std},
+            "augmentation": fed.public_transform.augmentation,
+        }
     return {
         "schema": SCHEMA,
         "status": "running",
@@ -222,14 +230,14 @@ def new_record(
         "dataset_fingerprint": dataset.fingerprint,
         "reduced": reductions(setup.values(), setup.protocol),
         "seed": config.seed,
-        "command": _command(setup, source),
+        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": setup.values(),
         "origin": setup.origin,
         "evaluation": setup.protocol.evaluation,
         "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
         "augmentation": fed.transform.augmentation,
-        "public": _public(fed),
+        "public": public,
         "partition": {
             "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
@@ -263,22 +271,4 @@ def new_record(
         "summary": summarise([], setup.selection),
         "seconds_total": 0.0,
         "peak_bytes": 0,
-    }
-
-
-def _command(setup: Setup, source: str) -> str:
-    """What to type to make a run like this in a folder of its own, wherever its options came from."""
-    return shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))])
-
-
-def _public(fed: Federation) -> dict[str, Any] | None:
-    """What a record says of the public images; None where there are none."""
-    if fed.public_images is None:
-        return None
-    transform = fed.public_transform
-    return {
-        "name": fed.config.public_dataset,
-        "examples": len(fed.public_images),
-        "normalisation": {"mean": transform.mean, "std": transform.std},
-        "augmentation": transform.augmentation,
     }

@@ -110,22 +110,27 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _misfit(value: Any, form: Any, place: str = "") -> str:
     """Where a value has not a form as in `FORM`, in words; empty where it has."""
-    if isinstance(form, tuple) and not all(isinstance(one, type) for one in form):  # of several forms any
-        found = [_misfit(value, one, place) for one in form]
-        return "" if "" in found else found[0]
-    if isinstance(form, dict | list):
-        if not isinstance(value, type(form)):
-            return f"'{place}' is of type {type(value).__name__}"
-        if isinstance(form, list):
-            parts = [(f"{place}[{number}]", part, form[0]) for number, part in enumerate(value)]
-        else:
-            if absent := [key for key in form if key and key[-1] != "?" and key not in value]:
-                return f"it lacks {', '.join(filter(None, (place, absent[0])))}"
-            forms = {key.rstrip("?"): one for key, one in form.items()}
-            known = {key: forms.get(key, forms.get("")) for key in value}
-            parts = [(f"{place}.{key}".lstrip("."), value[key], one) for key, one in known.items() if one is not None]
-        return next(filter(None, (_misfit(part, one, where) for where, part, one in parts)), "")
-    return "" if isinstance(value, form) else f"'{place}' is of type {type(value).__name__}"
+    if isinstance(form, tuple) and not all(isinstance(part, type) for part in form):  # of several forms any
+        texts = [_misfit(value, part, place) for part in form]
+        return "" if "" in texts else texts[0]
+    if not isinstance(value, type(form) if isinstance(form, dict | list) else form):
+        return f"'{place}' is of type {type(value).__name__}"
+    parts = []
+    if isinstance(form, list):
+        parts = [(item, form[0], f"{place}[{number}]") for number, item in enumerate(value)]
+    elif isinstance(form, dict):
+        forms = {key.rstrip("?"): part for key, part in form.items()}
+        for key in form:
+            if key and key[-1] != "?" and key not in value:
+                return f"it lacks {place + ', ' if place else ''}{key}"
+        for key, item in value.items():
+            part = forms.get(key, forms.get(""))
+            if part is not None:
+                parts.append((item, part, f"{place}.{key}" if place else key))
+    for part in parts:
+        if text := _misfit(*part):
+            return text
+    return ""
 
 
 def _odd(record: dict[str, Any]) -> str:
@@ -163,12 +168,14 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def numerics(method: Method, model: dict[str, Any] | None = None) -> dict[str, int]:
-    """The numbers that are raised when the code begins to compute something else: the core's and the method's.
+def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
+    """The numbers of now for a run, raised when the code begins to compute something else: the core's, the method's.
 
-    `model` is a record's, which says whether networks have dead taps; without its input, none have.
+    The networks of its options are built, which say whether they have dead taps; without their input, none have. Those
+    from a user's file must be named by the user, see `fedcli.runs.consent`.
     """
-    dead_taps = bool(model and "input" in model) and have_dead_taps(model["backbone"], *model["input"][:2])
+    shape = record.get("model", {}).get("input")
+    dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
     return {"core": NUMERICS[dead_taps], "method": method.numerics}
 
 
@@ -182,19 +189,18 @@ def is_packaged(record: dict[str, Any]) -> bool:
     return record["method_source"] == record["method"]
 
 
-def outdated(record: dict[str, Any], method: Method) -> bool:
-    """True where the code would not repeat a run: other numerics, or an option that its method no longer has.
+def is_other_method(record: dict[str, Any], method: Method) -> bool:
+    """True where a run's method is another by now: a user's file has changed, or options of the run are gone.
 
-    The hash of the method's file decides only for a user's own file, whose changes nobody counts; the file of a
-    registered method may change its words.
-
-    Args:
-        record: Of the run.
-        method: Its method as it is now.
+    The file of a registered method may change its words; what it computes is counted by `numerics`.
     """
     changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
-    lost_options = record["config"].keys() - recorded_fields(method).keys()
-    return changed_file or numerics_of(record) != numerics(method, record.get("model")) or bool(lost_options)
+    return changed_file or bool(record["config"].keys() - recorded_fields(method).keys())
+
+
+def outdated(record: dict[str, Any], method: Method) -> bool:
+    """True where the code would not repeat a run: it is another method, or has other numerics."""
+    return is_other_method(record, method) or numerics_of(record) != numerics(record, method)
 
 
 def file_digest(path: Path) -> str:
@@ -218,8 +224,10 @@ def telling_config(record: dict[str, Any]) -> dict[str, Any]:
     A user's own method is not looked for; of its options all count.
     """
     method = methods().get(record["method"]) if is_packaged(record) else None
-    fields = [field for kind in (RunConfig, method and method.config) if kind for field in dataclasses.fields(kind)]
-    config = {**record["config"], **{field.name: recorded_value(record["config"], field) for field in fields}}
+    fields, config = list(dataclasses.fields(RunConfig)), dict(record["config"])
+    if method is not None:
+        fields += dataclasses.fields(method.config)
+    config |= {field.name: recorded_value(config, field) for field in fields}
     idle = {field.name for field in fields if is_idle(field.metadata, config)}
     return {name: value for name, value in config.items() if name not in idle}
 
@@ -234,23 +242,32 @@ def reductions_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     # A data set in a file of somebody's is not asked for its size: that would run the file.
     config = {name: None if own_paths([value]) else value for name, value in record["config"].items()}
     protocol = protocols().get(record["protocol"])
-    found = reductions(config, protocol) if protocol else []
+    sizes = {size["what"]: size for size in reductions(config, protocol)} if protocol else {}
     images = {"what": "train_examples", "protocol": None, "run": config.get("train_examples")}
-    known = [one for one in found if one["what"] == "train_examples"] or [images]
-    return [one for one in found if one["what"] != "train_examples"] + (known if record.get("reduced") else [])
+    images = sizes.pop("train_examples", images)
+    return [*sizes.values(), *([images] if record.get("reduced") else [])]
+
+
+FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
-    processor, flags = _processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    cpu = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
+    processor = (cpu.get("model name") or platform.processor() or platform.machine()).strip()
+    flags = cpu.get("flags", cpu.get("Features", "")).split()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
+    # Of the checkout, with "+" if it was changed since; None outside of one.
+    commit = _git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+") if checkout() else ""
     libraries = ("torch", "torchvision", "numpy", "scikit-learn", "fedcli")
     return {
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "machine": {
             "processor": processor,
-            "flags": flags,
+            "flags": sorted(flag for flag in set(flags) if FLAGS.fullmatch(flag)),
             "system": platform.platform(),
             "denormals": "0 in a run" if flushes else "kept",
         },
@@ -260,7 +277,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
             "cuda": torch.version.cuda if device.type == "cuda" else None,
         },
-        "commit": _commit(),
+        "commit": commit or None,
     }
 
 
@@ -277,19 +294,6 @@ def note_move(record: dict[str, Any], device: torch.device) -> str:
         return ""
     record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})
     return f"the run goes on where {' and '.join(other)} are not what they were; its bits may be those of neither place"
-
-
-FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on
-
-
-def _processor() -> tuple[str, list[str]]:
-    """The processor's name and those of its flags that matter here."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
-    about = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
-    flags = about.get("flags", about.get("Features", "")).split()
-    name = about.get("model name") or platform.processor() or platform.machine()
-    return name.strip(), sorted(flag for flag in set(flags) if FLAGS.fullmatch(flag))
 
 
 NOISE = 0.5  # cores
@@ -356,12 +360,6 @@ def checkout() -> Path | None:
     """The checkout that the package lies in; None outside of one, also inside of some other project's."""
     above = Path(fedcli.__file__).resolve().parent.parent
     return above if _git("rev-parse", "--show-toplevel") == str(above) else None
-
-
-def _commit() -> str | None:
-    """The commit of the checkout, with "+" if it was changed since; None outside of one."""
-    commit = _git("rev-parse", "HEAD") if checkout() else ""
-    return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "") if commit else None
 
 
 def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fedcli.runs.prepare import check, flushed_denormals, machine_settings, new_
 from fedcli.runs.records import (
     RECORD,
     identity,
+    is_other_method,
     note_move,
     numerics,
     numerics_of,
@@ -387,7 +388,7 @@ def _take_up(
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
-    then, now = numerics_of(record), numerics(method, record["model"])
+    then, now = numerics_of(record), numerics(record, method)
     numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
     return UserError(
         f"the code of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
@@ -450,7 +451,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
     record = with_own_files(record, method, "the same command with")
     method = find_method(record["method_source"])
-    if outdated(record, method):
+    if is_other_method(record, method):  # other numerics are allowed: the model is the last one by its hash, see below
         raise _changed_code(record, method, "run the experiment again")
     setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
     wanted, found = record["summary"].get("params_sha256"), "no checkpoint"

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from fedcli.userfiles import from_file, is_from_file, short_name
 
 def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
     """The numbers in what a record says of a round, `terms/cross_entropy`, `seconds/train`, without the round's own."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for key, value in entry.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{above}{key}/")
+            numbers |= flat(value, f"{above}{key}/")
         elif isinstance(value, int | float) and (above or key != "round"):
-            found[f"{above}{key}"] = value
-    return found
+            numbers[f"{above}{key}"] = value
+    return numbers
 
 
 class TensorBoard(Listener):
@@ -62,10 +63,11 @@ class WeightsAndBiases(Listener):
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
-        about = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
+        lasting = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
+        run_id = hashlib.sha256(lasting.encode()).hexdigest()[:16]
         self.run = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow",
-            id=hashlib.sha256(about.encode()).hexdigest()[:16], config={"method": record["method"], **record["config"]},
+            id=run_id, config={"method": record["method"], **record["config"]},
         )  # fmt: skip
 
     def round(self, entry: dict[str, Any]) -> None:
@@ -81,8 +83,8 @@ class WeightsAndBiases(Listener):
 LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
-class Loggers(Listener):
-    """Tells a display and then each of several loggers; one that fails is left out, and the run goes on.
+class Loggers:
+    """A listener that tells a display and then each of several loggers; one that fails is left out, the run goes on.
 
     Args:
         display: What shows the run, and the failure of a logger.
@@ -92,33 +94,18 @@ class Loggers(Listener):
     def __init__(self, display: Listener, loggers: dict[str, Any]):
         self.display, self.loggers = display, loggers
 
-    def _tell(self, what: str, *given: Any) -> None:
-        getattr(self.display, what)(*given)
-        for name, logger in [*self.loggers.items()]:
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        """The method of `Listener` of that name, for all of them."""
+        return partial(self._tell, event)
+
+    def _tell(self, event: str, *arguments: Any) -> None:
+        getattr(self.display, event)(*arguments)
+        for name, logger in list(self.loggers.items()):
             try:
-                getattr(logger, what, lambda *_: None)(*given)
+                getattr(logger, event, lambda *_: None)(*arguments)
             except Exception as error:
                 del self.loggers[name]
                 self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
-
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """See `Listener`, also for the others."""
-        self._tell("start", record, folder, samples_per_round, first_round)
-
-    def samples(self, count: int) -> None:  # noqa: D102
-        self._tell("samples", count)
-
-    def note(self, text: str) -> None:  # noqa: D102
-        self._tell("note", text)
-
-    def round(self, entry: dict[str, Any]) -> None:  # noqa: D102
-        self._tell("round", entry)
-
-    def finish(self, record: dict[str, Any]) -> None:  # noqa: D102
-        self._tell("finish", record)
-
-    def skip(self, record: dict[str, Any], folder: Path) -> None:  # noqa: D102
-        self._tell("skip", record, folder)
 
 
 def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
@@ -135,13 +122,13 @@ def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> L
     if log is None:
         return display
     loggers = {}
-    for one in log.split(",") if isinstance(log, str) else log:
-        if not isinstance(one, str):
-            loggers[type(one).__name__] = one
-        elif is_from_file(one):
-            loggers[short_name(one)] = from_file(one, "logger")()
-        elif one in LOGGERS:
-            loggers[one] = LOGGERS[one]()
+    for logger in log.split(",") if isinstance(log, str) else log:
+        if not isinstance(logger, str):
+            loggers[type(logger).__name__] = logger
+        elif is_from_file(logger):
+            loggers[short_name(logger)] = from_file(logger, "logger")()
+        elif logger in LOGGERS:
+            loggers[logger] = LOGGERS[logger]()
         else:
-            raise unknown("logger", one, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
+            raise unknown("logger", logger, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
     return Loggers(display or Listener(), loggers)

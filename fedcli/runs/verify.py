@@ -33,10 +33,9 @@ class Until:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.listener, name)
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: dict[str, Any], *arguments: Any) -> None:
         """See `Listener`."""
-        shown = {**record, "config": {**record["config"], "rounds": self.rounds}}
-        self.listener.start(shown, folder, samples_per_round, first_round)
+        self.listener.start({**record, "config": {**record["config"], "rounds": self.rounds}}, *arguments)
 
     def round(self, entry: dict[str, Any]) -> None:
         """See `Listener`."""
@@ -98,20 +97,19 @@ def verify(
     chosen = find_method(record["method_source"])
     options = recorded_options(record["config"], chosen)
     setup = resolve(chosen, options, need_data=False)
-    vain = without_effect(setup, options)
-    options = {name: value for name, value in options.items() if name not in vain}
-    engine = {"way": WAYS[0], **record["engine"]}
-    way = "" if engine["way"] == WAYS[0] else f"{engine['way']}:"
-    options |= {"clients_per_chunk": f"{way}{engine['clients_per_chunk']}"}
-    options |= {} if device is None else {"device": device}
+    for name in without_effect(setup, options):
+        del options[name]
+    engine = record["engine"]
+    way = "" if engine.get("way", WAYS[0]) == WAYS[0] else f"{engine['way']}:"
+    options["clients_per_chunk"] = f"{way}{engine['clients_per_chunk']}"
+    if device is not None:
+        options["device"] = device
     folder = Path(out or new_folder(setup))
     try:
         again = run(record["method_source"], out=folder, progress=progress, **options)
-    except NonFiniteLoss:
+    except (NonFiniteLoss, Enough) as end:
         again = load(folder)
-    except Enough:
-        again = load(folder)
-        if out is None:
+        if isinstance(end, Enough) and out is None:
             shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
     finally:
         if out is None:
@@ -145,59 +143,57 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     Returns:
         The text and the answer of a `Verdict`.
     """
-    for what, place in (("data set", lambda one: one["dataset_fingerprint"]), ("partition", _partition)):
-        if place(record) != place(again):
-            return f"another {what}: fingerprint {place(again)}, was {place(record)}", False
-    other = [_named(name, record.get(name), again.get(name)) for name in SURROUNDINGS]
+    for name, before, now in (
+        ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
+        ("partition", record["partition"]["fingerprint"], again["partition"]["fingerprint"]),
+    ):
+        if before != now:
+            return f"another {name}: fingerprint {now}, was {before}", False
+    changes = []
+    for name in SURROUNDINGS:
+        before, now = record.get(name), again.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            parts = [part for part in {**before, **now} if before.get(part) != now.get(part)]
+            changes += [f"{name}: {', '.join(parts)}"] if parts else []
+        elif before != now:
+            changes.append(name)
     for move in record.get("moved", ()):
-        other += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
-    other = [text for text in other if text]
-    ends = [one.get("error", one["status"]) for one in (record, again)]
-    if ends[0] != ends[1]:
-        return f"another end: {ends[1]}; was: {ends[0]}" + f" (other {'; '.join(other)})" * bool(other), False
-    distance, where = _distance(record["rounds"], again["rounds"])
-    of = f" in the first {len(record['rounds'])} of {record['config']['rounds']} rounds" * (ends[0] == "interrupted")
-    what, results = _results(record)
-    if (what, results) == _results(again) and distance == 0:
-        lost = f" until both diverge in round {len(record['rounds']) + 1}" if "error" in record else ""
-        return f"same to the last digit{of}" if of else f"same bits{lost}", True
+        changes += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
+    other = f" (other {'; '.join(changes)})" if changes else ""
+    end, new_end = record.get("error", record["status"]), again.get("error", again["status"])
+    if end != new_end:
+        return f"another end: {new_end}; was: {end}{other}", False
+    done = len(record["rounds"])
+    beginning = f" in the first {done} of {record['config']['rounds']} rounds" if end == "interrupted" else ""
+    distance, number = _distance(record["rounds"], again["rounds"])
     points = f"{100 * distance:.2f} points of accuracy"
-    if not other:
-        what = f"the curve by {points} in round {where}" if distance else f"{what}, and not the curve"
-        return f"another result on the same machine and version: {what}", False
+    kind = "the parameters"
+    result, new_result = record["summary"].get("params_sha256"), again["summary"].get("params_sha256")
+    if result is None and new_result is None:
+        kind = "the terms of the objective"
+        result, new_result = ([row["terms"] for row in run["rounds"]] for run in (record, again))
+    if result == new_result and distance == 0:
+        until = f" until both diverge in round {done + 1}" if "error" in record else ""
+        return f"same to the last digit{beginning}" if beginning else f"same bits{until}", True
+    if not changes:
+        difference = f"the curve by {points} in round {number}" if distance else f"{kind}, and not the curve"
+        return f"another result on the same machine and version: {difference}", False
     if distance > WITHIN:
-        return f"another curve: by {points} in round {where} (other {'; '.join(other)})", False
-    return f"same within {points}{of} (other {'; '.join(other)})", True
+        return f"another curve: by {points} in round {number}{other}", False
+    return f"same within {points}{beginning}{other}", True
 
 
-def _results(record: dict[str, Any]) -> tuple[str, Any]:
-    """What a run has come to beside its curve, in words, and its value: the last parameters, else all rounds' terms."""
-    if digest := record["summary"].get("params_sha256"):
-        return "the parameters", digest
-    return "the terms of the objective", [row["terms"] for row in record["rounds"]]
-
-
-def _named(name: str, before: Any, now: Any) -> str:
-    """What differs in a part of two records, by its name and those of its own parts; empty where nothing does."""
-    if before == now:
-        return ""
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return name
-    return f"{name}: {', '.join(part for part in {**before, **now} if before.get(part) != now.get(part))}"
-
-
-def _partition(record: dict[str, Any]) -> str:
-    return record["partition"]["fingerprint"]
-
-
-def _distance(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tuple[float, int]:
+def _distance(rounds: list[dict[str, Any]], again: list[dict[str, Any]]) -> tuple[float, int]:
     """The largest difference of two curves' accuracies, 1 where one has none, and its round, counted from 1."""
-    worst, where = 0.0, 0
-    if len(first) != len(second):
-        return 1.0, min(len(first), len(second)) + 1
-    for one, other in zip(first, second, strict=True):
+    if len(rounds) != len(again):
+        return 1.0, min(len(rounds), len(again)) + 1
+    largest, number = 0.0, 0
+    for before, now in zip(rounds, again, strict=True):
         for name in ("test_accuracy", "validation_accuracy"):
-            pair = one[name], other[name]
-            apart = float(pair[0] is not pair[1]) if None in pair else abs(pair[0] - pair[1])
-            worst, where = max((worst, where), (apart, one["round"] + 1), key=lambda found: found[0])
-    return worst, where
+            if before[name] is None or now[name] is None:
+                difference = float(before[name] is not now[name])
+            else:
+                difference = abs(before[name] - now[name])
+            if difference > largest:
+                largest, number = difference, before["round"] + 1
+    return largest, number
