@@ -31,7 +31,7 @@ demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table
 test: install ## Run the tests on two cores
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
-torture: install ## Kill, damage and fuzz for an hour; the table goes into results/reliability.md
+torture: install ## Kill, damage and fuzz for a quarter of an hour; the table goes into results/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write
 
 lint: install ## Check style and format

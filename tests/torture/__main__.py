@@ -25,8 +25,8 @@ def main() -> int:
     lines, failed = ["| Trial | Tried | Survived |", "| --- | ---: | ---: |"], False
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
         os.environ["FEDCLI_DATA"] = cache  # before the pool forks
-        for name, (trial, hourly) in TRIALS.items():
-            start, count = time.perf_counter(), max(1, round(share * hourly))
+        for name, (trial, often) in TRIALS.items():
+            start, count = time.perf_counter(), max(1, round(share * often))
             faults = [fault for fault in pool.map(trial, range(count)) if fault]
             failed |= bool(faults)
             lines.append(f"| {name} | {count:,} | {count - len(faults):,} |")

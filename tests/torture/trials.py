@@ -462,7 +462,7 @@ def interrupt(number: int) -> str:
     return "" if ends_well else f"at import {moment}: exit code {program.returncode}, {errors.strip()[-200:]}"
 
 
-TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in an hour
+TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
     "a run killed four times at random moments, over 12 methods": (kill, 84),
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
