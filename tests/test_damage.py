@@ -52,6 +52,15 @@ def test_another_runs_checkpoint_is_refused_and_left_alone(tmp_path):
     assert runs.resume(folder).record["summary"]["params_sha256"] == end
 
 
+def test_an_older_checkpoint_is_refused(tmp_path):
+    folder = shutil.copytree(stopped_run("personal")[0] / "run", tmp_path / "run")
+    for file in folder.glob("checkpoint*"):
+        file.unlink()
+    (folder / "checkpoint.pt").touch()
+    with pytest.raises(UserError, match="has the form of an older version"):
+        runs.resume(folder)
+
+
 def test_a_record_changed_by_hand_is_refused_and_one_without_a_digest_is_older(tmp_path):
     folder = shutil.copytree(stopped_run("global model")[0] / "run", tmp_path / "run")
     file, whole = folder / "record.json", records.read_record(folder)

@@ -27,6 +27,7 @@ from fedcli.runs.config import Setup
 from fedcli.runs.records import identity
 
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
+OLD = "checkpoint.pt"  # as versions before safetensors named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
 OF_WORKER = "-w"  # in the names of what every worker but the first keeps there for itself
 METADATA = "fedcli"  # key of the JSON text
@@ -244,10 +245,15 @@ def read_checkpoint(
         newest_only: Whether the checkpoint before a damaged one does not do instead of it.
 
     Raises:
-        UserError: If the checkpoints are damaged, or one is another run's or of another kind.
+        UserError: If the checkpoints are damaged, or one is another run's, of another kind or of an older form.
     """
     initial = setup.method.init(fed, setup.options)
     files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
+    if (folder / OLD).is_file() and not files:  # not silently from the first round
+        raise UserError(
+            f"the checkpoint '{folder / OLD}' has the form of an older version, which this one does not read; delete "
+            "it to resume from the first round, or resume with that version."
+        )
     if not files:
         return Checkpoint(initial, {"rounds": [], "cost": None}, None)
     damage = []
