@@ -141,7 +141,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
         assert image.cmap(image.norm(0.0)) == pytest.approx((1, 1, 1, 1), abs=0.04)  # white
         diagonal = matrix.trace() / 10
         rest = (matrix.sum() - matrix.trace()) / 90
-        assert axes.get_title() == f"{kind} images: diagonal {diagonal:.2f}, others {rest:.2f}"
+        assert axes.get_title() == f"{kind} images\ndiagonal {diagonal:.2f}, others {rest:.2f}"
     for file in runs.rglob("checkpoint*"):
         file.unlink()
     again = correlation.correlation_chart([runs])

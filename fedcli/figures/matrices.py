@@ -103,7 +103,7 @@ def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figu
     kept = [run.record.get("correlation") for run in shown]
     if not all(kept):
         kept = _measure(shown, method)
-    figure = Figure(figsize=(2 * SIDE + 1.2, len(shown) * (SIDE + 0.1) + 0.8), layout="constrained")
+    figure = Figure(figsize=(2 * SIDE + 1.2, len(shown) * (SIDE + 0.3) + 0.8), layout="constrained")
     panels = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
     for pair, run, matrices in zip(panels, shown, kept, strict=True):
         for axes, key in zip(pair, ("public", "private"), strict=True):
@@ -111,7 +111,7 @@ def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figu
             same = np.eye(len(matrix), dtype=bool)
             image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
             numbers = f"diagonal {matrix[same].mean():.2f}, others {matrix[~same].mean():.2f}"
-            axes.set(title=f"{key.capitalize()} images: {numbers}", xlabel="Class of the mean")
+            axes.set(title=f"{key.capitalize()} images\n{numbers}", xlabel="Class of the mean")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         pair[0].set_ylabel(f"{fill(run.label, TITLE)}\n\nClass of a client")
