@@ -96,11 +96,11 @@ def _csv(sheet: Sheet) -> str:
     columns = list(dict.fromkeys(column for row in sheet.values for column in row))
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in sheet.values)
+    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in sheet.values)
     return out.getvalue()
 
 
-def _csv_cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe before it."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 

@@ -345,16 +345,17 @@ def _given(groups: list[SeedGroup]) -> Iterator[str]:
 
 
 def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
-    """One run as a flat row; rounds are counted from 0 as in the record."""
+    """One run as a flat row; rounds count from 1, accuracies are in percent."""
     summary, cost = ((record.get(part) or {}) for part in ("summary", "cost"))
     row = {key: record.get(key) for key in ("method", "protocol", "dataset", "seed", "status")}
     row |= {"reduced": describe_reductions(reductions_of(record))}
     row |= {"partition_fingerprint": record.get("partition", {}).get("fingerprint")}
-    row |= {key: summary.get(key) for key in ("selection", "selected", "selected_round", "last")}
-    chosen = [entry for entry in record["rounds"] if entry["round"] == summary.get("selected_round")]
-    row |= {"validation_accuracy": chosen[0].get("validation_accuracy") if chosen else None}
+    chosen = summary.get("selected_round")
+    row |= {"selection": summary["selection"], "selected": find_metric("selected").value(record)}
+    row |= {"selected_round": None if chosen is None else chosen + 1, "last": find_metric("last").value(record)}
+    row |= {"validation_accuracy": find_metric("validation").value(record)}
     row |= {"rounds_done": len(record["rounds"])}
-    row |= {"post_accuracy": record["post"].get("test_accuracy")} if "post" in record else {}
+    row |= {"post_accuracy": find_metric("post").value(record)} if "post" in record else {}
     row |= {metric.title: metric.value(record) for metric in own}
     sent = {key: find_metric(key.replace("_", "-")).value(record) for key in ("floats_down", "floats_up")}
     row |= {key: None if value is None else round(value) for key, value in sent.items()}
