@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcli import registry
 from fedcli.cli.app import app
 from fedcli.data import datasets
-from fedcli.results import reproduce
+from fedcli.results import plans
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.records import environment, read_record
 
@@ -26,7 +26,7 @@ def evidence(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("evidence", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(reproduce, "shipped", list)
+    monkeypatch.setattr(plans, "shipped", list)
     monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
     monkeypatch.chdir(tmp_path)
     return module

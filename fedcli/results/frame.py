@@ -9,7 +9,7 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.results.metrics import Metric, diverged
 from fedcli.runs.records import RECORD, checkout, numerics_of, read_record
-from fedcli.runs.settings import Settings, differences, family, key, settings
+from fedcli.runs.settings import Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
 Record = dict[str, Any]
@@ -17,7 +17,7 @@ STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
     "folder", "record", "method", "label", "protocol", "dataset", "seed", "state", "numerics", "images", "partition",
-    "settings", "key", "family", "before_post",
+    "settings", "key", "before_post",
 )  # fmt: skip
 
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
@@ -42,7 +42,7 @@ def frame_of(records: Iterable[Record], folders: Iterable[Path | None] | None = 
 
     Returns:
         A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
-        it is, `before_post` the same without a step after the last round, `key` and `family` their hashes.
+        it is, `before_post` the same without a step after the last round, `key` its hash.
     """
     records = list(records)
     pairs = zip(records, folders or [None] * len(records), strict=True)
@@ -63,7 +63,6 @@ def _row(record: Record, folder: Path | None) -> dict[str, Any]:
         "partition": record["partition"]["fingerprint"],
         "settings": values,
         "key": key(values),
-        "family": family(values),
         "before_post": values if values["post"] is None else settings(record, post=False),
     }
 

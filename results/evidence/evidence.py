@@ -28,11 +28,13 @@ from fedcli.cli.printing import limit_time
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
-from fedcli.results.reproduce import ENDED, plan, round_examples, state_of
+from fedcli.results.frame import ENDED, state_of
+from fedcli.results.plans import plan, round_examples
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.config import Setup, flags_of, resolve
 from fedcli.runs.models import bytes_kept
 from fedcli.runs.records import RECORD, environment, read_record
+from fedcli.runs.settings import differences, draft, settings
 from fedcli.runs.signals import interrupt_on_signals, time_left
 
 RUNS = Path("runs/evidence")
@@ -139,7 +141,7 @@ def planned_runs(tag: str, more: dict[str, Any], most: int | None) -> list[Run]:
             setup = resolve(find_method(run.method), given, need_data=False)
             folder = RUNS / tag / run.folder.parent.name / run.folder.name
             label = f"{work.table} {run.label}, seed {setup.run.seed}"
-            if run.to_do or setup.values() != run.setup.values():
+            if run.to_do or differences(settings(draft(setup)), settings(draft(run.setup))):
                 runs.setdefault(folder, Run(work.decides, label, given, setup, folder, run.folder in measured))
     return list(runs.values())
 
