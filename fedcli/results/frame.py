@@ -9,7 +9,7 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.results.metrics import Metric, diverged
 from fedcli.runs.records import RECORD, checkout, numerics_of, read_record
-from fedcli.runs.settings import Settings, differences, key, settings
+from fedcli.runs.settings import AS_SEED, Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
 Record = dict[str, Any]
@@ -133,6 +133,8 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
         metric: What is read; it may not need that every round is tested.
     """
     found = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
+    if found.get("partition_seed") == (run["seed"], AS_SEED):
+        del found["partition_seed"]  # it was named, and is the run's own
     if "eval_every" in found and metric.fits(run["record"], planned["eval_every"]):
         del found["eval_every"]
     return found

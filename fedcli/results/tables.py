@@ -409,5 +409,6 @@ def _command(record: dict) -> str:
         return command
     fields = recorded_fields(method, config.get("post"))
     other = differences(settings(record), settings(draft(setup)))
-    moved = {name: recorded_value(config, fields[name]) for name in other if name in fields}
+    values = {name: recorded_value(config, fields[name]) for name in other if name in fields}
+    moved = {name: value for name, value in values.items() if value != setup.values().get(name)}
     return " ".join([command, *map(shlex.quote, flags_of(moved))])
