@@ -39,7 +39,7 @@ def small(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
     for name, shares in SMALL.items():
-        monkeypatch.setitem(known.RECIPES, name, known._mixture(name, shares))
+        monkeypatch.setitem(known.RECIPES, name, known.mixture(name, shares))
 
 
 def shaped(name, part, size):
@@ -82,7 +82,7 @@ def test_a_mixture_draws_at_random(small, monkeypatch):
     assert len(labels[0].unique()) > 2  # not the first ones, which are all of class 0
     assert labels[2].bincount().tolist() == [3] * 10
     monkeypatch.setitem(
-        known.RECIPES, "digits-4", known._mixture("digits-4", (*SMALL["digits-4"][:3], Share("svhn", 30)))
+        known.RECIPES, "digits-4", known.mixture("digits-4", (*SMALL["digits-4"][:3], Share("svhn", 30)))
     )
     sources = datasets.load("digits-4")
     first, second = (of_domain(sources, d, "train") for d in (2, 3))
@@ -152,13 +152,6 @@ def test_a_mixture_may_be_imported_as_domain_folders(tmp_path, small):
     assert (about["kind"], about["train"], about["note"]) == ("import", 80, "")
 
 
-def test_other_classes_are_refused(tmp_path, small, monkeypatch):
-    from_npz("letters", tmp_path / "a", **images((28, 28), 10), class_names=list("abcdefghij"))
-    shares = (*SMALL["digits-4"][:3], Share("letters", 5))
-    monkeypatch.setitem(known.RECIPES, "digits-4", known._mixture("digits-4", shares))
-    refused(lambda: datasets.load("digits-4"), "the classes of 'letters'", "'digits-4'", "'mnist'")
-
-
 # Whole domains
 
 
@@ -176,8 +169,10 @@ def office(tmp_path, monkeypatch):
     arrays = {"class_names": [f"thing{c:02}" for c in range(31)], "domain_names": ["amazon", "dslr", "webcam"]}
     for part, rows in (("train", ~test), ("test", test)):
         arrays |= {f"x_{part}": x[rows], f"y_{part}": np.array(y)[rows], f"domain_{part}": np.array(domain)[rows]}
-    for name, recipe in known._office_mixtures("office31", (100, 60, 30)).items():
-        monkeypatch.setitem(known.RECIPES, name, recipe)
+    for name, division in (("office31-private", "parts"), ("office31-leaky", "leaky")):
+        pairs = zip((100, 60, 30), arrays["domain_names"], strict=True)
+        shares = [Share("office31", count, domain=domain, division=division) for count, domain in pairs]
+        monkeypatch.setitem(known.RECIPES, name, known.mixture(name, shares))
     return from_npz("office31", tmp_path / "a", **arrays)
 
 
