@@ -137,3 +137,16 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):
         metrics.find_metric(name)
+
+
+def test_the_best_leads_over_its_own_seeds_and_has_lost_no_run():
+    def runs(*accuracies, **more):
+        return [{"seed": n, "status": "finished", "summary": {"last": a}, **more} for n, a in enumerate(accuracies)]
+
+    last = metrics.find_metric("last")
+    groups = [runs(0.5, 0.52), runs(0.6, 0.61)]
+    assert metrics.best(last, groups) == 1
+    assert metrics.best(last, [runs(0.5, 0.6), runs(0.6, 0.51)]) is None
+    assert metrics.best(last, [[*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]]) is None
+    lost = {**groups[1][0], "seed": 2, "status": "failed", "error": "NonFiniteLoss: "}
+    assert metrics.best(last, [groups[0], [*groups[1], lost]]) is None

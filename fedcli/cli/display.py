@@ -27,7 +27,7 @@ from fedcli.results.comparison import heading
 from fedcli.results.grids import GridPlan
 from fedcli.results.jobs import Watch, execute
 from fedcli.results.render import MISSING, Sheet, render
-from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, bytes_kept, estimate
+from fedcli.results.reproduce import ENDED, Cost, PlannedRun, TablePlan, bytes_kept, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.rounds import Listener
@@ -50,7 +50,6 @@ SMALLER = (
     "lower --rounds, --local-epochs or --train-examples, or a smaller --backbone, make it less, and the record is then "
     "labelled reduced"
 )
-FIGURES = ("curve.png", "curve.pdf", "partition.png", "partition.pdf")  # of a run, in its folder
 NUMBER_WIDTH = 16  # characters of a column of numbers in a table
 VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
@@ -135,18 +134,15 @@ class Display(Listener):
         self._print(header(record, folder))
         if first_round:
             self._print([("resumed", f"after {first_round}/{self._rounds} rounds")])
-        terminal, columns = self._consoles[0], (*Progress.get_default_columns(), "{task.fields[last]}")
-        self.bar = Progress(*columns, console=terminal, disable=not terminal.is_terminal)
-        self._task = self.bar.add_task("", total=self._rounds, completed=first_round, last="")
-        self.samples(0)
+        self.bar = Progress(console=self._consoles[0], disable=not self._consoles[0].is_terminal)
+        self._task = self.bar.add_task(f"round {first_round}/{self._rounds}", total=self._rounds, completed=first_round)
         self.bar.start()
 
     def samples(self, count: int) -> None:
-        """Move the bar to the rounds done, the one that goes on by its samples."""
-        self._in_round, self._all, done = self._in_round + count, self._all + count, len(self.record["rounds"])
-        number = min(done + 1, self._rounds)
-        completed = min(done + self._in_round / self._expected, number)
-        self.bar.update(self._task, completed=completed, description=f"round {number}/{self._rounds}")
+        """Move the bar by a part of the round that goes on."""
+        self._in_round, self._all = self._in_round + count, self._all + count
+        part = min(self._in_round / self._expected, 1)
+        self.bar.update(self._task, completed=len(self.record["rounds"]) + part)
 
     def note(self, text: str) -> None:
         """Show what the engine has to say."""
@@ -154,16 +150,13 @@ class Display(Listener):
 
     def round(self, entry: dict[str, Any]) -> None:
         """Show what a round came to."""
-        self._in_round = 0
-        self.samples(0)
-        accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
-        shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
-        if shown:
-            self.bar.update(self._task, last=", ".join(shown))
         done, elapsed = entry["round"] + 1, max(time.perf_counter() - self._began, 1e-9)
-        left = elapsed / (done - self._first) * (self._rounds - done)
+        left, self._in_round = elapsed / (done - self._first) * (self._rounds - done), 0
         if done == self._first + 1 and left >= LONG:
             self._print([("time", f"about {left / 3600:,.0f} hours here; {SMALLER}")])
+        accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
+        shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
+        self.bar.update(self._task, completed=done, description=", ".join([f"round {done}/{self._rounds}", *shown]))
         shown += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
         shown += [f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
         without_bar = [console for console in self._consoles if not console.is_terminal]
@@ -185,7 +178,8 @@ class Display(Listener):
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Says that a run has ended before, and draws its figures where a kill came before them."""
         finished = record["status"] == "finished"
-        if finished and not all((folder / name).is_file() for name in FIGURES):
+        figures = [folder / f"{stem}{kind}" for stem in ("curve", "partition") for kind in (".png", ".pdf")]
+        if finished and not all(figure.is_file() for figure in figures):
             draw(record, folder)
         self._print([("skipped", f"{folder}, which has {'finished' if finished else 'diverged'}")])
 
@@ -201,10 +195,9 @@ def cost(plan: TablePlan, records_only: bool = False) -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text; disk where models that are kept take some."""
     todo, states = plan.to_run, [run.state for run in plan.runs]
     begun = sum(run.record is not None for run in todo)
-    counts = {
-        "finished": states.count("finished"), "diverged": states.count("diverged"), "to go on with": begun,
-        "to start": len(todo) - begun, "left out": sum(run.to_do for run in plan.runs) - len(todo),
-    }  # fmt: skip
+    counts = {state: states.count(state) for state in ENDED}
+    counts |= {"to go on with": begun, "to start": len(todo) - begun}
+    counts["left out"] = len(plan.runs) - sum(counts.values())
     shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     lines = [("table", plan.title)]
     if plan.limits:
@@ -264,7 +257,6 @@ class TableDisplay(Watch):
     def __init__(self, console: Console, plan: TablePlan | GridPlan, *logs: Console):
         """Makes a display on a console, whose lines go to `logs` too."""
         self._consoles, self.ended, self.total = (console, *logs), 0, len(plan.to_run)
-        self._begun: dict[Path, float] = {}  # when, by folder
         self._done: dict[Path, float] = {}  # work, by folder
         work = sum(run.round_work * (run.setup.run.rounds - run.rounds_done) for run in plan.to_run)
         self.bar = Progress(console=console, disable=not console.is_terminal, transient=True)
@@ -272,7 +264,6 @@ class TableDisplay(Watch):
 
     def begin(self, run: PlannedRun) -> None:
         """Say that a run starts or goes on."""
-        self._begun[run.folder] = time.perf_counter()
         self._print(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
 
     def advance(self, run: PlannedRun, rounds: float) -> None:
@@ -285,11 +276,11 @@ class TableDisplay(Watch):
         """Say what has become of a run."""
         self.ended += 1
         self.advance(run, run.setup.run.rounds)
-        before, seconds = f"[{self.ended}/{self.total}] ", round(time.perf_counter() - self._begun[run.folder])
-        if error:
-            self._print(run, f"failed: {error}", before, "red")
-        else:
-            self._print(run, f"{100 * record['summary']['selected']:.2f} % in {timedelta(seconds=seconds)}", before)
+        text = f"failed: {error}"
+        if not error:
+            seconds = timedelta(seconds=round(record["seconds_total"]))
+            text = f"{100 * record['summary']['selected']:.2f} % in {seconds}"
+        self._print(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
 
     def _print(self, run: PlannedRun, text: str, before: str = "", style: str = "") -> None:
         line = f"{before}{run.label}, seed {run.setup.run.seed}: {text}"

@@ -104,11 +104,6 @@ def stop_if_full(error: OSError, command: str) -> None:
         stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
 
 
-def is_lack_of_memory(error: Exception) -> bool:
-    """Whether an error, of NumPy or of PyTorch, says that there is not enough memory."""
-    return isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", str(error)) is not None
-
-
 def short(text: object) -> str:
     """The beginning of the first line of a text, as much of it as a message has room for."""
     line = (str(text).splitlines() or [""])[0]
