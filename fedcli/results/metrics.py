@@ -239,19 +239,12 @@ def _tested(record: Record) -> list[dict]:
 
 
 def _over_rounds(
-    record: Record,
-    last: float = math.inf,
-    combine: Callable[[list[float]], float] = fmean,
-    key: str = "test_accuracy",
+    record: Record, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
 ) -> float | None:
     """The accuracies of the tested rounds in one number; of so many last planned rounds, if any of these has one."""
     rounds = [entry for entry in _tested(record) if entry["round"] >= record["config"]["rounds"] - last]
     values = [entry[key] for entry in rounds if entry.get(key) is not None]
     return combine(values) if values else None
-
-
-def _last_tenth(record: Record) -> float | None:
-    return _over_rounds(record, max(1, record["config"]["rounds"] // 10))
 
 
 def _deviation(values: list[float]) -> float:
@@ -330,7 +323,7 @@ _ALL = (
     Metric("selected", lambda record: record["summary"]["selected"], needs="selected"),
     Metric("last", lambda record: record["summary"]["last"], needs="last"),
     Metric("best", partial(_over_rounds, combine=max)),
-    Metric("last-tenth", _last_tenth),
+    Metric("last-tenth", lambda record: _over_rounds(record, max(1, record["config"]["rounds"] // 10))),
     # Mean, lowest, highest and sample standard deviation of so many last rounds, as mean-of-last:50.
     Metric("mean-of-last", _over_rounds, parameter=int),
     Metric("least-of-last", partial(_over_rounds, combine=min), parameter=int),
