@@ -129,7 +129,7 @@ def table(
     """
     from fedcli.results import boards, frame, metrics, tables
     from fedcli.results.pages import study_page
-    from fedcli.results.render import csv_cell, render
+    from fedcli.results.render import FORMULA, render
 
     of_runs = {"--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
                "--per": per}  # fmt: skip
@@ -173,7 +173,9 @@ def table(
             metrics.refuse_absent(name, records)
         if per is not None:
             of_one = frame.rounds_of if per is Each.round else frame.clients_of
-            text = frame.of_all(records, of_one).map(csv_cell).to_csv(index=False, lineterminator="\n")
+            text = (
+                frame.of_all(records, of_one).replace(FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
+            )
         elif format is Format.csv:
             text = render(tables.sheet(records, names), format)
         else:
