@@ -31,7 +31,7 @@ def states(*numbers):
 
 def opened(folder, memory, worker=0):
     made = store.Store(memory, 10, torch.device("cpu"), [ClientState])
-    made.open(folder, "run", worker)
+    made.open(folder, worker)
     return made
 
 
@@ -50,7 +50,7 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(t
     assert torch.equal(first[1].params["w"], torch.ones(10))  # used now: 2 goes first
     later = made.keep(first, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
-    assert [version.client for version in later.versions.values() if version.state is not None] == [1, 4]
+    assert [version.client for version in later.data.values() if version.state is not None] == [1, 4]
     assert held(later) == {1: 1, 2: 2, 4: 4}
     assert isinstance(later[2], ClientState)
     assert (list(later), len(later), 2 in later, 7 in later) == ([1, 2, 4], 3, True, False)
@@ -77,7 +77,7 @@ def test_states_are_copies_and_nothing_is_written_before_there_is_a_folder(tmp_p
     kept = made.keep({}, {1: given}, 0)
     given.params["w"].zero_()
     assert held(kept) == {1: 1}
-    made.open(tmp_path, "run")
+    made.open(tmp_path)
     assert held(made.keep(kept, states(2), 1)) == {1: 1, 2: 2}
     assert files(tmp_path) == ["000001-0", "000002-1"]
 
@@ -100,11 +100,11 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
 
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
     _, other = (opened(tmp_path, 0, worker).keep({}, states(1), 0) for worker in (0, 1))
-    checkpoints.clear(tmp_path, running=True)  # after a checkpoint that names nothing
-    assert files(tmp_path) == ["000001-0-w1"]
+    checkpoints.clear(tmp_path)  # after a checkpoint that names nothing
+    assert files(tmp_path) == []
     assert held(other) == {1: 1}
-    checkpoints.clear(tmp_path)
-    assert not (tmp_path / STATES).exists()
+    checkpoints.clear(tmp_path, at_rest=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("1000", 1000), ("3k", 3072), ("256M", 2**28), ("4G", 2**32)])

@@ -132,7 +132,7 @@ def remove_models(folder: Path) -> None:
     """Removes all that the folder of an ended run holds of its models: what clients keep, too."""
     for name in (CHECKPOINT, PREVIOUS, SELECTED):
         (folder / name).unlink(missing_ok=True)
-    checkpoints.clear(folder)
+    checkpoints.clear(folder, at_rest=True)
 
 
 class Classifier(nn.Module):

@@ -12,13 +12,14 @@ from torch import Tensor
 from fedcli.core import autotune, evaluation
 from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
+from fedcli.core.trees import stored
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import Pace, clear_finished, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import Selected, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
-from fedcli.runs.store import Unkept, refuse_non_finite, trimmed
+from fedcli.runs.store import Unkept, refuse_non_finite
 from fedcli.runs.workers import current
 
 _NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
@@ -83,7 +84,9 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
             if writes:
                 selected.see(record, state)
             if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
-                state = trimmed(state, fed.cohort(config.rounds).client_ids)
+                following = fed.cohort(config.rounds).client_ids.tolist()
+                for name, kept in stored(state).items():
+                    state = state._replace(**{name: kept.only(following)})
             if writes and pace.due(number):
                 pace.timed(_checkpoint, folder, record, state, selected)
                 saved = len(rounds)

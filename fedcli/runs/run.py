@@ -271,9 +271,9 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         with _owned_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
-                clear(folder)
+                clear(folder, at_rest=True)
                 write_record(folder, record)
-            fed.store.open(folder, identity(record), current().number)
+            fed.store.open(folder, current().number)
             state = go_on(setup, fed, record, state, folder, progress or Listener())
     return Run(record, state, folder, tuple(own_files(record)))
 
@@ -380,8 +380,8 @@ def _take_up(
             if note is not None and current().number == 0:
                 fed.engine.notes.append(note)
                 (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
-            current().first(lambda: clear(folder))  # before another worker writes there
-            fed.store.open(folder, identity(record), current().number)
+            current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+            fed.store.open(folder, current().number)
             state = go_on(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(own_files(record)))
 
