@@ -226,7 +226,7 @@ def _processes(jobs: int) -> Iterator[Start]:
 def _begin_process(jobs: int) -> None:
     """Begins a process that shares the cores with others, says nothing, and ends with the process that started it."""
     os.setsid()  # Ctrl-C comes from there, once
-    end_with_parent(multiprocessing.parent_process().sentinel)
+    end_with_parent()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
