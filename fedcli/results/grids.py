@@ -11,7 +11,7 @@ from fedcli.results.reproduce import PlannedRun
 from fedcli.results.tables import settings_text
 from fedcli.runs.config import resolve
 from fedcli.runs.experiment import Grid, combinations, place
-from fedcli.runs.prepare import check
+from fedcli.runs.prepare import load_data
 from fedcli.runs.run import begun, check_seeds, new_folder, read_tuned
 
 AUTO = ("checkpoint_every", "auto")  # the word for what is done where nothing is given
@@ -75,7 +75,7 @@ def plan(
         own = folder.joinpath(*parts, *(f"seed-{number}" for number in seed.values()))
         record = begun(setup, own, bool(continue_))
         if record is None:
-            check(setup)
+            load_data(setup)  # which refuses what cannot run
         launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
         label = settings_text(values) or chosen.name
         planned.append(PlannedRun(label, method, launched, setup, {}, own, record))

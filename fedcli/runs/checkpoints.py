@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load as deserialize
@@ -28,6 +28,7 @@ from fedcli.runs.records import identity
 
 SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
+SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 OLD = "checkpoint.pt"  # as versions before safetensors named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
 STATES_OF_WORKER = "states-w"  # of what every worker but the first keeps there for itself, its number behind
@@ -43,25 +44,14 @@ class Damaged(Exception):
     """A file is not as it was written; the text says by what that shows."""
 
 
-class Checkpoint(NamedTuple):
-    """What a run goes on from."""
-
-    state: Any  # the method's
-    record: dict[str, Any]  # what the record said by then
-    note: str | None  # what was wrong with a newer checkpoint
-
-
 def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None = None) -> str:
-    """Writes a tree of tensors, numbers and texts to a file, atomically.
+    """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
     Args:
         path: The file.
         tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
         about: What else the file says, as JSON can hold it.
         previous: Where the file that is replaced is kept.
-
-    Returns:
-        The file's SHA-256, taken as it stands in it.
 
     Raises:
         OSError: If the disk does not take it.
@@ -84,11 +74,7 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None
 
 
 def verify(path: Path, digest: str | None = None) -> bytes:
-    """Reads a file through that `save` has written, and returns its bytes.
-
-    Args:
-        path: The file.
-        digest: What `save` returned, where that is known.
+    """Reads a file that `save` has written, and returned the digest of, where that is known; returns its bytes.
 
     Raises:
         Damaged: If a byte is not the one that was written, or it is another file or none.
@@ -102,10 +88,9 @@ def verify(path: Path, digest: str | None = None) -> bytes:
     start, end = match.span(1)
     blank = hashlib.sha256(content[:start] + ZEROS)
     blank.update(memoryview(content)[end:])
-    actual, written = blank.hexdigest(), match[1].decode()
-    for expected in (written, digest or written):
-        if actual != expected:
-            raise Damaged(f"its SHA-256 is {actual[:16]}, was {expected[:16]}")
+    expected = digest or match[1].decode()
+    if blank.hexdigest() != expected:
+        raise Damaged(f"its SHA-256 is {blank.hexdigest()[:16]}, was {expected[:16]}")
     return content
 
 
@@ -115,16 +100,13 @@ def load(
     device: torch.device | str = "cpu",
     digest: str | None = None,
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reads what `save` has written.
+    """Reads what `save` has written, and returns the tree and what else the file says.
 
     Args:
         path: The file.
         types: The NamedTuple classes of the tree by name, and under `kept` what makes of its rows what a store keeps.
         device: Of the tensors.
         digest: What `save` returned, where that is known.
-
-    Returns:
-        The tree, and what else the file says.
 
     Raises:
         Damaged: See `verify`.
@@ -150,9 +132,10 @@ def _read_metadata(content: bytes) -> tuple[Any, dict[str, Any]]:
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     if METADATA in metadata:
-        says = json.loads(metadata[METADATA])
-        return says["tree"], says["about"]
-    return json.loads(metadata["tree"]), json.loads(metadata["about"])
+        parts = json.loads(metadata[METADATA])
+    else:  # an older file
+        parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
+    return parts["tree"], parts["about"]
 
 
 class Pace:
@@ -175,10 +158,10 @@ class Pace:
         wait = min(self._seconds * (1 / SHARE - 1), LONGEST)
         return time.perf_counter() - self._end >= wait
 
-    def timed(self, write: Callable[..., None], *arguments: Any) -> None:
+    def timed(self, write: Callable[[], None]) -> None:
         """Writes a checkpoint, and takes note of the time that it took."""
         start = time.perf_counter()
-        write(*arguments)
+        write()
         self._end = time.perf_counter()
         self._seconds = self._end - start
 
@@ -200,9 +183,7 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
 def clear(folder: Path, *, at_rest: bool = False) -> None:
     """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too.
 
-    Args:
-        folder: Of the run.
-        at_rest: Nobody runs it: other workers' files go, and what has become empty.
+    Where the run is at rest, other workers' files go as well.
     """
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
@@ -218,23 +199,22 @@ def clear(folder: Path, *, at_rest: bool = False) -> None:
             (folder / STATES).rmdir()
 
 
-def clear_finished(folder: Path) -> None:
-    """Removes from the folder of a finished run what nobody needs any more: the checkpoint before the last one."""
+def clear_finished(folder: Path, record: dict[str, Any]) -> None:
+    """Removes from the folder of a finished run the checkpoint before the last, and models that are not the best."""
     (folder / PREVIOUS).unlink(missing_ok=True)
+    if record["summary"]["selected_round"] == record["rounds"][-1]["round"]:  # they are in the last checkpoint
+        (folder / SELECTED).unlink(missing_ok=True)
     clear(folder, at_rest=True)
 
 
 def read_checkpoint(
     folder: Path, record: dict[str, Any], setup: Setup, fed: Federation, *, newest_only: bool = False
-) -> Checkpoint:
-    """Returns the state to go on from and what the record says up to it; the initial ones where there is none.
+) -> tuple[Any, dict[str, Any], str]:
+    """Reads what a run goes on from: the newest checkpoint or, unless `newest_only`, where it is damaged that before it.
 
-    Args:
-        folder: Of the run.
-        record: Its record.
-        setup: Its set-up.
-        fed: Its federation.
-        newest_only: Whether the checkpoint before a damaged one does not do instead of it.
+    Returns:
+        The method's state, what the record says up to it, and what was wrong with a newer checkpoint; the initial ones
+        where there is none.
 
     Raises:
         UserError: If the checkpoints are damaged, or one is another run's, of another kind or of an older form.
@@ -247,7 +227,7 @@ def read_checkpoint(
             "it to resume from the first round, or resume with that version."
         )
     if not files:
-        return Checkpoint(initial, {"rounds": [], "cost": None}, None)
+        return initial, {"rounds": [], "cost": None}, ""
     damage = []
     for file in files[:1] if newest_only else files:
         try:
@@ -267,8 +247,7 @@ def read_checkpoint(
                 f"the checkpoint '{file}' holds a state of another kind ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
-        note = f"the checkpoint {damage[0]}; going on from the one before it" if damage else None
-        return Checkpoint(state, about["record"], note)
+        return state, about["record"], f"the checkpoint {damage[0]}; going on from the one before it" if damage else ""
     raise UserError(
         f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
         "from the first round, or start a new run."

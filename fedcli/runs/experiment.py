@@ -85,14 +85,12 @@ def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
         ) from error
     options: dict[str, Any] = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
+        name = "continue_" if key == "continue" else key.replace("-", "_")
         if name in options:
             raise UserError(f"the option '{key}' stands twice in '{path}' (with a dash and an underscore); keep one.")
         if isinstance(value, dict):
             raise UserError(f"'{path}' has a table [{key}]; options stand alone, with lines as lr = 0.1.")
         options[name] = value
-    if "continue" in options:
-        options["continue_"] = options.pop("continue")
     method = options.pop("method", None)
     if method is not None and not isinstance(method, str):
         raise UserError(f"the method in '{path}' must be a text (got {method!r}); write method = \"fedavg\".")
@@ -100,13 +98,7 @@ def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
 
 
 def check_config(path: str | Path, options: Mapping[str, Any], method: Method, chosen: str | None) -> dict[str, Any]:
-    """The options of a file for `--config` for a method, lists as tuples.
-
-    Args:
-        path: The file, for a refusal.
-        options: What `read_config` has found.
-        method: The method that is run with them.
-        chosen: What `--post` says.
+    """Returns the options of the file `path` for a method and its `--post`; lists as tuples.
 
     Raises:
         UserError: If an option is not known, or has several values and may not.
@@ -158,18 +150,18 @@ def from_record(path: str | Path, method: str, given: Mapping[str, Any]) -> dict
     """
     record, chosen = read_record(Path(path)), find_method(method)
     config, fields = record["config"], recorded_fields(chosen, given.get("post"))
-    options = given_options(config, record["origin"])
-    for name in ("protocol", "dataset"):
-        if config.get(name) is not None:
-            options[name] = config[name]
-    for name in list(options):
+    recorded = given_options(config, record["origin"])
+    recorded |= {name: config[name] for name in ("protocol", "dataset") if config.get(name) is not None}
+    options = {}
+    for name, value in recorded.items():
         if name in given or (chosen.name != record["method"] and name not in fields):
-            del options[name]
-        elif own_paths([options[name]]):
-            part = f"{flag_of(name)} {options[name]}"
+            continue
+        if own_paths([value]):
+            part = f"{flag_of(name)} {value}"
             raise UserError(
                 f"the record '{path}' has code of yours in {part}, which is run only if you name it; add {part}."
             )
+        options[name] = value
     return options
 
 

@@ -17,14 +17,13 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, Damaged
+from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
 from fedcli.runs.config import Setup
 from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import identity, params_hash, summarise
 from fedcli.runs.store import Store
 from fedcli.userfiles import is_from_file
 
-SELECTED = "selected.safetensors"
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
 
@@ -55,55 +54,44 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
         yield from ((f"{client:09}.{name}", params[name]) for name in sorted(params))
 
 
-class Selected:
+class BestModels:
     """Keeps the models of the round that the headline of a run is from, where that is not the last round.
 
     They are held from that round on, and written before a checkpoint of a later one; so the file is of a round that
-    the next checkpoint knows, or, after a kill in between, of one that the resumed run comes to again.
+    the next checkpoint has, or, after a kill in between, of one that the resumed run comes to again.
     """
 
     def __init__(self, folder: Path, setup: Setup, fed: Federation, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
-        self._file, self._method, self._selection = folder / SELECTED, setup.method, setup.selection
+        self._file, self._setup = folder / SELECTED, setup
         kinds = fed.architecture if setup.method.personal else fed.architecture[:1]
-        self._wanted = _keeps_selected(setup.selection, sum(_bytes(fed.networks[kind].module) for kind in kinds))
-        self._round: int | None = None  # the selected one, where it is not in the file
+        self._wanted = _keeps_best(setup, sum(_bytes(fed.networks[kind].module) for kind in kinds))
+        self._round: int | None = None  # the best one, where it is not in the file
         self._models: Models | None = None  # of that round
         self.see(record, state)
-        self.clear(record)
 
     def see(self, record: dict[str, Any], state: Any) -> None:
-        """Holds the models of the last round in the record if it is the selected one."""
-        selected = summarise(record["rounds"], self._selection)["selected_round"]
-        if self._wanted and selected is not None and selected == record["rounds"][-1]["round"]:
-            self._round, self._models = selected, models_of(self._method, state)
+        """Holds the models of the last round in the record if it is the best one."""
+        best = summarise(record["rounds"], self._setup.selection)["selected_round"]
+        if self._wanted and best is not None and best == record["rounds"][-1]["round"]:
+            self._round, self._models = best, models_of(self._setup.method, state)
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes what is held, unless the checkpoint of this round will."""
-        if self._models is None or self._round == record["rounds"][-1]["round"]:
-            return
-        checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
-        self._round = self._models = None
-
-    def clear(self, record: dict[str, Any]) -> None:
-        """Removes the file where the checkpoint has the models of a better round."""
-        if record["rounds"] and self._round == record["rounds"][-1]["round"]:
-            self._file.unlink(missing_ok=True)
+        if self._models is not None and self._round != record["rounds"][-1]["round"]:
+            checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
+            self._round = self._models = None
 
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
     """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted.
 
-    Args:
-        setup: The run.
-        channels: Of its images.
-        image_size: Their height and width in pixels.
-        num_classes: Of its data set.
+    Images have so many channels, and are `image_size` pixels high and wide.
     """
     nbytes = 0
     for client in range(setup.run.num_clients if setup.method.personal else 1):
         nbytes += _network_bytes(backbone_of(setup.run.backbone, client), channels, image_size, num_classes)
-    return nbytes * (2 if _keeps_selected(setup.selection, nbytes) else 1)
+    return nbytes * (2 if _keeps_best(setup, nbytes) else 1)
 
 
 def backbone_of(backbone: str, client: int | None) -> str:
@@ -112,9 +100,9 @@ def backbone_of(backbone: str, client: int | None) -> str:
     return names[(client or 0) % len(names)]
 
 
-def _keeps_selected(selection: str, nbytes: int) -> bool:
-    """Returns whether the models of the selected round are kept beside the last ones, which have so many bytes."""
-    return selection.startswith("best-") and nbytes <= LARGEST
+def _keeps_best(setup: Setup, nbytes: int) -> bool:
+    """Returns whether the models of the best round are kept beside the last ones, which have so many bytes."""
+    return setup.selection.startswith("best-") and nbytes <= LARGEST
 
 
 @cache
@@ -185,19 +173,7 @@ def find_model(
     prototypes: bool = False,
     files: Sequence[str | Path] = (),
 ) -> Classifier:
-    """The model of a finished run, see `fedcli.runs.run.Run.model`.
-
-    Args:
-        folder: Of the run.
-        record: Its record.
-        client: Whose own model; None for the global one.
-        round: One of `ROUNDS`.
-        prototypes: Whether it classifies by the nearest prototype.
-        files: The user's files that the run needs.
-
-    Raises:
-        UserError: If the run has no such model, or it is not there any more.
-    """
+    """The model of a finished run from its folder, record and the user's files; the rest as in `Run.model`."""
     if round not in ROUNDS:
         raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
     if record["status"] != "finished":
@@ -215,8 +191,7 @@ def find_model(
             f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from 0 to "
             f"{config['num_clients'] - 1} with --client."
         )
-    selected = round == "selected" and record["summary"]["selected_round"] != record["rounds"][-1]["round"]
-    models = _selected_models(folder, record) if selected else _last_models(folder, record, method)
+    models = _read_models(folder, record, method, round)
     if prototypes and models.prototypes is None:
         raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
     channels, image_size = record["model"]["input"][:2]
@@ -233,41 +208,31 @@ def find_model(
     return model.eval().requires_grad_(False)
 
 
-def _selected_models(folder: Path, record: dict[str, Any]) -> Models:
-    """Returns the models of a finished run's selected round.
+def _read_models(folder: Path, record: dict[str, Any], method: Method, round: str) -> Models:
+    """Reads the models of the selected or the last round of a finished run.
 
     Raises:
-        UserError: If they are damaged or are not there.
+        UserError: If they are damaged, another run's or not there.
     """
-    file, selected_round = folder / SELECTED, record["summary"]["selected_round"]
+    best, num_clients = record["summary"]["selected_round"], record["config"]["num_clients"]
+    is_last = round == "last" or best == record["rounds"][-1]["round"]
+    file = folder / (CHECKPOINT if is_last else SELECTED)
+    store = Store(None, num_clients, torch.device("cpu"), (*method.state_types, Models))
     try:
-        models, about = checkpoints.load(file, {Models.__name__: Models})
-        if (about.get("identity"), about.get("round")) == (identity(record), selected_round):
+        state, about = checkpoints.load(file, store.reopen(folder))
+        if is_last:
+            actual = params_hash(all_params(method, state, num_clients))
+            expected, models = record["summary"]["params_sha256"], models_of(method, state)
+        else:
+            actual, expected = (about.get("identity"), about.get("round")), (identity(record), best)
+            models = state
+        if actual == expected:
             return models
-        reason = "it is of another run or round"
-    except (Damaged, UserError) as error:
-        reason = error
-    raise UserError(
-        f"'{file}' does not hold the models of the selected round {selected_round + 1} ({reason}; up to "
-        f"{LARGEST >> 30} GiB, all clients' together, are kept); take those of the last with --round last."
-    )
-
-
-def _last_models(folder: Path, record: dict[str, Any], method: Method) -> Models:
-    """Returns the models of a finished run's last round.
-
-    Raises:
-        UserError: If they are damaged or are not there.
-    """
-    file, num_clients = folder / CHECKPOINT, record["config"]["num_clients"]
-    expected = record["summary"]["params_sha256"]
-    store = Store(None, num_clients, torch.device("cpu"), method.state_types)
-    try:
-        state, _ = checkpoints.load(file, store.reopen(folder))
-        digest = params_hash(all_params(method, state, num_clients))
-        if digest == expected:
-            return models_of(method, state)
-        reason = f"got {digest}, was {expected}"
+        reason = f"got {actual}, was {expected}"
     except Damaged as error:
         reason = error
-    raise UserError(f"'{file}' does not hold the models of the last round ({reason}); run the experiment again.")
+    remedy = "run the experiment again"
+    if not is_last:
+        remedy = f"up to {LARGEST >> 30} GiB, all clients' together, are kept: take those of the last with --round last"
+    number = (record["rounds"][-1]["round"] if is_last else best) + 1
+    raise UserError(f"'{file}' does not hold the models of round {number} ({reason}); {remedy}.")

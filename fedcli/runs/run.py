@@ -5,8 +5,8 @@ import itertools
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +20,12 @@ from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.checkpoints import CHECKPOINT, clear, clear_finished, read_checkpoint
+from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.consent import own_files, with_own_files
 from fedcli.runs.models import Classifier, all_params, find_model
 from fedcli.runs.owner import LOCK, InUse, is_free, owned
-from fedcli.runs.prepare import check, flushed_denormals, machine_settings, new_record, prepare, refuse_empty_parts
+from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
 from fedcli.runs.records import (
     RECORD,
     identity,
@@ -36,9 +36,8 @@ from fedcli.runs.records import (
     outdated,
     params_hash,
     read_record,
-    write_record,
 )
-from fedcli.runs.rounds import Listener, first_state, go_on
+from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.workers import current, launched
 from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, replace_paths, short_name
 
@@ -84,13 +83,12 @@ def run(
     """Runs a method and returns its record, state and folder.
 
     Args:
-        method: Name of a method, or path of a method file.
-        out: Folder of the run, which must not hold one with a finished round; `runs/<time>-<method>-<dataset>` where
-            not given.
-        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`, which must be free like it.
-        tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
-        continue_: Go on with what is in `out` already, by the same call: skip a run that has ended, resume one that has
-            finished a round, start the rest. The `state` of a skipped run is None.
+        method: As for `fedcli.run`, as the next three.
+        out: Folder of the run, which must not hold one with a finished round.
+        seeds: Of several runs.
+        tuned: Where `fedcli tune` has written options.
+        continue_: Skip a run that has ended, resume one that has finished a round, start the rest. The `state` of a
+            skipped run is None.
         sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
         **given: Any option of the command line, with underscores; None counts as not given.
@@ -111,7 +109,7 @@ def run(
     try:
         records = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
         for setup in setups[1:]:
-            check(setup)  # refused now rather than after the first run; the first is checked as it begins
+            load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
         for setup, folder, record in zip(setups, folders, records, strict=True):
             if record is None:
                 done.append(_begin(setup, folder, source, progress))
@@ -173,8 +171,13 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     Raises:
         UserError: If there is no run.
     """
-    files, record = [method] if isinstance(method, str | Path) else method, read_record(Path(path))
-    return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
+    path = Path(path)
+    return Run(read_record(path), None, path if path.is_dir() else path.parent, listed(method))
+
+
+def listed(files: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
+    """One file or several, as several."""
+    return (files,) if isinstance(files, str | Path) else tuple(files)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -259,35 +262,31 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
-    refuse_empty_parts(setup, fed.testing, fed.validation)
+    engine = fed.engine
     with machine_settings(fed):
-        engine, chosen = fed.engine, autotune.autotune(fed)
+        chosen = autotune.autotune(fed)
         engine.way, engine.clients_per_chunk, chosen = current().first(
             lambda: (engine.way, engine.clients_per_chunk, chosen)
         )
         record = new_record(setup, dataset, parts, fed, source, chosen)
-        current().refuse_differences(_same_everywhere(setup, record), setup.device)
-        state = first_state(setup, fed)
-        with _owned_by_first(folder):
+        _refuse_other_workers(setup, record)
+        with setup.method.blamed(*NOT_BLAMED):
+            state = setup.method.init(fed, setup.options)
+        with _locked_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
-                clear(folder, at_rest=True)
-                write_record(folder, record)
-            fed.store.open(folder, current().number)
             state = go_on(setup, fed, record, state, folder, progress or Listener())
     return Run(record, state, folder, tuple(own_files(record)))
 
 
-@contextmanager
-def _owned_by_first(folder: Path) -> Iterator[None]:
-    """Owns a folder where this is the first worker, which writes what there is to write."""
-    with owned(folder) if current().number == 0 else nullcontext():
-        yield
+def _locked_by_first(folder: Path) -> AbstractContextManager[None]:
+    """Locks a folder where this is the first worker, which writes what there is to write."""
+    return owned(folder) if current().number == 0 else nullcontext()
 
 
-def _same_everywhere(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for all workers of a run, by what is said of it."""
-    return {
+def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
+    """Refuses a run whose workers have other data or other code; each fact by what is said of it."""
+    facts = {
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
         "the configuration": identity(record),
@@ -295,6 +294,7 @@ def _same_everywhere(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
         "the version of fedcli": version("fedcli"),
         "the version of PyTorch": torch.__version__,
     }
+    current().refuse_differences(facts, setup.device)
 
 
 def find_unfinished(path: Path) -> list[Path]:
@@ -308,10 +308,11 @@ def find_unfinished(path: Path) -> list[Path]:
     below, unfinished = sorted(file.parent for file in path.rglob(RECORD)), []
     for folder in below:
         try:
-            if not has_ended(read_record(folder)):
-                unfinished.append(folder)
+            ended = has_ended(read_record(folder))
         except UserError:
-            unfinished.append(folder)  # a damaged record is left to `resume`, which says so
+            ended = False  # a damaged record is left to `resume`, which says so
+        if not ended:
+            unfinished.append(folder)
     if not unfinished:
         raise UserError(
             f"there is no record at '{path / RECORD}', and no unfinished run below (got {len(below)} that have ended); "
@@ -340,48 +341,43 @@ def resume(
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    named = [method] if isinstance(method, str | Path) else method
     read_record(Path(path))  # refuses what is no run, and makes no folder
-    return _take_up(Path(path), named, changed_method, progress, current().restarted)
+    return _take_up(Path(path), listed(method), changed_method, progress, current().restarted)
 
 
 @flushed_denormals()
 def _take_up(
-    folder: Path, named: Sequence[str | Path], changed_method: bool, progress: Listener | None, skip_ended: bool
+    folder: Path, files: Sequence[str | Path], changed: bool, progress: Listener | None, skip_ended: bool
 ) -> Run:
     """Resumes the run in a folder; one that has ended meanwhile is skipped or refused."""
-    progress = progress or Listener()
-    with _owned_by_first(folder):  # which clears what a kill after the last record has left
-        record = current().first(lambda: read_record(folder))
+    progress, group = progress or Listener(), current()
+    with _locked_by_first(folder):  # which clears what a kill after the last record has left
+        record = group.first(lambda: read_record(folder))
         if skip_ended and has_ended(record):
-            if record["status"] == "finished" and current().number == 0:
-                clear_finished(folder)
+            if record["status"] == "finished" and group.number == 0:
+                clear_finished(folder, record)
             progress.skip(record, folder)
             return Run(record, None, folder, tuple(own_files(record)))
         if record["status"] == "finished":
             rounds = record["config"]["rounds"]
             raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = with_own_files(record, named, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        record = with_own_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed)
         method = find_method(record["method_source"])
         other_file = not is_hash_of(record["method_hash"], method.file)
-        if (other_file or outdated(record, method)) and not changed_method:
+        if (other_file or outdated(record, method)) and not changed:
             raise _changed_code(record, method, "go on with --changed-method, or start a new run")
         setup, fed = restore(record, method, progress)
         if other_file:
             record["method_hash"] += THEN + method.file_hash
         with machine_settings(fed):
-            state, known, note = read_checkpoint(folder, record, setup, fed)
-            record.update(known)
+            state, before, note = read_checkpoint(folder, record, setup, fed)
+            record.update(before)
             record["resumed"].append(len(record["rounds"]))
-            if moved := note_move(record, fed.device):
-                fed.engine.notes.append(moved)
             record.pop("error", None)
-            current().refuse_differences(_same_everywhere(setup, record), setup.device)
-            if note is not None and current().number == 0:
-                fed.engine.notes.append(note)
+            fed.engine.notes += filter(None, (note_move(record, fed.device), note))
+            _refuse_other_workers(setup, record)
+            if note and group.number == 0:
                 (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
-            current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
-            fed.store.open(folder, current().number)
             state = go_on(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(own_files(record)))
 
@@ -405,20 +401,19 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
     setup = resolve(method, recorded_options(record["config"], method))
     setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
     dataset, parts, fed = prepare(setup, progress)
-    for what, then, now in (
+    for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
     ):
         if then != now:
             raise UserError(
-                f"the {what} is not the one the run began with (fingerprint {now}, was {then}); import it again."
+                f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it again."
             )
-    about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
+    engine = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
     most = fed.config.cohort_size
     if fed.config.clients_per_chunk == "auto":
         most = -(-most // current().count)  # so that none is idle
-    fed.engine.clients_per_chunk, fed.engine.way = min(about["clients_per_chunk"], most), about["way"]
-    about["workers"] = current().count
+    fed.engine.clients_per_chunk, fed.engine.way = min(engine["clients_per_chunk"], most), engine["way"]
     return setup, fed
 
 
@@ -450,20 +445,20 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
     record = with_own_files(record, method, "the same command with")
-    method = find_method(record["method_source"])
-    if is_other_method(record, method):  # other numerics are allowed: the model is the last one by its hash, see below
-        raise _changed_code(record, method, "run the experiment again")
-    setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
-    wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
+    chosen = find_method(record["method_source"])
+    if is_other_method(record, chosen):  # other numerics are allowed: the model is the last one by its hash, see below
+        raise _changed_code(record, chosen, "run the experiment again")
+    setup, fed = restore({**record, "config": {**record["config"], **instead}}, chosen)
+    expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
-        state = read_checkpoint(folder, record, setup, fed, newest_only=True).state
-        found = params_hash(all_params(method, state, fed.num_clients))
-    if found != wanted:
+        state = read_checkpoint(folder, record, setup, fed, newest_only=True)[0]
+        actual = params_hash(all_params(chosen, state, fed.num_clients))
+    if actual != expected:
         raise UserError(
-            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
-            f"{wanted}); run the experiment again."
+            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {actual}, was "
+            f"{expected}); run the experiment again."
         )
-    return OpenRun(folder, record, method, setup, fed, state)
+    return OpenRun(folder, record, chosen, setup, fed, state)
 
 
 def free_folder(folder: Path) -> None:

@@ -84,12 +84,7 @@ LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": We
 
 
 class Loggers:
-    """A listener that tells a display and then each of several loggers; one that fails is left out, the run goes on.
-
-    Args:
-        display: What shows the run, and the failure of a logger.
-        loggers: By what the user calls them.
-    """
+    """A listener that tells a display and then each logger, by name; one that fails is left out, the run goes on."""
 
     def __init__(self, display: Listener, loggers: dict[str, Any]):
         self.display, self.loggers = display, loggers
@@ -109,10 +104,10 @@ class Loggers:
 
 
 def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
-    """A display that loggers listen to as well; the display itself where there are none.
+    """A display, None for none, that loggers listen to as well; the display itself where there are none.
 
     Args:
-        display: None for none.
+        display: What shows the run.
         log: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours, several divided by commas; or a list of
             these and of loggers themselves.
 
