@@ -20,7 +20,7 @@ from fedcli.registry import find_method
 from fedcli.runs import checkpoints, models
 from fedcli.runs import run as runs
 from fedcli.runs.config import resolve
-from fedcli.runs.export import export
+from fedcli.runs.models import export
 from fedcli.runs.records import identity, read_record, summarise, write_record
 from tests.files import refused
 from tests.test_lock import names

@@ -210,7 +210,7 @@ def clear_finished(folder: Path, record: dict[str, Any]) -> None:
 def read_checkpoint(
     folder: Path, record: dict[str, Any], setup: Setup, fed: Federation, *, newest_only: bool = False
 ) -> tuple[Any, dict[str, Any], str]:
-    """Reads what a run goes on from: the newest checkpoint or, unless `newest_only`, where it is damaged that before it.
+    """Reads what a run goes on from: the newest checkpoint or, where it is damaged and may be left out, that before it.
 
     Returns:
         The method's state, what the record says up to it, and what was wrong with a newer checkpoint; the initial ones

@@ -36,14 +36,13 @@ def with_own_files(
             )
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
-        if is_hash_of(files[file], file):
-            continue
-        if not changed:
-            raise UserError(
-                f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
-                "records count what it imports, too); go on with --changed-method, or start a new run."
-            )
-        files[file] += THEN + file_hash(file)
+        if not is_hash_of(files[file], file):
+            if not changed:
+                raise UserError(
+                    f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
+                    "records count what it imports, too); go on with --changed-method, or start a new run."
+                )
+            files[file] += THEN + file_hash(file)
     config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
     source = replace_paths(record["method_source"], paths)
     return {**record, "method_source": source, "config": config, "user_files": files}

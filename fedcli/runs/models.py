@@ -1,11 +1,20 @@
-"""The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files."""
+"""The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files.
 
+A file that is exported needs no fedcli; a card beside it says what it is and how to load it.
+"""
+
+import io
+import json
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from fedcli.core import backbones
@@ -13,19 +22,56 @@ from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.federation import Federation
+from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import find_method
+from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
-from fedcli.runs.config import Setup
+from fedcli.runs.config import Setup, describe_reductions, given_options
 from fedcli.runs.consent import with_own_files
-from fedcli.runs.records import identity, params_hash, summarise
+from fedcli.runs.records import identity, params_hash, reductions_of, summarise
 from fedcli.runs.store import Store
 from fedcli.userfiles import is_from_file
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
+SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
+TESTED = {
+    "server": "on the test images",
+    "clients": "on the clients' own test parts, pooled",
+    "domains": "of each client's model on the test images of the other domains, the mean",
+}
+LOADING = {
+    "pt": """\
+It needs PyTorch alone, of the version above or a later one that still reads it.
+
+```python
+import torch
+
+model = torch.export.load("{name}").module()
+images = torch.rand(8, {shape})  # floats from 0 to 1
+with torch.no_grad():
+    labels = model(images).argmax(1)
+```
+""",
+    "safetensors": """\
+The file has the tensors alone: `body.` gives the features, `head.` is the classifier, `mean` and `std`
+are the normalisation. `fedcli export --format pt` writes a model that needs no definition of the network.
+
+```python
+from safetensors.torch import load_file
+
+tensors = load_file("{name}")
+```
+
+The network:
+
+```
+{network}
+```
+""",
+}
 
 
 class Models(NamedTuple):
@@ -165,47 +211,63 @@ class Classifier(nn.Module):
         return nearness(features.to(self.mean.dtype), self.prototypes, self.has_class)
 
 
-def find_model(
-    folder: Path,
-    record: dict[str, Any],
-    client: int | None = None,
-    round: str = "selected",
-    prototypes: bool = False,
-    files: Sequence[str | Path] = (),
-) -> Classifier:
-    """The model of a finished run from its folder, record and the user's files; the rest as in `Run.model`."""
-    if round not in ROUNDS:
-        raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
-    if record["status"] != "finished":
-        raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    if "input" not in record["model"]:
-        raise UserError(
-            f"the record of '{folder}' does not say which images its model takes; run the experiment again."
-        )
-    record = with_own_files(record, files, "the same command with")
-    method, config = find_method(record["method_source"]), record["config"]
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
-    if method.personal is not None and client not in range(config["num_clients"]):
-        raise UserError(
-            f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from 0 to "
-            f"{config['num_clients'] - 1} with --client."
-        )
-    models = _read_models(folder, record, method, round)
-    if prototypes and models.prototypes is None:
-        raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-    channels, image_size = record["model"]["input"][:2]
-    backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
-    network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
-    network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
-    trained = models.shared if client is None else models.own.get(client)
-    if trained is not None:  # else the initial one, of a client that has never taken part
-        names = network.state_dict().keys()  # without the keys of dropout
-        values = {**trained[0], **trained[1]}
-        network.load_state_dict({name: value for name, value in values.items() if name in names})
-    pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
-    model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
-    return model.eval().requires_grad_(False)
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    record: dict[str, Any]
+    state: Any  # the method's server state after the last round; None for a run that had ended before
+    path: Path
+    files: Sequence[str | Path] = ()  # the user's, for its method or for parts
+
+    def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
+        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
+
+        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
+        of `--post`.
+
+        Args:
+            client: Whose model, for methods with personal models; the initial one if it has never taken part.
+            round: "selected", which the headline is from, or "last".
+            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
+                the prototypes in place of the classifier's logits, as the headline is measured.
+
+        Raises:
+            UserError: If the run has not finished, or has no such model.
+        """
+        folder, record = self.path, self.record
+        if round not in ROUNDS:
+            raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
+        if record["status"] != "finished":
+            raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
+        if "input" not in record["model"]:
+            raise UserError(
+                f"the record of '{folder}' does not say which images its model takes; run the experiment again."
+            )
+        record = with_own_files(record, self.files, "the same command with")
+        method, config = find_method(record["method_source"]), record["config"]
+        if method.personal is None and client is not None:
+            raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
+        if method.personal is not None and client not in range(config["num_clients"]):
+            raise UserError(
+                f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from "
+                f"0 to {config['num_clients'] - 1} with --client."
+            )
+        models = _read_models(folder, record, method, round)
+        if prototypes and models.prototypes is None:
+            raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
+        channels, image_size = record["model"]["input"][:2]
+        backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
+        network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
+        network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
+        trained = models.shared if client is None else models.own.get(client)
+        if trained is not None:  # else the initial one, of a client that has never taken part
+            names = network.state_dict().keys()  # without the keys of dropout
+            values = {**trained[0], **trained[1]}
+            network.load_state_dict({name: value for name, value in values.items() if name in names})
+        pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
+        model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
+        return model.eval().requires_grad_(False)
 
 
 def _read_models(folder: Path, record: dict[str, Any], method: Method, round: str) -> Models:
@@ -236,3 +298,139 @@ def _read_models(folder: Path, record: dict[str, Any], method: Method, round: st
         remedy = f"up to {LARGEST >> 30} GiB, all clients' together, are kept: take those of the last with --round last"
     number = (record["rounds"][-1]["round"] if is_last else best) + 1
     raise UserError(f"'{file}' does not hold the models of round {number} ({reason}); {remedy}.")
+
+
+def export(
+    run: Run,
+    format: str = "pt",
+    client: int | None = None,
+    round: str = "selected",
+    prototypes: bool = False,
+    out: str | Path | None = None,
+) -> tuple[Path, Path]:
+    """Writes a trained model to a file and a card in Markdown beside it, and returns both.
+
+    Args:
+        run: A finished run.
+        format: "pt", a program of `torch.export` for batches of any size, normalisation included; or "safetensors",
+            the tensors alone.
+        client: As the next two, see `Run.model`.
+        round: Of which round.
+        prototypes: Whether it classifies by the nearest prototype.
+        out: The file; in the run's folder where not given. What is there is replaced.
+
+    Raises:
+        UserError: If there is no such model or format, or `torch.export` cannot take the network.
+    """
+    if format not in SUFFIXES:
+        raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
+    name = "model" if client is None else f"model-client-{client}"
+    name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "") + SUFFIXES[format]
+    file = run.path / name if out is None else Path(out)
+    if file.suffix != SUFFIXES[format]:
+        raise UserError(f"--out must end in {SUFFIXES[format]} (got '{file}'); name it so, or choose another --format.")
+    run = replace(run, record=with_own_files(run.record, run.files, "the same command with"))
+    model = run.model(client, round, prototypes=prototypes)
+    if format == "pt":
+        content = _program(model, run.record["model"]["input"])
+    else:
+        tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
+        classes = json.dumps(run.record["class_names"])
+        content = serialize(tensors, {"format": "pt", "method": run.record["method"], "class_names": classes})
+    text = card_of(run, model, file.name, format, client, round)
+    card = file.with_name(f"{file.name}.md")
+    for path, data in ((file, content), (card, text.encode())):
+        write_atomically(path, lambda temporary, data=data: temporary.write_bytes(data))
+    return file, card
+
+
+def _program(model: Classifier, shape: Sequence[int]) -> bytes:
+    """Returns a model's forward pass for batches of any size, as `torch.export` keeps it."""
+    example, buffer = torch.rand(2, *shape, dtype=model.mean.dtype), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch about itself
+        try:
+            program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+        except Exception as error:  # whatever a user's own network makes of it
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(
+                f"torch.export cannot take this network ({type(error).__name__}: {reason}); use --format safetensors."
+            ) from error
+        torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:
+    """Returns the card of a model that is exported as `name`, all of it from the record and the method's card."""
+    record, method = run.record, find_method(run.record["method_source"])
+    config, versions, protocol = record["config"], record["versions"], protocols().get(record["protocol"])
+    number = record["summary"]["selected_round"] if round == "selected" else record["rounds"][-1]["round"]
+    shape = ", ".join(map(str, record["model"]["input"]))
+    mean, std = (", ".join(f"{value:g}" for value in record["normalisation"][key]) for key in ("mean", "std"))
+    whose = "global model" if client is None else f"client {client}'s own model"
+    size = sum(value.numel() for value in model.network.parameters())
+    output = f"logits [N, {model.network.head.out_features}] of the classifier"
+    if model.prototypes is not None:
+        classes = f"[N, {model.network.head.out_features}]"
+        output = f"{classes}, minus the squared distance of the features to each class's prototype, -inf without one"
+    made_by = ", ".join(f"{library} {versions[library]}" for library in ("fedcli", "torch", "python"))
+    elsewhere = (
+        "protocol",
+        "dataset",
+        "device",
+        "eval_every",
+        "drift_every",
+        "checkpoint_every",
+    )  # in the card or idle
+    chosen = [
+        f"{key} {value}" for key, value in given_options(config, record["origin"]).items() if key not in elsewhere
+    ]
+    rows = {
+        "Model": f"{whose} after round {number + 1} of {config['rounds']} ({round})",
+        "Network": f"{backbone_of(config['backbone'], client)}, {size:,} parameters",
+        "Method": f"`{method.name}`, {method.title}",
+        "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
+        "Protocol": f"`{record['protocol']}`" + (f": {protocol.summary} ({protocol.source})" if protocol else ""),
+        "Options that differ from it": ", ".join(chosen) or "none",
+        "Reduced": describe_reductions(reductions_of(record)) or "no",
+        "Accuracy": _accuracy(record, number, method, client),
+        "Input": f"float images [N, {shape}] from 0 to 1, computed in {model.mean.dtype}",
+        "Normalisation, inside" if format == "pt" else "Normalisation, to be done": f"mean {mean}; std {std}",
+        "Output": output,
+        "Made by": f"{made_by}; commit {record['commit'] or 'unknown'}; exported by fedcli {version('fedcli')}, torch "
+        f"{torch.__version__}",
+        "Command": f"`{record['command']}`",
+    }
+    table = "\n".join(f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in rows.items())
+    paper = "\n\n".join(method.card.split("\n\n")[:2])
+    dtype = "" if model.mean.dtype == torch.float32 else f", dtype={model.mean.dtype}"
+    loading = LOADING[format].format(name=name, shape=f"{shape}{dtype}", network=model.network)
+    return f"""# {method.name} on {record["dataset"]}: {name}
+
+{paper}
+
+| | |
+|---|---|
+{table}
+
+Classes, in the order of the output: {", ".join(record["class_names"])}.
+
+## Loading
+
+{loading}"""
+
+
+def _accuracy(record: dict[str, Any], number: int, method: Method, client: int | None) -> str:
+    """Returns what the record says of the accuracy: the round's, the headline and its rule."""
+    entry, summary, protocol = record["rounds"][number], record["summary"], protocols().get(record["protocol"])
+    setting = protocol.datasets.get(record["dataset"]) if protocol else None
+    rule = f"top-{setting.top_k} " if setting is not None and setting.top_k > 1 else ""
+    text = f"{100 * entry['test_accuracy']:.2f} % {rule}{TESTED[record['evaluation']]}"
+    if client is not None and record["evaluation"] == "server":
+        text += ", the mean of all clients' models"
+    if method.prototypes is not None:
+        text += " by the nearest prototype"
+    if "classifier_accuracy" in entry:
+        text += f", {100 * entry['classifier_accuracy']:.2f} % by the classifier"
+    headline = f"the run's headline is {100 * summary['selected']:.2f} % ({summary['selection']})"
+    return f"{text}; {headline}; the last round has {100 * summary['last']:.2f} %"

@@ -91,20 +91,14 @@ def machine_settings(fed: Federation) -> Iterator[None]:
 
 
 def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
-    """Loads the data, draws the partition and builds the federation of a run.
-
-    Returns:
-        The data set, each client's examples, and the federation.
-
-    Raises:
-        UserError: See `load_data`.
-    """
+    """Returns a run's data set, each client's examples, and the federation; refuses what `load_data` does."""
     dataset, parts, public = load_data(setup)
-    on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
-    kind = drift.Recording if setup.run.drift_every else Strict
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
-    fed = federation(setup, dataset, parts, public, kind=kind, on_samples=on_samples, store=store)
+    kind = drift.Recording if setup.run.drift_every else Strict
+    fed = federation(setup, dataset, parts, public, kind=kind, store=store)
+    if progress is not None:
+        fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     return dataset, parts, fed
 
 
@@ -187,10 +181,10 @@ def new_record(
     """What is known of a run before its first round.
 
     Args:
-        setup: The run.
-        dataset: Its data set.
-        parts: Positions of each client's examples.
-        fed: Its federation.
+        setup: As `dataset`, `parts` and `fed`, see `prepare`.
+        dataset: Of the run.
+        parts: Of its clients.
+        fed: Made of both.
         source: Name of its method, or path of the method's file.
         chosen: Why so many clients train together; None where it was given or is the CPU's rule.
     """

@@ -23,7 +23,7 @@ from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.consent import own_files, with_own_files
-from fedcli.runs.models import Classifier, all_params, find_model
+from fedcli.runs.models import Run, all_params
 from fedcli.runs.owner import LOCK, InUse, is_free, owned
 from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
 from fedcli.runs.records import (
@@ -40,33 +40,6 @@ from fedcli.runs.records import (
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.workers import current, launched
 from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, replace_paths, short_name
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended."""
-
-    record: dict[str, Any]
-    state: Any  # the method's server state after the last round; None for a run that had ended before
-    path: Path
-    files: Sequence[str | Path] = ()  # the user's, for its method or for parts
-
-    def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
-        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
-
-        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
-        of `--post`.
-
-        Args:
-            client: Whose model, for methods with personal models; the initial one if it has never taken part.
-            round: "selected", which the headline is from, or "last".
-            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
-                the prototypes in place of the classifier's logits, as the headline is measured.
-
-        Raises:
-            UserError: If the run has not finished, or has no such model.
-        """
-        return find_model(self.path, self.record, client, round, prototypes, self.files)
 
 
 def run(
@@ -181,12 +154,7 @@ def listed(files: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from; None where it begins, in a folder that must be free then.
-
-    Args:
-        setup: Of the run.
-        folder: Its own.
-        going_on: Whether it may go on.
+    """The record that a run goes on from, if it may; None where it begins, in a folder that must be free then.
 
     Raises:
         UserError: If the folder holds a run of another method or with another option, or something else.
@@ -225,9 +193,7 @@ def has_ended(record: dict[str, Any]) -> bool:
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     """The options that `fedcli tune` has chosen for a method, and where they come from, in words.
 
-    Args:
-        path: The folder of its trials, or `tuned.json` in it.
-        method: Whose options they must be.
+    The path is that of the folder of its trials, or of `tuned.json` in it.
 
     Raises:
         UserError: If there is no such file, or it is of another method.
