@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ import fedcli
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs import workers
-from fedcli.runs.owner import InUse
 from fedcli.runs.records import read_record
 from tests import law_8
 from tests.programs import SMALL, Waiting, start
@@ -75,57 +73,6 @@ class Connections:
         self.barrier.wait()
 
 
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: object
-
-
-def tree(number):
-    """Tensors of all kinds in containers of all kinds."""
-    table = torch.arange(6.0).reshape(2, 3) + number
-    pair = Pair(torch.full((3, 3), number, dtype=torch.float64), (number, "text", None, 0.5, True))
-    return {"a": [table.T, torch.tensor(number)], 3: pair, "b": (torch.ones(1).expand(4) * 1, torch.zeros(0, 2), [])}
-
-
-def plain(value):
-    """A tree as lists, with types and strides, to be compared."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.stride(), value.tolist()
-    if isinstance(value, dict):
-        return [[key, plain(part)] for key, part in value.items()]
-    return [type(value), *map(plain, value)] if isinstance(value, tuple | list) else value
-
-
-def test_what_is_shared_comes_back_whole_and_in_order_on_every_worker(monkeypatch):
-    def run(group):
-        done = []
-
-        def work(items):
-            done.append([*items])
-            inner = group.share(lambda parts: [part + 1 for part in parts], [*items])  # not divided again
-            assert inner == [item + 1 for item in items]
-            return (tree(item) for item in items)
-
-        found = group.share(work, range(7))
-        alone = group.share(work, [9])
-        found[0]["a"][0] += 100  # memory of its own
-        return done, [plain(value) for value in found[1:]], plain(alone[0])
-
-    expected = [plain(tree(number)) for number in range(1, 7)]
-    for number, (done, found, alone) in enumerate(Connections(3, monkeypatch).run(run)):
-        assert done == [[0, 1, 2, 3, 4, 5, 6][number::3], [9]]
-        assert found == expected
-        assert alone == plain(tree(9))
-
-
-def test_the_first_worker_alone_makes_what_all_get(monkeypatch):
-    made = []
-    make = lambda group: group.first(lambda: made.append(group.number) or tree(group.number))  # noqa: E731
-    assert [plain(found) for found in Connections(2, monkeypatch).run(make)] == 2 * [plain(tree(0))]
-    assert made == [0]
-    assert make(workers.Group(5)) is not None  # alone, whatever its number
-
-
 def test_workers_that_differ_are_refused(monkeypatch):
     together = Connections(2, monkeypatch)
 
@@ -148,7 +95,6 @@ def test_workers_that_differ_are_refused(monkeypatch):
     ("error", "expected"),
     [
         (UserError("wrong; do better."), UserError("on worker 1, wrong; do better.")),
-        (InUse("wait for it."), UserError("on worker 1, wait for it.")),
         (NonFiniteLoss("the term"), NonFiniteLoss("on worker 1, the term")),
         (ValueError("only here"), RuntimeError("on worker 1, ValueError: only here")),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedcli.data.files import is_leftover, remove_leftovers
+from fedcli.data.files import remove_leftovers
 from fedcli.errors import UserError
 
 LOCK = ".lock"
@@ -50,10 +50,3 @@ def owned(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
         lock.release()
-
-
-def is_free(folder: Path) -> bool:
-    """Whether a run may begin in a folder: it does not exist, or holds only what a killed process left behind."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())

@@ -82,7 +82,13 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
                 progress.note(text)
             fed.engine.notes.clear()
             record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
-            record["cost"] = _cost(setup, fed)
+            record["cost"] = {
+                "floats_down": entry["floats_down"],
+                "floats_up": entry["floats_up"],
+                "memory_floats": setup.method.client_memory(fed.sizes),
+                # Of batch normalisation, one way.
+                "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
+            }
             record["summary"] = summarise(rounds, setup.selection)
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
@@ -144,10 +150,11 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     config, result = setup.run, NOTHING
     if _due(cohort.round, config.eval_every, config.rounds):
         result = evaluation.evaluate(fed, setup.method, after)
-    means = {}  # of each term over the clients, by their numbers of examples
-    for name, values in terms.items():
-        means[name] = (values.double() * cohort.weights.double()).sum().item()
-    entry = {"round": cohort.round, **result, "terms": means, **_floats_sent(fed)}
+    entry = {"round": cohort.round, **result, "terms": {}}
+    for name, values in terms.items():  # the mean over the clients, by their numbers of examples
+        entry["terms"][name] = (values.double() * cohort.weights.double()).sum().item()
+    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):  # the mean, buffers apart
+        entry[name] = sum(round(sent[part] / config.cohort_size) for part in ("params", "other"))
     entry["seconds"] = {**fed.seconds, "aggregate": seconds}
     if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
         entry["drift"] = drift.measure_drift(fed, cohort)
@@ -157,21 +164,6 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
 def _due(round: int, every: int, rounds: int) -> bool:
     """True every `every` rounds and after the last."""
     return (round + 1) % every == 0 or round + 1 == rounds
-
-
-def _floats_sent(fed: Federation) -> dict[str, int]:
-    """Floats that one client was sent and has sent in the last round, buffers apart: the mean over the clients."""
-    floats = {}
-    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):
-        floats[name] = sum(round(sent[part] / fed.config.cohort_size) for part in ("params", "other"))
-    return floats
-
-
-def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
-    """Floats of one client in the last round; buffers of batch normalisation stand apart."""
-    buffers = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # one way
-    memory = setup.method.client_memory(fed.sizes)
-    return {**_floats_sent(fed), "memory_floats": memory, "buffer_floats": round(buffers / setup.run.cohort_size)}
 
 
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:

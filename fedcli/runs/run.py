@@ -17,6 +17,7 @@ import torch
 from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.data.files import is_leftover
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -24,7 +25,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.consent import own_files, with_own_files
 from fedcli.runs.models import Run, all_params
-from fedcli.runs.owner import LOCK, InUse, is_free, owned
+from fedcli.runs.owner import LOCK, InUse, owned
 from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
 from fedcli.runs.records import (
     RECORD,
@@ -80,7 +81,7 @@ def run(
     going_on = continue_ or current().restarted
     done = []
     try:
-        records = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
+        records = current().first(lambda: [begun(setups[i], folders[i], going_on) for i in range(len(setups))])
         for setup in setups[1:]:
             load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
         for setup, folder, record in zip(setups, folders, records, strict=True):
@@ -88,7 +89,7 @@ def run(
                 done.append(_begin(setup, folder, source, progress))
             else:
                 files = own_paths([source, *setup.values().values()])
-                done.append(_take_up(folder, files, False, progress, skip_ended=True))
+                done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     finally:
         if out is None:
             remove_unused(folders[0] if seeds is None else folders[0].parent)
@@ -144,13 +145,8 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     Raises:
         UserError: If there is no run.
     """
-    path = Path(path)
-    return Run(read_record(path), None, path if path.is_dir() else path.parent, listed(method))
-
-
-def listed(files: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
-    """One file or several, as several."""
-    return (files,) if isinstance(files, str | Path) else tuple(files)
+    path, files = Path(path), (method,) if isinstance(method, str | Path) else tuple(method)
+    return Run(read_record(path), None, path if path.is_dir() else path.parent, files)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -287,12 +283,14 @@ def find_unfinished(path: Path) -> list[Path]:
     return unfinished
 
 
+@flushed_denormals()
 def resume(
     path: str | Path,
     *,
     method: str | Path | Sequence[str | Path] = (),
     changed_method: bool = False,
     progress: Listener | None = None,
+    skip_ended: bool = False,
 ) -> Run:
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
@@ -302,24 +300,18 @@ def resume(
             it is named here, and has the recorded hash. A file may have been moved.
         changed_method: Go on although one of them is not as it was when the run began.
         progress: Told how the run goes on.
+        skip_ended: Return a run that has ended, as workers do that the launcher has started again.
 
     Raises:
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    read_record(Path(path))  # refuses what is no run, and makes no folder
-    return _take_up(Path(path), listed(method), changed_method, progress, current().restarted)
-
-
-@flushed_denormals()
-def _take_up(
-    folder: Path, files: Sequence[str | Path], changed: bool, progress: Listener | None, skip_ended: bool
-) -> Run:
-    """Resumes the run in a folder; one that has ended meanwhile is skipped or refused."""
-    progress, group = progress or Listener(), current()
+    folder, progress, group = Path(path), progress or Listener(), current()
+    files = [method] if isinstance(method, str | Path) else method
+    read_record(folder)  # refuses what is no run, and makes no folder
     with _locked_by_first(folder):  # which clears what a kill after the last record has left
         record = group.first(lambda: read_record(folder))
-        if skip_ended and has_ended(record):
+        if (skip_ended or group.restarted) and has_ended(record):
             if record["status"] == "finished" and group.number == 0:
                 clear_finished(folder, record)
             progress.skip(record, folder)
@@ -327,14 +319,14 @@ def _take_up(
         if record["status"] == "finished":
             rounds = record["config"]["rounds"]
             raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = with_own_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed)
-        method = find_method(record["method_source"])
-        other_file = not is_hash_of(record["method_hash"], method.file)
-        if (other_file or outdated(record, method)) and not changed:
-            raise _changed_code(record, method, "go on with --changed-method, or start a new run")
-        setup, fed = restore(record, method, progress)
+        record = with_own_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        chosen = find_method(record["method_source"])
+        other_file = not is_hash_of(record["method_hash"], chosen.file)
+        if (other_file or outdated(record, chosen)) and not changed_method:
+            raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
+        setup, fed = restore(record, chosen, progress)
         if other_file:
-            record["method_hash"] += THEN + method.file_hash
+            record["method_hash"] += THEN + chosen.file_hash
         with machine_settings(fed):
             state, before, note = read_checkpoint(folder, record, setup, fed)
             record.update(before)
@@ -435,7 +427,13 @@ def free_folder(folder: Path) -> None:
         UserError: There is something else.
     """
     holds_run = (folder / RECORD).is_file()
-    if is_free(folder) or (holds_run and read_begun(folder) is None):
+    if holds_run:
+        is_free = read_begun(folder) is None
+    elif folder.is_dir():  # only what a killed process has left behind may be there
+        is_free = all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
+    else:
+        is_free = not folder.exists()
+    if is_free:
         return
     kind = InUse if (folder / LOCK).exists() else UserError
     remedy = "go on with --continue, or choose another" if holds_run else "choose another"

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -91,16 +90,17 @@ class Loggers:
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """The method of `Listener` of that name, for all of them."""
-        return partial(self._tell, event)
 
-    def _tell(self, event: str, *arguments: Any) -> None:
-        getattr(self.display, event)(*arguments)
-        for name, logger in list(self.loggers.items()):
-            try:
-                getattr(logger, event, lambda *_: None)(*arguments)
-            except Exception as error:
-                del self.loggers[name]
-                self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
+        def tell(*arguments: Any) -> None:
+            getattr(self.display, event)(*arguments)
+            for name, logger in list(self.loggers.items()):
+                try:
+                    getattr(logger, event, lambda *_: None)(*arguments)
+                except Exception as error:
+                    del self.loggers[name]
+                    self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
+
+        return tell
 
 
 def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
