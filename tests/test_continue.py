@@ -13,7 +13,7 @@ from fedcli.results import jobs
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import flags_of
-from fedcli.runs.owner import InUse
+from fedcli.runs.lock import InUse
 from fedcli.runs.records import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.test_runs import TINY, Stop, StopAfter, essence

@@ -15,8 +15,8 @@ from fedcli.results.tables import machines
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import resume
 from fedcli.runs.verify import compare
-from tests.test_consent import NETS
 from tests.test_runs import TINY, Stop, StopAfter, essence
+from tests.test_trust import NETS
 
 
 @pytest.fixture(autouse=True)

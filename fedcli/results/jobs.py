@@ -22,8 +22,8 @@ from fedcli.results.reproduce import ENDED, PlannedRun, TablePlan, state_of
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES
+from fedcli.runs.lock import InUse, locked
 from fedcli.runs.models import remove_models
-from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.userfiles import absolute, own_paths
@@ -91,7 +91,7 @@ def execute(
     Raises:
         UserError: Another process runs what is in the plan's folder.
     """
-    with owned(plan.folder):
+    with locked(plan.folder):
         if cluster is None and jobs == 1:
             return _one_by_one(plan.to_run, watch, records_only)
         with _processes(jobs) if cluster is None else _tasks(cluster) as start:

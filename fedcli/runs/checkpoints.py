@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -138,32 +137,24 @@ def _read_metadata(content: bytes) -> tuple[Any, dict[str, Any]]:
     return parts["tree"], parts["about"]
 
 
-class Pace:
-    """When a checkpoint is due: every so many rounds, and after the last.
+def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
+    """True where a round is to end with a checkpoint: every so many rounds, and after the last.
 
     Where it is not said how many, so often that checkpoints take a twentieth of the time at most, but at least every
     ten minutes. The first is due after the first round, and shows what one takes.
+
+    Args:
+        number: Of the round, from 0.
+        every: Rounds between two checkpoints, where that is said.
+        rounds: Of the run.
+        seconds: That the last checkpoint took; 0 before the first.
+        since: Seconds since it ended.
     """
-
-    def __init__(self, every: int | None, rounds: int):
-        self._every, self._rounds = every, rounds
-        self._seconds, self._end = 0.0, time.perf_counter()  # that the last one took, and when it ended
-
-    def due(self, number: int) -> bool:
-        """True where round `number`, from 0, is to end with a checkpoint."""
-        if number + 1 == self._rounds:
-            return True
-        if self._every is not None:
-            return (number + 1) % self._every == 0
-        wait = min(self._seconds * (1 / SHARE - 1), LONGEST)
-        return time.perf_counter() - self._end >= wait
-
-    def timed(self, write: Callable[[], None]) -> None:
-        """Writes a checkpoint, and takes note of the time that it took."""
-        start = time.perf_counter()
-        write()
-        self._end = time.perf_counter()
-        self._seconds = self._end - start
+    if number + 1 == rounds:
+        return True
+    if every is not None:
+        return (number + 1) % every == 0
+    return since >= min(seconds * (1 / SHARE - 1), LONGEST)
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:

@@ -29,9 +29,9 @@ from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
 from fedcli.runs.config import Setup, describe_reductions, given_options
-from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import identity, params_hash, reductions_of, summarise
 from fedcli.runs.store import Store
+from fedcli.runs.trust import trust_files
 from fedcli.userfiles import is_from_file
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -244,7 +244,7 @@ class Run:
             raise UserError(
                 f"the record of '{folder}' does not say which images its model takes; run the experiment again."
             )
-        record = with_own_files(record, self.files, "the same command with")
+        record = trust_files(record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
         if method.personal is None and client is not None:
             raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
@@ -329,7 +329,7 @@ def export(
     file = run.path / name if out is None else Path(out)
     if file.suffix != SUFFIXES[format]:
         raise UserError(f"--out must end in {SUFFIXES[format]} (got '{file}'); name it so, or choose another --format.")
-    run = replace(run, record=with_own_files(run.record, run.files, "the same command with"))
+    run = replace(run, record=trust_files(run.record, run.files))
     model = run.model(client, round, prototypes=prototypes)
     if format == "pt":
         content = _program(model, run.record["model"]["input"])

@@ -13,7 +13,7 @@ from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.runs import drift
-from fedcli.runs.checkpoints import Pace, clear, clear_finished, write_checkpoint
+from fedcli.runs.checkpoints import clear, clear_finished, is_due, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
@@ -61,14 +61,10 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
     if writes and not rounds:
         write_record(folder, record)
     progress.start(record, folder, samples, len(rounds))
-    pace, best = Pace(config.checkpoint_every, config.rounds), BestModels(folder, setup, fed, record, state)
-    saved, slowest = len(rounds), 0.0  # rounds that the last checkpoint has, and seconds of the longest
+    best = BestModels(folder, setup, fed, record, state)
+    saved, writing, written = len(rounds), 0.0, start  # rounds of the last checkpoint, its seconds, and when it ended
+    slowest = 0.0  # seconds of the longest round
     whole = True  # whether record and state are those after the same round
-
-    def checkpoint() -> None:
-        best.write(record)
-        write_checkpoint(folder, record, state)
-
     try:
         for number in range(len(rounds), config.rounds):
             begin = time.perf_counter()
@@ -99,9 +95,12 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
                     state = state._replace(**{name: kept.only(following)})
             if writes:
                 best.see(record, state)
-            if writes and pace.due(number):
-                pace.timed(checkpoint)
-                saved = len(rounds)
+            now = time.perf_counter()
+            if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
+                best.write(record)
+                write_checkpoint(folder, record, state)
+                saved, written = len(rounds), time.perf_counter()
+                writing = written - now
                 write_record(folder, record)
             whole = True
             progress.round(entry)
@@ -118,7 +117,8 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
     except KeyboardInterrupt:
         record["status"] = "interrupted"
         if writes and whole and len(rounds) > saved:
-            checkpoint()
+            best.write(record)
+            write_checkpoint(folder, record, state)
         raise
     except Exception as error:
         record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"

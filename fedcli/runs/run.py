@@ -23,9 +23,8 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
-from fedcli.runs.consent import own_files, with_own_files
+from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
-from fedcli.runs.owner import LOCK, InUse, owned
 from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
 from fedcli.runs.records import (
     RECORD,
@@ -39,6 +38,7 @@ from fedcli.runs.records import (
     read_record,
 )
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
+from fedcli.runs.trust import trust_files, user_files
 from fedcli.runs.workers import current, launched
 from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, replace_paths, short_name
 
@@ -238,12 +238,12 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
             state = go_on(setup, fed, record, state, folder, progress or Listener())
-    return Run(record, state, folder, tuple(own_files(record)))
+    return Run(record, state, folder, tuple(user_files(record)))
 
 
 def _locked_by_first(folder: Path) -> AbstractContextManager[None]:
     """Locks a folder where this is the first worker, which writes what there is to write."""
-    return owned(folder) if current().number == 0 else nullcontext()
+    return locked(folder) if current().number == 0 else nullcontext()
 
 
 def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
@@ -315,11 +315,11 @@ def resume(
             if record["status"] == "finished" and group.number == 0:
                 clear_finished(folder, record)
             progress.skip(record, folder)
-            return Run(record, None, folder, tuple(own_files(record)))
+            return Run(record, None, folder, tuple(user_files(record)))
         if record["status"] == "finished":
             rounds = record["config"]["rounds"]
             raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = with_own_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        record = trust_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
         chosen = find_method(record["method_source"])
         other_file = not is_hash_of(record["method_hash"], chosen.file)
         if (other_file or outdated(record, chosen)) and not changed_method:
@@ -337,7 +337,7 @@ def resume(
             if note and group.number == 0:
                 (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
             state = go_on(setup, fed, record, state, folder, progress)
-    return Run(record, state, folder, tuple(own_files(record)))
+    return Run(record, state, folder, tuple(user_files(record)))
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
@@ -402,7 +402,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     record = read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record = with_own_files(record, method, "the same command with")
+    record = trust_files(record, method)
     chosen = find_method(record["method_source"])
     if is_other_method(record, chosen):  # other numerics are allowed: the model is the last one by its hash, see below
         raise _changed_code(record, chosen, "run the experiment again")

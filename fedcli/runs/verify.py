@@ -11,10 +11,10 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import recorded_options, resolve, without_effect
-from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.run import Run, has_ended, load, new_folder, remove_unused, run
+from fedcli.runs.trust import trust_files
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
 SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
@@ -93,7 +93,7 @@ def verify(
     if rounds not in (None, len(record["rounds"])):
         record = _beginning(record, rounds)
         progress = Until(rounds, progress or Listener())
-    record = with_own_files(record, method, "the same command with")
+    record = trust_files(record, method)
     chosen = find_method(record["method_source"])
     options = recorded_options(record["config"], chosen)
     setup = resolve(chosen, options, need_data=False)

@@ -19,7 +19,7 @@ class InUse(UserError):
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keeps every other process from the folder, which it makes, and clears what a killed one was writing there.
 
     The lock is the kernel's, on a file that is removed at the end; after a kill the file stays, and locks nothing. On
