@@ -96,7 +96,7 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, monkeypatch):
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
     monkeypatch.setattr(board, "HERE", FILE.parent)
-    plans = [board.reproduce.plan(board.table(protocol), tmp_path, seeds=[0]) for protocol in board.HEADINGS]
+    plans = [board.plans.plan(board.table(protocol), tmp_path, seeds=[0]) for protocol in board.HEADINGS]
     runs = {run.label: run for plan in plans for run in plan.runs}
     assert len(runs) == 56
     assert {label: found for label, run in runs.items() if (found := without_effect(run.setup, run.given))} == {}
@@ -108,7 +108,7 @@ def test_matching_on_top_is_tuned_after_its_methods_with_their_weight(board, tmp
     (tmp_path / "options.json").write_text("{}")
     asked = {}
 
-    def tune(method, texts, out, spread, **given):
+    def tune(method, texts, out, execute, **given):
         asked[method] = given
         return [SimpleNamespace(values={"lr": 0.1, "proximal_weight": 0.5, "contrastive_weight": 5.0})], out
 
@@ -129,7 +129,7 @@ def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, t
     planned = SimpleNamespace(
         cells=[SimpleNamespace(cell=SimpleNamespace(row="fedavg"), runs=[SimpleNamespace(record=run)])]
     )
-    monkeypatch.setattr(board.reproduce, "plan", lambda *given: planned)
+    monkeypatch.setattr(board.plans, "plan", lambda *given: planned)
     monkeypatch.setattr(board, "side_by_side", lambda plan: {})
     others = board.read()
     board.run_all(GLOBAL)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import curves
-from fedcli.results import boards, tables
+from fedcli.results import boards, frame, tables
 from fedcli.results.render import render
 from tests.test_tables import SELECTED, cells, record, write
 
@@ -79,13 +79,13 @@ def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_do_not():
 def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
     for name, run in (("a", record(lr=0.1)), ("b", record(lr=0.2)), ("b", record(seed=1, lr=0.2))):
         write(tmp_path / name / f"seed-{run['seed']}", run)
-    records = tables.find_records([tmp_path / "a", tmp_path / "b"], ["plain", "faster"])
+    records = frame.find_records([tmp_path / "a", tmp_path / "b"], ["plain", "faster"])
     assert [group.label for group in tables.group(records)] == ["plain", "faster"]
     assert [len(group.records) for group in tables.group(records)] == [1, 2]
     with pytest.raises(UserError, match=r"--label stands once for each path, in order \(got 1 for 2"):
-        tables.find_records([tmp_path / "a", tmp_path / "b"], ["plain"])
+        frame.find_records([tmp_path / "a", tmp_path / "b"], ["plain"])
     write(tmp_path / "b" / "other", record(lr=0.4))
-    labels = [group.label for group in tables.group(tables.find_records([tmp_path / "a", tmp_path / "b"], ["p", "q"]))]
+    labels = [group.label for group in tables.group(frame.find_records([tmp_path / "a", tmp_path / "b"], ["p", "q"]))]
     assert labels == ["p", "q, lr 0.4", "q, lr 0.2"]
 
 

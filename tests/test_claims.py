@@ -15,7 +15,7 @@ from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results import claims, coverage, reproduce
+from fedcli.results import claims, coverage, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
@@ -319,7 +319,7 @@ def test_the_command_of_a_claim_runs_its_two_rows_and_nothing_else():
         assert words[:3] == ["fedcli", "table", claim.table]
         only = words[4::2]
         assert words[3:] == [word for name in only for word in ("--only", name)]
-        planned = reproduce.plan(registry.find_table(words[2]), only=only)
+        planned = plans.plan(registry.find_table(words[2]), only=only)
         assert {(one.cell.row, one.cell.column) for one in planned.cells} == {
             (row, column) for row in (claim.row, claim.than) for column in claim.columns
         }
@@ -383,7 +383,7 @@ def test_coverage_by_hand(place):
     again = Table("own:3", "the same runs", table.reported, (*table.cells[:2], unprinted), seeds=(0, 1))
     place.pairs((81, 80))
     place.add("fedavg", 1, 81)
-    records = claims.by_method([place.runs])
+    records = claims.ended_runs([place.runs])
     cells = coverage.printed_cells([table, again], records)
     # Four cells in two columns and two of them again: four settings, two seeds each.
     assert len(cells) == 6
@@ -393,6 +393,6 @@ def test_coverage_by_hand(place):
     assert len(full) == 2  # FedFA with both seeds, in both tables the same two runs
     assert len({run for cell in full for run in cell.done}) == 2
     assert sum(bool(cell.done) and cell.done != cell.needed for cell in cells) == 2
-    left = coverage.time_left(cells, reproduce.paces([place.runs], {"digits"}), coverage.usual_machine(records))
+    left = coverage.time_left(cells, records, coverage.usual_machine(records))
     assert (left.runs, left.known) == (5, 5)
     assert left.seconds > 0

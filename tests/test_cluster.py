@@ -7,7 +7,7 @@ import pytest
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.results import jobs, reproduce
+from fedcli.results import jobs, plans
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record
 from tests.test_reproduce import SMALL, Watch
@@ -52,7 +52,7 @@ def hashes(plan):
 
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(cluster):
     nodes, lost = cluster
-    serial, spread = (reproduce.plan(SMALL, Path(name), seeds=SEEDS) for name in ("serial", "spread"))
+    serial, spread = (plans.plan(SMALL, Path(name), seeds=SEEDS) for name in ("serial", "spread"))
     assert len(spread.runs) == 12
     watch = Losing(nodes, lost)
     assert jobs.execute(spread, watch, cluster=jobs.Cluster(nodes.address)) == {}

@@ -12,8 +12,9 @@ import typer
 from fedcli import option
 from fedcli.cli.app import app
 from fedcli.registry import find_method
-from fedcli.results.tables import NOT_IN_IDENTITY, commands
+from fedcli.results.tables import commands
 from fedcli.runs.config import recorded_fields, recorded_options, recorded_value, resolve
+from fedcli.runs.settings import NOT_SETTINGS
 
 RECORDS = Path(__file__).parent.parent / "results" / "records"
 FILES = sorted(RECORDS.rglob("record.json"))
@@ -48,7 +49,7 @@ def test_the_command_that_a_page_tells_makes_the_same_run_today(file, monkeypatc
     assert name == record["method"]
     values = resolve(find_method(name), {**given, "seed": record["seed"]}, need_data=False).values()
     fields = recorded_fields(find_method(name), record["config"].get("post"))
-    had = {key: recorded_value(record["config"], fields[key]) for key in values if key not in NOT_IN_IDENTITY}
+    had = {key: recorded_value(record["config"], fields[key]) for key in values if key not in NOT_SETTINGS}
     assert {key: values[key] for key in had} == had
 
 

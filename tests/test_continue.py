@@ -90,7 +90,7 @@ def test_a_run_that_diverged_is_skipped(tmp_path):
     [
         ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\)"),
         ("fedavg", {"rounds": 9}, r"another --rounds \(got 9, was 4\)"),
-        ("fedavg", {"partition_seed": 7}, r"another --partition-seed \(got 7, was 0\)"),
+        ("fedavg", {"partition_seed": 7}, r"another --partition-seed \(got 7, was as seed\)"),
         ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
     ],
 )

@@ -10,7 +10,7 @@ import fedcli
 from fedcli.cli import display
 from fedcli.declarations import Cell, Table
 from fedcli.figures import plots
-from fedcli.results import jobs, reproduce
+from fedcli.results import jobs, plans
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT
 from tests.programs import SMALL, start
@@ -44,15 +44,15 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
     cells = tuple(Cell("FedAvg", str(lr), "fedavg", {**given, "lr": lr}) for lr in (0.1, 0.2))
     table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
-    jobs.execute(reproduce.plan(table, tmp_path), jobs.Watch())
-    damaged, whole = (run.folder for run in reproduce.plan(table, tmp_path).runs)
+    jobs.execute(plans.plan(table, tmp_path), jobs.Watch())
+    damaged, whole = (run.folder for run in plans.plan(table, tmp_path).runs)
     (damaged / "record.json").write_text("{")
-    plan = reproduce.plan(table, tmp_path)
+    plan = plans.plan(table, tmp_path)
     assert [run.state for run in plan.runs] == ["not run", "finished"]
     (line,) = (text for title, text in display.cost(plan) if title == "left out")
     assert f"the record '{damaged / 'record.json'}' is not JSON" in line
     assert jobs.execute(plan, jobs.Watch()) == {}
-    assert [run.folder for run in reproduce.plan(table, tmp_path).runs] == [Path(f"{damaged}-2"), whole]
+    assert [run.folder for run in plans.plan(table, tmp_path).runs] == [Path(f"{damaged}-2"), whole]
     assert (damaged / "record.json").read_text() == "{"
 
 

@@ -21,7 +21,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.results import comparison, reproduce
+from fedcli.results import comparison, plans
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from tests.files import refused
@@ -136,7 +136,7 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     table = registry.find_table("./mine.py:mine:1")
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
-    shown = comparison.compare(reproduce.plan(table))
+    shown = comparison.compare(plans.plan(table))
     assert (shown.rows, shown.columns, shown.has_paper) == (("a",), ("b", "c"), False)
     assert not any("paper" in note for note in shown.notes)
     command = "run ./mine.py:plain --protocol mine:digits --post ./mine.py:POST --share 0.25 --train-examples 40"

@@ -28,8 +28,8 @@ from fedcli.papers.fccl_plus import (
     similarity,
 )
 from fedcli.registry import find_method, find_table
+from fedcli.results.frame import find_records
 from fedcli.results.metrics import difference, find_metric
-from fedcli.results.tables import find_records
 from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import load, modules_of

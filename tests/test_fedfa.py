@@ -14,7 +14,7 @@ from fedcli.papers import fedfa
 from fedcli.registry import find_method, find_protocol
 from fedcli.results import claims
 from fedcli.results.comparison import printed_by_table
-from fedcli.results.tables import find_records
+from fedcli.results.frame import find_records
 from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import load
@@ -275,7 +275,7 @@ def test_committed_runs_of_one_division_are_of_no_cell_but_still_tell_of_the_cla
     assert {record["config"]["partition_seed"] for record in records} == {1}
     assert not [record for record in records if printed_by_table(record)]
     (claim,) = (one for one in fedfa.CLAIMS if one.name == "fedfa:best-other")
-    answer = claims.answer(claim, claims.by_method([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
+    answer = claims.answer(claim, claims.ended_runs([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
     assert (answer.verdict, answer.evidence[0].seeds) == ("reproduced", (2021, 2022, 2023))
     assert answer.evidence[0].reduced == "another partition seed"
 

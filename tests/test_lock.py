@@ -108,11 +108,11 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
 TABLE = """
 from pathlib import Path
 from fedcli.declarations import Cell, Table
-from fedcli.results import jobs, reproduce
+from fedcli.results import jobs, plans
 given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
 cells = tuple(Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))
 table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
-jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=2)
+jobs.execute(plans.plan(table, Path("runs")), jobs.Watch(), jobs=2)
 """
 
 

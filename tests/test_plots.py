@@ -15,7 +15,7 @@ from fedcli import figures
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import curves, partition, plots
-from fedcli.results.tables import find_records
+from fedcli.results.frame import find_records
 from tests.test_tables import record
 
 BAND = "mean ± standard deviation over 2 seeds"

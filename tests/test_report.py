@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcli.cli.app import app
-from fedcli.results.tables import find_records
+from fedcli.results.frame import find_records
 from tests.browser import browser, seen
 from tests.test_tables import record, write
 

@@ -19,7 +19,7 @@ from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
-from fedcli.results import comparison, jobs, reproduce
+from fedcli.results import comparison, costs, frame, jobs, plans
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
 from tests.programs import Waiting, start
@@ -105,7 +105,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     for row, column in places:  # in the paper, or a note says that it is not
         noted = any(row in note or column in note for note in one.notes)
         assert (row, column) in paper or noted or figure, (row, column)
-    plan = reproduce.plan(one)
+    plan = plans.plan(one)
     assert len(plan.runs) <= len(places) * len(one.seeds)
     assert markdown_of(comparison.compare(plan)).count("\n|") > len({row for row, _ in places})
     for planned in plan.cells:  # a cell in floats stands beside floats, and nothing else does
@@ -146,7 +146,7 @@ def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
 
 def test_cells_of_the_same_settings_share_their_runs():
     column = {"CIFAR-10 memory_1e3_floats": {**TINY, "rounds": 3}}
-    plan = reproduce.plan(table(SMALL.cells + grid(ROWS, column, "memory-floats")))
+    plan = plans.plan(table(SMALL.cells + grid(ROWS, column, "memory-floats")))
     assert len(plan.cells) == 4
     assert len(plan.runs) == 4  # two methods, two seeds
     assert plan.cells[0].runs == plan.cells[2].runs
@@ -154,12 +154,12 @@ def test_cells_of_the_same_settings_share_their_runs():
 
 
 def test_folders_are_readable_stable_and_shared_by_the_seeds_of_a_setting():
-    first, second = reproduce.plan(SMALL).cells[0].runs
+    first, second = plans.plan(SMALL).cells[0].runs
     assert re.fullmatch(r"runs/tables/fedfm-III/fedavg-digits-iid-[0-9a-f]{8}/seed-0", str(first.folder))
     assert second.folder == first.folder.parent / "seed-1"
-    again = reproduce.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.05})])).runs[0]
+    again = plans.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.05})])).runs[0]
     assert again.folder == first.folder  # the protocol's own learning rate
-    other = reproduce.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.06})])).runs[0]
+    other = plans.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.06})])).runs[0]
     assert other.folder.parent != first.folder.parent
 
 
@@ -173,18 +173,18 @@ def test_folders_are_readable_stable_and_shared_by_the_seeds_of_a_setting():
 )
 def test_only_names_rows_and_columns(only, places):
     rows = {name: ("fedavg", {}) for name in ("FedAvg", "FedAvgM", "FedFM")}
-    plan = reproduce.plan(table(grid(rows, {"NIID-1": TINY, "NIID-2": TINY})), only=only)
+    plan = plans.plan(table(grid(rows, {"NIID-1": TINY, "NIID-2": TINY})), only=only)
     assert [(planned.cell.row, planned.cell.column) for planned in plan.cells] == places
 
 
 def test_limits_only_make_smaller():
-    plan = reproduce.plan(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
+    plan = plans.plan(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
     assert {(run.setup.run.rounds, run.setup.run.local_epochs) for run in plan.runs} == {(2, 2)}
     assert plan.limits == {"rounds": 2}
     whole = table([Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, "train_examples": None})])
-    assert reproduce.plan(whole, limits={"train_examples": 1437}).limits == {"train_examples": 1437}
-    assert reproduce.plan(whole, limits={"train_examples": 1438}).limits == {}  # all images of digits
-    assert reproduce.plan(whole, limits={"train_examples": 1438}).runs[0].setup.run.train_examples is None
+    assert plans.plan(whole, limits={"train_examples": 1437}).limits == {"train_examples": 1437}
+    assert plans.plan(whole, limits={"train_examples": 1438}).limits == {}  # all images of digits
+    assert plans.plan(whole, limits={"train_examples": 1438}).runs[0].setup.run.train_examples is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_limits_only_make_smaller():
 )
 def test_what_cannot_be_planned_is_refused(changes, options, message):
     with pytest.raises(UserError, match=message):
-        reproduce.plan(table(grid(ROWS, {"CIFAR-10 NIID-1": TINY | changes})), **options)
+        plans.plan(table(grid(ROWS, {"CIFAR-10 NIID-1": TINY | changes})), **options)
 
 
 # Running
@@ -209,11 +209,11 @@ def test_what_cannot_be_planned_is_refused(changes, options, message):
 
 def test_a_table_that_was_interrupted_goes_on_without_repeating_anything():
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(SMALL), Watch(patience=4))  # at the end of the second run's second round
+        jobs.execute(plans.plan(SMALL), Watch(patience=4))  # at the end of the second run's second round
     before = records()
     assert [(one["status"], len(one["rounds"])) for one in before.values()] == [("finished", 3), ("interrupted", 1)]
 
-    plan, watch = reproduce.plan(SMALL), Watch()
+    plan, watch = plans.plan(SMALL), Watch()
     assert [run.state for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
     assert jobs.execute(plan, watch) == {}
     label = "CIFAR-10 NIID-1"
@@ -227,37 +227,37 @@ def test_a_table_that_was_interrupted_goes_on_without_repeating_anything():
     assert [one["status"] for one in after.values()] == ["finished"] * 4
 
     watch = Watch()
-    assert jobs.execute(reproduce.plan(SMALL), watch) == {}
+    assert jobs.execute(plans.plan(SMALL), watch) == {}
     assert watch.begun == []
 
 
 def test_runs_are_known_by_what_they_are_not_by_where_they_lie(folder):
     fedcli.run("fedavg", **TINY, seed=1, out="elsewhere/by-hand")
-    own = reproduce.plan(SMALL, folder / "elsewhere").cells[0].runs
+    own = plans.plan(SMALL, folder / "elsewhere").cells[0].runs
     assert [run.state for run in own] == ["not run", "finished"]
     assert own[1].folder.name == "by-hand"
-    assert reproduce.plan(SMALL, folder / "elsewhere", limits={"rounds": 2}).cells[0].runs[1].state == "not run"
+    assert plans.plan(SMALL, folder / "elsewhere", limits={"rounds": 2}).cells[0].runs[1].state == "not run"
 
 
 def test_tables_share_finished_runs_and_leave_unfinished_ones_alone(folder):
-    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    jobs.execute(plans.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(SMALL, seeds=[0]), Watch(patience=1))
+        jobs.execute(plans.plan(SMALL, seeds=[0]), Watch(patience=1))
     other = replace(SMALL, name="fedfm:IV")
-    assert [run.state for run in reproduce.plan(SMALL, seeds=[0]).runs] == ["finished", "unfinished"]
-    states = [(run.state, run.folder.parts[2]) for run in reproduce.plan(other, seeds=[0]).runs]
+    assert [run.state for run in plans.plan(SMALL, seeds=[0]).runs] == ["finished", "unfinished"]
+    states = [(run.state, run.folder.parts[2]) for run in plans.plan(other, seeds=[0]).runs]
     assert states == [("finished", "fedfm-III"), ("not run", "fedfm-IV")]
 
 
 def test_a_record_is_of_a_run_only_if_all_settings_are():
-    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedFM"]), Watch())
+    jobs.execute(plans.plan(SMALL, seeds=[0], only=["FedFM"]), Watch())
     (place, record), *_ = records().items()
 
     def state(**changes):
         changed = {**record, **{key: value for key, value in changes.items() if key != "config"}}
         changed["config"] = {**record["config"], **changes.get("config", {})}
         write_record(place, changed)
-        return reproduce.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
+        return plans.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
 
     assert state() == "finished"
     assert state(config={"device": "cuda", "clients_per_chunk": "2", "checkpoint_every": 9}) == "finished"
@@ -282,7 +282,7 @@ def test_a_run_tested_in_other_rounds_counts_where_the_number_does_not_need_them
 
     def state(*metrics):
         cells = [Cell("FedAvg", metric, "fedavg", last, metric) for metric in metrics]
-        (run,) = reproduce.plan(table(cells), seeds=[0]).runs
+        (run,) = plans.plan(table(cells), seeds=[0]).runs
         return run.state
 
     every = ("best", "last-tenth", "rounds-to:20", "reached:20", "at:1/3", "drift:feature_distance")
@@ -293,7 +293,7 @@ def test_a_run_tested_in_other_rounds_counts_where_the_number_does_not_need_them
 
 def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     def seeds():
-        cells = reproduce.plan(registry.find_table("fedfa:2")).cells
+        cells = plans.plan(registry.find_table("fedfa:2")).cells
         every = {
             (cell.cell.row, cell.cell.column): [run.setup.run.seed for run in cell.runs if run.record] for cell in cells
         }
@@ -303,10 +303,11 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     places = [(row, "FMNIST #C=2") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
     places += [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
     assert seeds() == {place: [2021, 2022, 2023] for place in places}
-    (shipped,) = reproduce.shipped()
-    (_, record), *_ = reproduce.all_runs([shipped])[0]["fedfa", 2021]
-    stopped = {("fedfa", 2021): [(shipped / "x", {**record, "status": "interrupted"})]}
-    monkeypatch.setattr(reproduce, "all_runs", lambda folders: (stopped, ()))
+    (shipped,) = frame.shipped()
+    runs = frame.read_runs([shipped])
+    record = runs[(runs["method"] == "fedfa") & (runs["seed"] == 2021)]["record"].iloc[0]
+    stopped = frame.frame_of([{**record, "status": "interrupted"}], [shipped / "x"])
+    monkeypatch.setattr(plans, "read_runs", lambda folders, damaged: stopped)
     assert seeds() == {}
 
 
@@ -321,15 +322,15 @@ FAILING = table(
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_shown():
-    plan, watch = reproduce.plan(FAILING), Watch()
+    plan, watch = plans.plan(FAILING), Watch()
     errors = jobs.execute(plan, watch)
     assert [bool(error) for *_, error in watch.ended] == [True, True, False]
     assert [run.folder for run in plan.runs[:2]] == list(errors)
-    text = markdown_of(comparison.compare(reproduce.plan(FAILING), errors))
+    text = markdown_of(comparison.compare(plans.plan(FAILING), errors))
     assert "| ours | failed | diverged |" in text
     assert re.search(r"- Failed: FedAvg, CIFAR-10 NIID-1, seed 0: --batch-size 1000 is larger", text)
     assert re.search(r"- Diverged: FedAvg, CIFAR-10 NIID-2, seed 0: the term 'cross_entropy' is not finite", text)
-    later = reproduce.plan(FAILING)  # what has diverged is not tried again
+    later = plans.plan(FAILING)  # what has diverged is not tried again
     assert [run.state for run in later.runs] == ["not run", "diverged", "finished"]
     assert [run.label for run in later.to_run] == ["FedAvg, CIFAR-10 NIID-1"]
     assert "diverged" in markdown_of(comparison.compare(later))
@@ -340,7 +341,7 @@ def test_runs_whose_data_are_missing_are_left_out():
         *SMALL.cells,
         Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"}),
     ]
-    plan = reproduce.plan(table(cells), seeds=[0])
+    plan = plans.plan(table(cells), seeds=[0])
     assert list(plan.missing_data) == ["cifar10"]
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
     lines = dict(display.cost(plan))
@@ -351,14 +352,14 @@ def test_runs_whose_data_are_missing_are_left_out():
 def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
     monkeypatch.setattr(jobs, "POLL", 0.05)
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(FAILING, only=["FedFM"]), Watch(patience=1))
+        jobs.execute(plans.plan(FAILING, only=["FedFM"]), Watch(patience=1))
     own = {**TINY, "rounds": 1, "batch_size": 20, "drop_last": True, "match_weight": 2.0}
     watch, only = Watch(), ["NIID-1"]
     several = replace(FAILING, cells=(*FAILING.cells, Cell("Own", "CIFAR-10 NIID-1", "fedfm", own)))
-    errors = jobs.execute(reproduce.plan(several, only=only), watch, jobs=2)
+    errors = jobs.execute(plans.plan(several, only=only), watch, jobs=2)
     labels = [f"{row}, CIFAR-10 NIID-1" for row in ("FedFM", "FedAvg", "Own")]
     assert [label for label, _ in watch.begun] == labels
-    impossible, resumed, begun = reproduce.plan(several, only=only).runs
+    impossible, resumed, begun = plans.plan(several, only=only).runs
     assert (impossible.state, resumed.state, begun.state) == ("not run", "finished", "finished")
     assert begun.record["origin"] == begun.setup.origin  # every setting was given, and no other
     assert {name: begun.record["config"][name] for name in own if name != "protocol"} == {
@@ -373,7 +374,7 @@ def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
 def test_a_run_whose_process_alone_is_killed_is_told_in_a_line(monkeypatch):
     watch = Watch()
     monkeypatch.setattr(watch, "begin", lambda run: multiprocessing.active_children()[0].kill())
-    errors = jobs.execute(reproduce.plan(SMALL, seeds=[0]), watch, jobs=2)
+    errors = jobs.execute(plans.plan(SMALL, seeds=[0]), watch, jobs=2)
     assert len(watch.ended) == 2  # the other one has its own process
     assert all(error.startswith("BrokenProcessPool: ") for error in errors.values())
 
@@ -397,12 +398,12 @@ def timed(**seconds):
 
 
 def cost(cells, **options):
-    (column,) = reproduce.estimate(reproduce.plan(table(cells), **options)).values()
+    (column,) = costs.estimate(plans.plan(table(cells), **options)).values()
     return column.seconds, column.known, column.by
 
 
 def test_the_estimate_goes_by_rounds_and_local_steps():
-    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    jobs.execute(plans.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
     timed(train=1.75, evaluate=0.25)
     assert cost(SMALL.cells) == (pytest.approx(3 * 3 * 2), 3, set())  # the other method's by this one's
     half = {"local_epochs": 1, "rounds": 2, "train_examples": 60}
@@ -410,7 +411,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps():
     more = grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "num_clients": 6, "cohort_size": 3}})
     assert cost(more, seeds=[0])[0] == pytest.approx(2 * 3 * (1.75 / 2 + 0.25))
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
+        jobs.execute(plans.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
     assert cost(SMALL.cells, seeds=[1], only=["FedAvg"])[0] == pytest.approx(2 * 2)  # a round is there
 
 
@@ -439,7 +440,7 @@ def test_the_estimate_is_by_the_nearest_run_of_the_network_on_images_of_the_size
 
 def filled(one, results):
     """A plan whose runs have these records, by row and column; None for a run that is not there."""
-    plan = reproduce.plan(one, seeds=range(len(next(iter(results.values())))))
+    plan = plans.plan(one, seeds=range(len(next(iter(results.values())))))
     cells = []
     for planned in plan.cells:
         found = results.get((planned.cell.row, planned.cell.column), [None] * len(plan.seeds))
@@ -510,7 +511,7 @@ def test_numbers_that_follow_from_cells_by_hand():
     assert text["less the best other", "ours"] == ["-4.00", ""]
     text = shown(one, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]
-    part = comparison.compare(reproduce.plan(one, only=["FedFM"]))
+    part = comparison.compare(plans.plan(one, only=["FedFM"]))
     assert part.rows == ("FedFM",)
 
 
@@ -559,7 +560,7 @@ def test_a_diverged_run_counts_where_the_best_round_on_validation_does():
 def test_cells_that_the_paper_or_the_table_lacks_are_said():
     cells = [Cell(row, "CIFAR-10 NIID-1", "fedavg", TINY) for row in ("FedAvg", "MOON", "Ours")]
     one = table([*cells, Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", TINY)], notes=("Ours: not in the paper.",))
-    text = markdown_of(comparison.compare(reproduce.plan(one)))
+    text = markdown_of(comparison.compare(plans.plan(one)))
     assert "| MOON | paper | 67.74 ± 0.30 | 71.09 ± 0.22 |\n|  | ours | not run | not planned |" in text
     assert "| Ours | paper | not reported |  |\n|  | ours | not run |  |" in text
     assert "- Not planned, rows of the paper: FedAvgM; FedProx; SCAFFOLD; FedDyn; FedNova; FedFM." in text
@@ -582,7 +583,7 @@ def test_the_reduced_label_is_on_every_form(offered):
 
 def test_a_figure_has_ours_alone():
     one = replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text"))
-    compared = comparison.compare(reproduce.plan(one))
+    compared = comparison.compare(plans.plan(one))
     text = markdown_of(compared)
     assert [line[:2] for line in lines(text)[2:]] == [["FedAvg", "ours"], ["FedFM", "ours"]]
     assert "- The paper prints none of these numbers." in text
@@ -656,7 +657,7 @@ def test_a_run_of_another_version_of_its_method_is_pointed_out():
 
 
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
-    monkeypatch.setattr(reproduce, "quiet", lambda record: True)  # whatever else this machine does
+    monkeypatch.setattr(costs, "quiet", lambda record: True)  # whatever else this machine does
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output
@@ -692,9 +693,9 @@ def models_of(folder):
 def test_the_command_keeps_no_models_where_records_are_enough(offered, several):
     later = {**TINY, "start_round": 1, "match_weight": 1e12}
     offered(table([*SMALL.cells, Cell("FedFM", "CIFAR-10 NIID-2", "fedfm", later)], seeds=(0,)))
-    jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
+    jobs.execute(plans.plan(SMALL, seeds=[0], only=["FedAvg"]), Watch())
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(reproduce.plan(SMALL, seeds=[0], only=["FedFM"]), Watch(patience=1))
+        jobs.execute(plans.plan(SMALL, seeds=[0], only=["FedFM"]), Watch(patience=1))
     before, begun = records()
     kept = models_of(before)
     assert models_of(begun) == ["checkpoint.safetensors"]
@@ -709,7 +710,7 @@ def test_the_command_keeps_no_models_where_records_are_enough(offered, several):
 def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
     watch = Watch()
     monkeypatch.setattr(watch, "advance", lambda run, rounds: 1 / (2 - rounds))
-    plan = reproduce.plan(SMALL, seeds=[0], only=["FedAvg"])
+    plan = plans.plan(SMALL, seeds=[0], only=["FedAvg"])
     assert ["ZeroDivisionError" in error for error in jobs.execute(plan, watch, records_only=True).values()] == [True]
     assert models_of(plan.runs[0].folder) == ["checkpoint.safetensors"]
 
@@ -717,7 +718,7 @@ def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
 def test_the_command_says_what_the_models_of_the_runs_take(offered, monkeypatch):
     offered(SMALL)
     assert "disk " not in invoke("fedfm:III", "--dry-run").stderr  # less than a gibibyte
-    monkeypatch.setattr(reproduce.models, "bytes_kept", lambda setup, *shape: 2**30 if shape == (1, 8, 10) else 0)
+    monkeypatch.setattr(costs.models, "bytes_kept", lambda setup, *shape: 2**30 if shape == (1, 8, 10) else 0)
     monkeypatch.setattr(display, "disk_usage", lambda folder: SimpleNamespace(free=3.4 * 2**30))
     told = " ".join(invoke("fedfm:III", "--dry-run").stderr.split())
     assert "disk 4 GiB or more for the models that the runs leave, 3 GiB are free; --records-only leaves none" in told
@@ -738,7 +739,7 @@ def test_the_command_says_how_to_go_on_after_an_interruption(offered, monkeypatc
 def test_a_terminal_gets_portions_that_fit_with_every_number():
     names = [f"{name} NIID-{n}" for name in ("CIFAR-10", "CINIC-10", "CIFAR-100") for n in (1, 2)]
     one = table(grid(ROWS, dict.fromkeys(names, TINY)))
-    compared = comparison.compare(reproduce.plan(one, limits={"rounds": 2}))
+    compared = comparison.compare(plans.plan(one, limits={"rounds": 2}))
     screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     screen.print(display.drawn(comparison.sheet(compared), 60))
     text = screen.file.getvalue()

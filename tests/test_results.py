@@ -9,7 +9,7 @@ import pytest
 from fedcli import figures
 from fedcli.figures import features
 from fedcli.registry import find_method, not_planned
-from fedcli.results import claims, comparison, coverage, pages, tables
+from fedcli.results import claims, comparison, coverage, frame, pages
 from fedcli.runs.records import numerics_of, quiet
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_pa
     shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
     monkeypatch.setattr(features, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
     chart = figures.find_chart(kind)
-    assert chart.draw(tables.find_records([bare]) if chart.needs == "records" else [bare]).axes
+    assert chart.draw(frame.find_records([bare]) if chart.needs == "records" else [bare]).axes
 
 
 def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
@@ -84,9 +84,9 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
 
 def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_methods_file():
     old = {
-        (folder.relative_to(RESULTS / "records").parts[0], method)
-        for method, pairs in claims.by_method([RESULTS / "records"]).items() for folder, record in pairs
-        if numerics_of(record)["method"] != find_method(method).numerics
+        (run["folder"].relative_to(RESULTS / "records").parts[0], run["method"])
+        for _, run in claims.ended_runs([RESULTS / "records"]).iterrows()
+        if numerics_of(run["record"])["method"] != find_method(run["method"]).numerics
     }  # fmt: skip
     assert old == {("fmnist-nine-methods", "scaffold")}
     assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()
@@ -113,7 +113,7 @@ def test_the_links_of_the_pages_lead_somewhere():
 
 
 def test_the_first_page_names_the_tables_that_have_been_run_in_full():
-    records = claims.by_method([RESULTS / "records"])
+    records = claims.ended_runs([RESULTS / "records"])
     whole = [table for paper in pages.papers() for table in coverage.run_in_full(paper.tables, records)]
     assert [table.name for table in whole] == ["fedfa:5", "fedfa:6", "fedfa:7"]
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
@@ -122,12 +122,12 @@ def test_the_first_page_names_the_tables_that_have_been_run_in_full():
 
 
 def test_hours_left_go_by_quiet_runs():
-    timed = tables.find_records([RESULTS / "records" / "timed"])
+    timed = frame.find_records([RESULTS / "records" / "timed"])
     assert len(timed) == 14
     assert all(quiet(record) and record["status"] == "finished" for record in timed)
 
 
 def test_a_run_is_redone_by_a_command_of_the_first_page_of_results():
     (command,) = re.findall(r"^\$ fedcli verify (.+)$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.M)
-    (record,) = tables.find_records([ROOT / command])
+    (record,) = frame.find_records([ROOT / command])
     assert record["status"] == "finished"

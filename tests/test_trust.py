@@ -12,7 +12,7 @@ from fedcli.cli import app as cli
 from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
-from fedcli.results import jobs, reproduce
+from fedcli.results import costs, jobs, plans
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record, write_record
 from fedcli.userfiles import file_hash
@@ -159,25 +159,25 @@ def test_so_does_a_run_of_a_table(work):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "./mine.py", given),), seeds=(0,))
     Path("mine.py").write_text(fixed.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
-    assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch())) == [
-        reproduce.plan(table, Path("runs")).runs[0].folder
+    assert list(jobs.execute(plans.plan(table, Path("runs")), jobs.Watch())) == [
+        plans.plan(table, Path("runs")).runs[0].folder
     ]
     Path("mine.py").write_text(fixed)
-    assert jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch()) == {}
+    assert jobs.execute(plans.plan(table, Path("runs")), jobs.Watch()) == {}
 
 
 @pytest.mark.parametrize("several", [1, 2])
 def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "./mine.py", given),), seeds=(0,))
-    folder = reproduce.plan(table, Path("runs")).runs[0].folder
+    folder = plans.plan(table, Path("runs")).runs[0].folder
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **given)
-    assert jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=several) == {}
+    assert jobs.execute(plans.plan(table, Path("runs")), jobs.Watch(), jobs=several) == {}
     record = read_record(folder)
     assert (record["resumed"], record["status"]) == ([1], "finished")
     malicious(folder, method_source=f"{work}/evil.py", status="interrupted")
-    assert list(jobs.execute(reproduce.plan(table, Path("runs")), jobs.Watch(), jobs=several)) == [folder]
+    assert list(jobs.execute(plans.plan(table, Path("runs")), jobs.Watch(), jobs=several)) == [folder]
     assert not Path("evil-ran").exists()
 
 
@@ -193,5 +193,5 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     assert "fedcli run fedavg" in Path("report.html").read_text()
     assert CliRunner().invoke(cli.app, ["table", "run"]).exit_code == 0
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
-    reproduce.estimate(reproduce.plan(table, Path()))
+    costs.estimate(plans.plan(table, Path()))
     assert not Path("evil-ran").exists()

@@ -18,7 +18,7 @@ def trial(protocol, accuracies, status="finished"):
     rounds = [{"validation_accuracy": value, "test_accuracy": 1 - (value or 0)} for value in accuracies]
     selection = find_protocol(protocol, find_method("fedavg")).selection
     record = {"status": status, "protocol": protocol, "summary": {"selection": selection}, "rounds": rounds}
-    return Trial({}, record)
+    return Trial({}, [record])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_grid_is_every_combination_in_the_options_own_types():
     ],
 )  # fmt: skip
 def test_a_value_that_was_chosen_from_the_end_of_a_grid_is_named_where_one_beyond_is_possible(method, tried, expected):
-    assert at_the_edge(find_method(method), [Trial(values, {}) for values in tried]) == expected
+    assert at_the_edge(find_method(method), [Trial(values, []) for values in tried]) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tmp_path):
     ]  # fmt: skip
     accuracies = [-1 if trial.accuracy is None else trial.accuracy for trial in trials]
     assert accuracies == sorted(accuracies, reverse=True)
-    assert {trial.record["seed"] for trial in trials} == {1000}
+    assert {trial.records[0]["seed"] for trial in trials} == {1000}
     about = json.loads((folder / "tuned.json").read_text())
     assert about["options"] == trials[0].values
     told = [(one["options"], one["validation_accuracy"]) for one in about["trials"]]
     assert told == [(one.values, one.accuracy) for one in trials]
-    held_out = trials[0].record["config"]["validation"]
+    held_out = trials[0].records[0]["config"]["validation"]
     assert (about["rounds"], about["validation"]) == (TINY["rounds"], held_out)
     run = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY)
     config, origin = run.record["config"], run.record["origin"]
@@ -118,15 +118,15 @@ def test_the_choice_does_not_see_a_test_image(tmp_path):
         write_record(place, record)
     again, _ = tune("fedprox", ["lr=0.01,0.05"], out=tmp_path / "grid", **TINY)
     assert [one.values for one in again] == [one.values for one in trials]
-    assert again[0].record["rounds"][0]["test_accuracy"] == 1.0 - trials[0].record["rounds"][0]["test_accuracy"]  # kept
+    assert again[0].records[0]["rounds"][0]["test_accuracy"] == 1.0 - trials[0].records[0]["rounds"][0]["test_accuracy"]
 
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4}
     trials, _ = tune("fedavg", ["lr=0.05"], out=tmp_path / "grid", **few)
-    assert trials[0].record["config"]["validation"] == 0.2
+    assert trials[0].records[0]["config"]["validation"] == 0.2
     trials, _ = tune("fedavg", ["lr=0.05"], validation=0.4, out=tmp_path / "own", **few)
-    assert trials[0].record["config"]["validation"] == 0.4
+    assert trials[0].records[0]["config"]["validation"] == 0.4
     with pytest.raises(UserError, match="no client holds out an example"):
         tune("fedavg", ["lr=0.05"], validation=0.01, out=tmp_path / "none", **few)
 
@@ -164,5 +164,5 @@ def test_what_cannot_be_tuned_honestly_is_refused(tmp_path):
     with pytest.raises(UserError, match="--lr is given and in --grid"):
         tune("fedavg", ["lr=0.05"], lr=0.1, **TINY)
     tune("fedavg", ["lr=0.05"], out=tmp_path / "grid", **TINY)
-    with pytest.raises(UserError, match="holds a trial with another --rounds"):
+    with pytest.raises(UserError, match="holds a run with another --rounds"):
         tune("fedavg", ["lr=0.05"], out=tmp_path / "grid", **{**TINY, "rounds": 3})

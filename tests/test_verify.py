@@ -10,7 +10,8 @@ import fedcli
 from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.results.reproduce import paces
+from fedcli.results.costs import paces
+from fedcli.results.frame import read_runs
 from fedcli.results.tables import machines
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import resume
@@ -91,10 +92,10 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert compare(record, changed(record, accuracy=0.01))[0] == (
         "same within 1.00 points of accuracy (other hardware in round 2; machine in round 2)"
     )
-    assert paces([Path()], {"digits"}) == []
+    assert paces(read_runs([Path()]), {"digits"}) == []
     del record["moved"]
     write_record(folder, {**record, "load": []})
-    assert paces([Path()], {"digits"}) != []
+    assert paces(read_runs([Path()]), {"digits"}) != []
 
 
 def changed(record, *, accuracy=0.0, **parts):

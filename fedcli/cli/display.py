@@ -24,10 +24,10 @@ from fedcli.errors import printable
 from fedcli.results import claims
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import heading
-from fedcli.results.grids import GridPlan
+from fedcli.results.costs import Cost, bytes_kept, estimate
 from fedcli.results.jobs import Watch, execute
+from fedcli.results.plans import Plan, PlannedRun, TablePlan
 from fedcli.results.render import MISSING, Sheet, render
-from fedcli.results.reproduce import Cost, PlannedRun, TablePlan, bytes_kept, estimate
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.rounds import Listener
@@ -263,7 +263,7 @@ class TableDisplay(Watch):
         bar: The bar, in units of work.
     """
 
-    def __init__(self, console: Console, plan: TablePlan | GridPlan, *logs: Console):
+    def __init__(self, console: Console, plan: Plan, *logs: Console):
         """Makes a display on a console, whose lines go to `logs` too."""
         self._consoles, self.ended, self._total = (console, *logs), 0, len(plan.to_run)
         self._left = {run.folder: run.round_work * (run.setup.run.rounds - run.rounds_done) for run in plan.to_run}
@@ -303,9 +303,7 @@ def _label(run: PlannedRun) -> str:
     return f"{run.label}, seed {run.setup.run.seed}"
 
 
-def run_plan(
-    plan: TablePlan | GridPlan, consoles: Sequence[Console], again: str = "the same command", **where: Any
-) -> dict[Path, str]:
+def run_plan(plan: Plan, consoles: Sequence[Console], again: str = "the same command", **where: Any) -> dict[Path, str]:
     """Run what is to do of a plan, and show it; after an interruption say what goes on."""
     display = TableDisplay(consoles[0], plan, *consoles[1:])
     try:

@@ -87,7 +87,7 @@ def plot(
     Your own is a function of the runs' records that returns a matplotlib Figure.
     """
     from fedcli.figures import find_chart, plots
-    from fedcli.results import boards, tables
+    from fedcli.results import boards, frame
 
     chart = find_chart(kind)
     files = [one for one in method or () if is_from_file(one)]
@@ -99,7 +99,7 @@ def plot(
     out = out or Path(f"{short_name(kind)}.png")
     given = [runs]
     if chart.needs == "records":
-        given = [boards.select(tables.find_records(runs, label or ()), names, dataset or ())]
+        given = [boards.select(frame.find_records(runs, label or ()), names, dataset or ())]
     given += [files] if chart.needs == "models" else []
     given += [x] if kind == "curves" else []
 
@@ -129,7 +129,7 @@ def report(
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures.report import report as made
-    from fedcli.results import boards, tables
+    from fedcli.results import boards, frame
     from fedcli.runs.records import RECORD
 
     missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
@@ -140,7 +140,7 @@ def report(
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
     there = [path for path in runs if path not in missing]
-    records = boards.select(tables.find_records(there, label or ()), method or (), dataset or ())
+    records = boards.select(frame.find_records(there, label or ()), method or (), dataset or ())
     print_or_write(made(records, title, list(map(str, missing))), out)
 
 

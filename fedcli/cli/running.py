@@ -180,13 +180,16 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
     limit_time(given.pop("time_limit"))
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
-    cluster = find_cluster(*(given.pop(name) for name in ON))
-    spread = cluster and (lambda plan: run_plan(plan, consoles(**shown, stderr=True), cluster=cluster))
+    seeds, jobs = given.pop("seeds"), given.pop("jobs") or 1
+    cluster = find_cluster(*(given.pop(name) for name in ON), jobs > 1)
+    where = {"jobs": jobs, "cluster": cluster, "records_only": True}
     several = {name: values for name, values in given.items() if isinstance(values, tuple)}
     texts = given.pop("grid") or []
     texts += [f"{name}={','.join(map(str, values))}" for name, values in several.items()]
     given = {name: value for name, value in given.items() if name not in several}
-    trials, folder = watch(lambda display: tune(method, texts, progress=display, spread=spread, **given), **shown)
+    given["seeds"] = None if seeds is None else parse_seeds(seeds)
+    screens = consoles(**shown, stderr=True)
+    trials, folder = tune(method, texts, execute=lambda plan: run_plan(plan, screens, **where), **given)
     names = list(trials[0].values)
     rows = [
         (*trial.values.values(), "diverged" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}")
@@ -234,10 +237,10 @@ def _run(method: str, given: dict[str, Any]) -> None:
         done = watch(lambda display: runs.run(method, **options, progress=display), **shown, log=log)
     if seeds is not None and group.number == 0:
         from fedcli.figures import curves, plots
-        from fedcli.results import tables
+        from fedcli.results import frame
 
         parent = done[0].path.parent
-        files = plots.write(parent / "curve", curves.learning_curves, tables.find_records([parent]))
+        files = plots.write(parent / "curve", curves.learning_curves, frame.find_records([parent]))
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
@@ -246,16 +249,16 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any],
     from fedcli.cli.display import run_plan
     from fedcli.data.files import write_atomically
     from fedcli.figures import curves, plots
-    from fedcli.results import grids, tables
+    from fedcli.results import frame, plans, tables
     from fedcli.results.render import render
     from fedcli.runs.records import RECORD
 
     experiment = {name: given.pop(name, None) for name in ("out", "tuned", "continue_")}
-    plan = grids.plan(method, given, seeds=seeds, **experiment)
+    plan = plans.plan_grid(method, given, seeds=seeds, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
-    records = tables.find_records(begun or [plan.folder])
+    records = frame.find_records(begun or [plan.folder])
     table = render(tables.sheet(records))
     with contextlib.suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records)
@@ -442,6 +445,10 @@ class _Tune(MethodGroup):
     action = staticmethod(_tune)
     about = " Every option given beside the grid is the same in all trials."
     more: ClassVar = {
+        "seed": (
+            ("seeds", str, "Several seeds of each trial, e.g. 1000,1001, of which the mean counts.", "Machine"),
+            ("jobs", int, "Runs at once; each is a process of its own.", "Machine"),
+        ),
         "last": (
             (
                 "grid", list[str], "An option and values to try, e.g. lr=0.01,0.1; of several all combinations. "

@@ -111,7 +111,7 @@ def table(
     First it says what that costs: runs to do, hours (from runs timed here before), data sets.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
-    from fedcli.results import boards, metrics, tables
+    from fedcli.results import boards, frame, metrics, tables
     from fedcli.results.pages import study_page
     from fedcli.results.render import render
 
@@ -147,7 +147,7 @@ def table(
     if page is not None:
         text = study_page(page)
     else:
-        records = boards.select(tables.find_records(map(Path, runs), label or ()), method or (), dataset or ())
+        records = boards.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
         for name in names:
             metrics.refuse_absent(name, records)
@@ -173,13 +173,13 @@ def _paper_table(
 ) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli import display
-    from fedcli.results import comparison, reproduce
+    from fedcli.results import comparison, plans
     from fedcli.results.render import render
 
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
     errors: dict[Path, str] = {}
-    plan = reproduce.plan(table, folder, **options)
+    plan = plans.plan(table, folder, **options)
     if where["records_only"] and (later := [one.metric.name for one in plan.cells if one.metric.after_the_run]):
         raise UserError(
             f"--records-only removes the models that 'fedcli quality' measures (got {table.name}, which has "
@@ -194,7 +194,7 @@ def _paper_table(
         screen.print()
     if running:
         errors = display.run_plan(plan, [screen], **where)
-        plan = reproduce.plan(table, folder, **options)
+        plan = plans.plan(table, folder, **options)
     compared = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:
         console().print(display.drawn(comparison.sheet(compared), console().width))
@@ -229,14 +229,14 @@ def claims(
     """
     from fedcli.cli import display
     from fedcli.data import datasets
-    from fedcli.results import claims, reproduce
+    from fedcli.results import claims, frame
     from fedcli.results.render import render
 
     for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
     chosen = registry.claims(paper)
-    places = [*reproduce.shipped(), *(folders or [Path("runs")])]
+    places = [*frame.shipped(), *(folders or [Path("runs")])]
     found = claims.answers(chosen, places, lambda name: datasets.open_to_all(name) or datasets.present(name))
     if format is Format.markdown and console().is_terminal:
         console().print(display.drawn_claims(found))
@@ -259,8 +259,8 @@ def pages(
     The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """
     from fedcli.figures import find_chart, plots
+    from fedcli.results import frame
     from fedcli.results import pages as made
-    from fedcli.results import tables
 
     if not (folder / "records").is_dir():
         raise UserError(
@@ -270,5 +270,5 @@ def pages(
         print_or_write(text, folder / name)
         for path, (study, kind) in made.figures(text).items():
             chart, runs = find_chart(kind), [folder / "records" / study]
-            given = tables.find_records(runs) if chart.needs == "records" else runs
+            given = frame.find_records(runs) if chart.needs == "records" else runs
             try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))

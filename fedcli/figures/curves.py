@@ -18,9 +18,10 @@ from fedcli.figures.plots import DASHES, colours, method_name, setting_name, tit
 from fedcli.figures.series import AXES, Curve, find_curves
 from fedcli.registry import protocols
 from fedcli.results.boards import boards
-from fedcli.results.tables import NOT_IN_IDENTITY, group, settings_text
+from fedcli.results.tables import group
 from fedcli.runs.config import given_options
 from fedcli.runs.records import reductions_of
+from fedcli.runs.settings import NOT_SETTINGS, settings_text
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
 STACKED = 2  # panels that stand above each other; more stand two in a row
@@ -253,7 +254,7 @@ def _title(curves: list[Curve]) -> str:
 
 def _shared_options(records: list[dict]) -> dict[str, Any]:
     """The options given with all runs of a protocol that are not what it says, nor told by the rest of the figure."""
-    told = {*SHOWN, *NOT_IN_IDENTITY}
+    told = {*SHOWN, *NOT_SETTINGS}
     for record in records:
         told |= {reduction["what"] for reduction in reductions_of(record)}
     protocol = protocols().get(records[0]["protocol"])

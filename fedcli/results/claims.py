@@ -1,6 +1,6 @@
 """The papers' claims with verdicts, from records alone.
 
-A claim compares two rows of a table. A run counts for it that has all options of the cell it belongs to, but for sizes
+A claim compares two rows of a table. A run counts for it that has all settings of the cell it belongs to, but for sizes
 that may be smaller and for what the claim itself allows in place of the cell's; what differs is said. Two runs are a
 pair if they have the same seed, partition, images and core, and all options of runs in which the two cells agree.
 """
@@ -10,62 +10,30 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
+
+import pandas as pd
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Claim, Method
+from fedcli.declarations import Claim
 from fedcli.errors import UserError
-from fedcli.registry import find_method, find_table
-from fedcli.results import comparison, reproduce
+from fedcli.registry import find_table
+from fedcli.results import comparison, plans
+from fedcli.results.frame import ENDED, Record, departures, read_runs
 from fedcli.results.metrics import Interval, Metric, find_metric, interval
+from fedcli.results.plans import Wanted, wanted
 from fedcli.results.render import MISSING, Sheet
-from fedcli.results.tables import NOT_IN_IDENTITY, settings_text
-from fedcli.runs.config import SIZES, RunConfig, Setup, describe_reductions, recorded_fields, recorded_value, resolve
-from fedcli.runs.records import numerics_of
+from fedcli.runs.config import SIZES, RunConfig, describe_reductions
+from fedcli.runs.settings import differences, is_smaller, settings_text
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 FEWEST = 3  # seeds, for a verdict
 TAIL = "last-tenth"
-Record = dict[str, Any]
-Runs = Mapping[str, Sequence[tuple[Path, Record]]]
-
-
-class Wanted(NamedTuple):
-    """A cell as a run.
-
-    Attributes:
-        method: What is run.
-        setup: With seed 0.
-        metric: What is read.
-    """
-
-    method: Method
-    setup: Setup
-    metric: Metric
-
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The data sets that it reads."""
-        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
-
-    @property
-    def method_options(self) -> set[str]:
-        """The names of the method's own options."""
-        return {field.name for field in dataclasses.fields(self.method.config)}
-
-    def values(self, seed: int) -> dict[str, Any]:
-        """All options that a result depends on, with that seed."""
-        found = {name: value for name, value in self.setup.values().items() if name not in NOT_IN_IDENTITY}
-        if self.setup.origin["partition_seed"] == "seed":
-            found["partition_seed"] = seed
-        if found["public_dataset"] is None:  # then the other options of public images say nothing
-            found = {name: value for name, value in found.items() if not name.startswith("public_")}
-        return found
+RUN_OPTIONS = {field.name for field in dataclasses.fields(RunConfig)} - {"post"}
 
 
 @dataclass(frozen=True)
@@ -160,152 +128,116 @@ def answers(
     Raises:
         UserError: If a claim's table has not its cells.
     """
-    records = by_method(folders)
-    return sorted((answer(claim, records, at_hand) for claim in claims), key=lambda one: VERDICTS.index(one.verdict))
+    runs = ended_runs(folders)
+    return sorted((answer(claim, runs, at_hand) for claim in claims), key=lambda each: VERDICTS.index(each.verdict))
 
 
-def by_method(folders: Iterable[Path]) -> dict[str, list[tuple[Path, Record]]]:
-    """The ended runs under folders with their records, by method; what cannot be read is left out."""
-    found: dict[str, list[tuple[Path, Record]]] = {}
-    for pairs in reproduce.all_runs(folder for folder in folders if folder.is_dir())[0].values():
-        for folder, record in pairs:
-            if reproduce.state_of(record) in reproduce.ENDED:
-                found.setdefault(record["method"], []).append((folder, record))
-    return found
+def ended_runs(folders: Iterable[Path]) -> pd.DataFrame:
+    """The runs under folders that have finished or diverged; what cannot be read is left out."""
+    runs = read_runs(folders)
+    return runs[runs["state"].isin(ENDED)]
 
 
-def answer(claim: Claim, records: Runs, at_hand: Callable[[str], bool]) -> Answer:
-    """What records say of one claim; the arguments are those of `answers`."""
+def answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
+    """What runs say of one claim.
+
+    Args:
+        claim: The claim.
+        runs: See `ended_runs`.
+        at_hand: See `answers`.
+    """
     table = find_table(claim.table)
     cells = {(cell.row, cell.column): cell for cell in table.cells}
     places = [[(row, column) for row in (claim.row, claim.than)] for column in claim.columns]
-    if lacking := [place for pair in places for place in pair if place not in cells]:
-        raise UserError(
-            f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(lacking[0])}); "
-            "name a row and a column of the table."
-        )
+    for place in (place for pair in places for place in pair):
+        if place not in cells:
+            raise UserError(
+                f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(place)}); "
+                "name a row and a column of the table."
+            )
     pairs = [tuple(wanted(cells[place]) for place in pair) for pair in places]
     metric = pairs[0][0].metric
     printed = [[comparison.printed_value(table, *place, metric) for place in pair] for pair in places]
     known = all(None not in pair for pair in printed)
     paper = fmean(row - than for row, than in printed) if known else None
-    evidence = _evidence(claim, pairs, records, metric)
+    evidence = _evidence(claim, pairs, runs)
     if not evidence:
         open_data = all(map(at_hand, {name for pair in pairs for run in pair for name in run.data}))
         evidence = (Evidence(NOT_RUN if open_data else NO_DATA),)
     return Answer(claim, metric, paper, evidence)
 
 
-def wanted(cell: Cell) -> Wanted:
-    """A cell as a run."""
-    method = find_method(cell.method)
-    return Wanted(
-        method, _resolved(cell.method, json.dumps(dict(cell.settings), sort_keys=True)), find_metric(cell.metric)
-    )
-
-
-@cache
-def _resolved(method: str, settings: str) -> Setup:
-    return resolve(find_method(method), {**json.loads(settings), "seed": 0}, need_data=False)
-
-
-def departures(record: Record, of: Wanted, instead: Mapping[str, Any]) -> dict[str, Any] | None:
-    """In what a record differs from its cell, by option; None if it is no smaller form of it.
-
-    Args:
-        record: An ended run of the cell's method.
-        of: The cell.
-        instead: What may be other, see `Claim`.
-    """
-    fields = recorded_fields(of.method, of.setup.run.post)
-    config = record["config"] if of.setup.post is not None else {**record["config"], "post": None}
-    if not config.keys() <= fields.keys() or record["summary"]["selection"] != of.setup.selection:
-        return None
-    found: dict[str, Any] = {}
-    for name, planned in of.values(record["seed"]).items():
-        value = recorded_value(config, fields[name])
-        if name == "eval_every" and (value == planned or of.metric.fits(record, planned)):
-            continue
-        if value == planned:
-            continue
-        smaller = name in SIZES and value is not None and (planned is None or value < planned)
-        allowed = name in instead and instead[name] in (None, value)
-        if not (smaller or allowed or (name == "eval_every" and of.metric.needs != "drift")):
-            return None
-        found[name] = value
-    return found
-
-
-def _agree(first: Record, second: Record, row: Wanted, than: Wanted) -> bool:
-    """Whether two runs of one seed are a pair: equal in all in which their cells are."""
-    their = [
-        (record["dataset_fingerprint"], record["partition"]["fingerprint"], numerics_of(record)["core"])
-        for record in (first, second)
-    ]
-    if their[0] != their[1]:
-        return False
-    run = {field.name: field for field in dataclasses.fields(RunConfig)}
-    ours, theirs = row.values(first["seed"]), than.values(second["seed"])
-    return all(
-        recorded_value(first["config"], run[name]) == recorded_value(second["config"], run[name])
-        for name in ours.keys() & theirs.keys() & run.keys()
-        if ours[name] == theirs[name] and name != "post"
-    )
-
-
-class Pair(NamedTuple):
-    """What two runs of a seed give in one column: their values, or who has none because it diverged."""
-
-    folders: tuple[Path, Path]
-    row: float | None
-    than: float | None
-    tail: float | None  # the difference of the means over the last tenth of the rounds
-
-
-def _evidence(
-    claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], records: Runs, metric: Metric
-) -> tuple[Evidence, ...]:
+def _evidence(claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> tuple[Evidence, ...]:
     """The best in full, and the best reduced: that with the most seeds, of these the one nearest to the paper's."""
-    groups: dict[str, dict[int, dict[int, Pair]]] = {}  # by what differs, then by seed, then by column
-    for number, (row, than) in enumerate(columns):
-        sides = [_candidates(one, claim, records) for one in (row, than)]
-        for first, departed in sides[0]:
-            for second, other in sides[1]:
-                seed = first[1]["seed"]
-                if seed == second[1]["seed"] and _agree(first[1], second[1], row, than):
-                    key = json.dumps([departed, other], sort_keys=True)
-                    groups.setdefault(key, {}).setdefault(seed, {}).setdefault(number, _pair(first, second, row, than))
+    pairs = [_pairs(claim, row, than, runs).assign(column=number) for number, (row, than) in enumerate(columns)]
+    full, reduced = [], []
+    for departed, group in pd.concat(pairs).groupby(["departed_row", "departed_than"], sort=False):
+        whole = group.groupby("seed").filter(lambda members: len(members) == len(columns))
+        if whole.empty:
+            continue
+        row, than = map(json.loads, departed)
+        found = _judged(claim, columns[0], row, than, whole)
+        if row or than:
+            # The most seeds first, then the fewest differences, then the longest runs.
+            nearness = (len(found.seeds), -len(row | than), row.get("rounds", float("inf")), str(departed))
+            reduced.append((nearness, found))
+        else:
+            full.append(found)
+    return (*full, *(found for _, found in sorted(reduced, reverse=True)[:1]))
+
+
+def _pairs(claim: Claim, row: Wanted, than: Wanted, runs: pd.DataFrame) -> pd.DataFrame:
+    """The pairs of runs of two cells, one a seed and a size, with what both measure.
+
+    Returns:
+        Columns `seed`, `departed_row` and `departed_than` (what differs from the cells, as JSON), `folder_…` and
+        `value_…` of both runs (None of one that diverged), and `tail`, the difference of the means over the last tenth
+        of the rounds.
+    """
+    sides = [_candidates(claim, cell, runs) for cell in (row, than)]
+    shared = ["seed", "images", "partition", "core"]
+    pairs = sides[0].merge(sides[1], on=shared, suffixes=("_row", "_than"))
+    alike, tails = [], []
+    for pair in pairs.to_dict("records"):
+        planned = differences(row.settings, than.settings)
+        other = differences(pair["settings_row"], pair["settings_than"])
+        alike.append(all(name in planned or name not in RUN_OPTIONS for name in other))
+        ends = find_metric(TAIL).values([pair["record_row"], pair["record_than"]])
+        comparable = row.metric.name == "selected" and "eval_every" not in other and len(ends) == 2
+        tails.append(ends[0] - ends[1] if comparable else None)
+    pairs = pairs.assign(tail=tails)[pd.Series(alike, dtype=bool)]
+    return pairs.drop_duplicates(["seed", "departed_row", "departed_than"])
+
+
+def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that a cell can be read from, also in a smaller form, with what differs and what they measure."""
     found = []
-    for key, seeds in groups.items():
-        whole = {seed: tuple(pairs.values()) for seed, pairs in sorted(seeds.items()) if len(pairs) == len(columns)}
-        if whole:
-            found.append((json.loads(key), whole))
-    full = [one for one in found if not any(one[0])]
-    reduced = sorted((one for one in found if any(one[0])), key=_nearness, reverse=True)
-    return tuple(_judged(claim, metric, columns[0], departed, whole) for departed, whole in (*full, *reduced[:1]))
+    for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
+        record, metric = run["record"], cell.metric
+        if metric.unit != "floats" and too_short(record["config"]["rounds"], cell.setup.run.rounds):
+            continue
+        departed = departures(run, cell.settings, metric)
+        allowed = [_is_allowed(name, *values, claim, metric) for name, values in departed.items()]
+        if all(allowed) and says_something(record, metric):
+            about = {name: run[name] for name in ("folder", "record", "settings", "seed", "images", "partition")}
+            about["core"] = run["numerics"].partition(".")[0]
+            about["departed"] = json.dumps({name: value for name, (value, _) in departed.items()}, sort_keys=True)
+            about["value"] = _value(record, metric)
+            found.append(about)
+    columns = ("folder", "record", "settings", "seed", "images", "partition", "core", "departed", "value")
+    return pd.DataFrame(found, columns=columns, dtype=object)
 
 
-def _nearness(group: tuple[list[dict[str, Any]], dict]) -> tuple:
-    """The most seeds first, then the fewest differences, then the longest runs."""
-    (row, than), seeds = group
-    return len(seeds), -len(row | than), row.get("rounds", float("inf")), json.dumps([row, than], sort_keys=True)
+def _is_allowed(name: str, value: Any, planned: Any, claim: Claim, metric: Metric) -> bool:
+    """Whether a run may depart so from a claim's cell."""
+    if is_smaller(name, value, planned) or (name in claim.instead and claim.instead[name] in (None, value)):
+        return True
+    return name == "eval_every" and metric.needs != "drift"
 
 
 def too_short(rounds: int, planned: int) -> bool:
     """Whether a run has less than a tenth of its rounds: what it learnt says nothing, what it sends and holds does."""
     return 10 * rounds < planned
-
-
-def _candidates(of: Wanted, claim: Claim, records: Runs) -> list[tuple[tuple[Path, Record], dict[str, Any]]]:
-    """The runs that a cell can be read from, also in a smaller form, with what differs."""
-    found = []
-    for folder, record in records.get(of.method.name, ()):
-        if of.metric.unit != "floats" and too_short(record["config"]["rounds"], of.setup.run.rounds):
-            continue
-        departed = departures(record, of, claim.instead)
-        if departed is not None and says_something(record, of.metric):
-            found.append(((folder, record), departed))
-    return found
 
 
 def says_something(record: Record, metric: Metric) -> bool:
@@ -318,42 +250,44 @@ def _value(record: Record, metric: Metric) -> float | None:
     return metric.value(record) if metric.counts(record) else None
 
 
-def _pair(one: tuple[Path, Record], other: tuple[Path, Record], row: Wanted, than: Wanted) -> Pair:
-    (folder, first), (other_folder, second) = one, other
-    ours, theirs = _value(first, row.metric), _value(second, than.metric)
-    tail = None
-    tested_alike = first["config"].get("eval_every", 1) == second["config"].get("eval_every", 1)
-    if row.metric.name == "selected" and tested_alike:
-        ends = find_metric(TAIL).values([first, second])
-        tail = ends[0] - ends[1] if len(ends) == 2 else None
-    return Pair((folder, other_folder), ours, theirs, tail)
-
-
 def _judged(
     claim: Claim,
-    metric: Metric,
-    column: tuple[Wanted, Wanted],
-    departed: list[dict[str, Any]],
-    seeds: Mapping[int, tuple[Pair, ...]],
+    cells: tuple[Wanted, Wanted],
+    departed_row: Mapping[str, Any],
+    departed_than: Mapping[str, Any],
+    pairs: pd.DataFrame,
 ) -> Evidence:
-    """The verdict of pairs of one size."""
-    kept = {seed: pairs for seed, pairs in seeds.items() if all(None not in (one.row, one.than) for one in pairs)}
-    differences = [fmean(one.row - one.than for one in pairs) for pairs in kept.values()]
-    tails = [fmean(one.tail for one in pairs) for pairs in kept.values() if all(one.tail is not None for one in pairs)]
-    lost = [
-        sum(any(getattr(one, side) is None for one in pairs) for pairs in seeds.values()) for side in ("row", "than")
-    ]
-    found, tail = interval(differences), interval(tails)
-    verdict, why = judge(found, claim.direction, *lost, exact=metric.unit == "floats")
+    """The verdict of pairs of one size.
+
+    Args:
+        claim: The claim.
+        cells: The two cells of the first column.
+        departed_row: What differs from the first of them.
+        departed_than: What differs from the second.
+        pairs: See `_pairs`, with every column for each seed.
+    """
+    metric = cells[0].metric
+    values, tails, lost = [], [], [0, 0]
+    for _, members in pairs.groupby("seed"):
+        failed = [members[side].isna().any() for side in ("value_row", "value_than")]
+        lost = [count + one for count, one in zip(lost, failed, strict=True)]
+        if not any(failed):
+            values.append(fmean(members["value_row"] - members["value_than"]))
+            tails += [] if members["tail"].isna().any() else [fmean(members["tail"])]
+    difference, tail = interval(values), interval(tails)
+    verdict, why = judge(difference, claim.direction, *map(int, lost), exact=metric.unit == "floats")
     event = "never got there" if metric.none == "never" else "diverged"
+    seeds = sorted(pairs["seed"].unique().tolist())
     words = [
         f"{name}: {count} of {len(seeds)} {event}"
         for name, count in zip((claim.row, claim.than), lost, strict=True)
         if count
     ]
-    folders = dict.fromkeys(folder for pairs in seeds.values() for one in pairs for folder in one.folders)
-    reduced = _reduction(column, departed)
-    return Evidence(verdict, why, reduced, tuple(seeds), found, tail, tuple(folders), "; ".join(words))
+    folders = pairs.sort_values("seed", kind="stable")[["folder_row", "folder_than"]].to_numpy().ravel().tolist()
+    reduced = _reduction(cells, (departed_row, departed_than))
+    return Evidence(
+        verdict, why, reduced, tuple(seeds), difference, tail, tuple(dict.fromkeys(folders)), "; ".join(words)
+    )
 
 
 def judge(
@@ -384,23 +318,22 @@ def judge(
     return REPRODUCED if agrees else CONTRADICTED, ""
 
 
-def _reduction(column: tuple[Wanted, Wanted], departed: Sequence[Mapping[str, Any]]) -> str:
+def _reduction(cells: tuple[Wanted, Wanted], departed: Sequence[Mapping[str, Any]]) -> str:
     """What differs from the paper's cells, in words, each option once: the row's, then what only the other one has."""
     sizes: dict[str, str] = {}
     others: dict[str, str] = {}
-    for of, differing in zip(column, departed, strict=True):
-        planned = of.values(0)
+    for cell, differing in zip(cells, departed, strict=True):
         for name, value in differing.items():
-            full = planned[name]
+            full = cell.settings.get(name)
             if name == "train_examples" and full is None:
-                full = reproduce.train_size(planned["dataset"])
+                full = plans.train_size(cell.settings["dataset"])
             if name == "dataset":
                 sizes.setdefault(name, f"{value} for {full}")
             elif name == "eval_every":
                 sizes.setdefault(name, f"tests every {value} rounds")
-            elif name in SIZES and (full is None or value < full):
+            elif is_smaller(name, value, full):
                 sizes.setdefault(name, describe_reductions([{"what": name, "protocol": full, "run": value}]))
-            elif name in of.method_options:
+            elif name not in RUN_OPTIONS:
                 sizes.setdefault(name, f"{settings_text({name: value})} for {full}")
             elif name not in ("protocol", *SIZES):  # the first is told by the data set
                 others.setdefault(name, name.replace("_", " "))
@@ -440,7 +373,7 @@ def command(claim: Claim) -> str:
     names, table = (claim.row, claim.than, *claim.columns), find_table(claim.table)
     steps = [["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))]]
     if any(find_metric(cell.metric).after_the_run for cell in table.cells if cell.column in claim.columns):
-        steps.append(["fedcli", "quality", str(reproduce.home_of(table))])
+        steps.append(["fedcli", "quality", str(plans.home_of(table))])
     return " && ".join(map(shlex.join, steps))
 
 

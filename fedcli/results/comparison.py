@@ -13,10 +13,10 @@ from typing import Any
 
 from fedcli.declarations import Gain, Table
 from fedcli.registry import tables
-from fedcli.results import reproduce
+from fedcli.results.frame import STATES, departures, frame_of
 from fedcli.results.metrics import BOLD, Metric, best, interval
+from fedcli.results.plans import IN_TEXT, PlannedCell, PlannedRun, TablePlan, wanted
 from fedcli.results.render import Sheet
-from fedcli.results.reproduce import IN_TEXT, STATES, PlannedCell, PlannedRun, TablePlan
 from fedcli.results.tables import tuned
 
 NOT_REPORTED = "not reported"
@@ -133,15 +133,18 @@ def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
 
 def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
     """The paper's accuracies in percent for the setting of a run, by the name of the table."""
-    found: dict[str, float] = {}
+    run, numbers = frame_of([record]).iloc[0], {}
     for name, table in tables().items():
         paper = printed(table)
         for cell in table.cells:
-            if (cell.method, cell.settings.get("dataset")) == (record["method"], record["dataset"]):
-                number = paper.get((cell.row, cell.column), {}).get("mean")
-                if number is not None and cell.metric in ACCURACIES and reproduce.is_run_of(record, table, cell):
-                    found[name] = number
-    return found
+            number = paper.get((cell.row, cell.column), {}).get("mean")
+            names = cell.method, cell.settings.get("dataset")
+            if number is None or cell.metric not in ACCURACIES or names != (record["method"], record["dataset"]):
+                continue
+            planned = wanted(cell)
+            if not departures(run, planned.settings, planned.metric):
+                numbers[name] = number
+    return numbers
 
 
 def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Comparison:

@@ -1,20 +1,23 @@
 """How much of what the papers print has been run: from records alone."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import pandas as pd
 
 from fedcli import registry
 from fedcli.data import datasets
 from fedcli.declarations import Cell, Table
-from fedcli.results import reproduce
-from fedcli.results.claims import Runs, Wanted, departures, says_something, wanted
+from fedcli.results.claims import says_something
 from fedcli.results.comparison import printed_value
+from fedcli.results.costs import Cost, paces
+from fedcli.results.frame import departures
 from fedcli.results.metrics import find_metric
+from fedcli.results.plans import Wanted, wanted
+from fedcli.runs.settings import key
 
-RunKey = tuple  # method, selection rule, options and seed, which tell a run from others
+RunKey = tuple[str, int]  # the key of its settings, and its seed
 
 
 @dataclass(frozen=True)
@@ -39,74 +42,60 @@ def is_printed(table: Table, cell: Cell) -> bool:
     return printed_value(table, cell.row, cell.column, find_metric(cell.metric)) is not None
 
 
-def printed_cells(tables: Iterable[Table], records: Runs) -> list[PrintedCell]:
+def printed_cells(tables: Iterable[Table], runs: pd.DataFrame) -> list[PrintedCell]:
     """The cells of tables of which the paper prints a number.
 
     Args:
         tables: The tables.
-        records: See `fedcli.results.claims.by_method`.
+        runs: See `fedcli.results.claims.ended_runs`.
     """
+    groups = {names: members.to_dict("records") for names, members in runs.groupby(["method", "protocol", "dataset"])}
     cells = []
     for table in tables:
         for cell in table.cells:
-            if is_printed(table, cell):
-                run = wanted(cell)
-                key = run.method.name, run.setup.selection, json.dumps(run.values(0), sort_keys=True)
-                there = _seeds_in_full(run, records)
-                needed = frozenset((*key, seed) for seed in table.seeds)
-                done = frozenset((*key, seed) for seed in table.seeds if seed in there)
-                cells.append(PrintedCell(run, needed, done, all(map(datasets.open_to_all, run.data))))
+            if not is_printed(table, cell):
+                continue
+            run = wanted(cell)
+            names = run.setup.method.name, run.setup.protocol.name, run.setup.run.dataset
+            seeds = {
+                row["seed"]
+                for row in groups.get(names, ())
+                if not departures(row, run.settings, run.metric) and says_something(row["record"], run.metric)
+            }
+            needed = frozenset((key(run.settings), seed) for seed in table.seeds)
+            done = frozenset(pair for pair in needed if pair[1] in seeds)
+            cells.append(PrintedCell(run, needed, done, all(map(datasets.open_to_all, run.data))))
     return cells
 
 
-def _seeds_in_full(run: Wanted, records: Runs) -> set[int]:
-    """The seeds with a run in full that a cell can be read from."""
-    setting = run.setup.protocol.name, run.setup.run.dataset
-    return {
-        record["seed"]
-        for _, record in records.get(run.method.name, ())
-        if (record["protocol"], record["dataset"]) == setting
-        and departures(record, run, {}) == {}
-        and says_something(record, run.metric)
-    }
-
-
-def run_in_full(tables: Iterable[Table], records: Runs) -> list[Table]:
+def run_in_full(tables: Iterable[Table], runs: pd.DataFrame) -> list[Table]:
     """The tables of which every cell with a printed number has been run in full, with all seeds."""
     whole = []
     for table in tables:
-        cells = printed_cells([table], records)
+        cells = printed_cells([table], runs)
         if cells and all(cell.done == cell.needed for cell in cells):
             whole.append(table)
     return whole
 
 
-def time_left(
-    cells: Sequence[PrintedCell], paces: Sequence[reproduce.Pace], machine: tuple[str, str]
-) -> reproduce.Cost:
+def time_left(cells: Sequence[PrintedCell], runs: pd.DataFrame, machine: tuple[str, str]) -> Cost:
     """What is known of the time of the runs that cells lack.
 
     Args:
         cells: The cells.
-        paces: Of timed runs, see `fedcli.results.reproduce.paces`.
+        runs: Those that there are, of which some were timed.
         machine: Kind and name of what they would run on.
     """
-    lacking = {key: cell.run for cell in cells for key in sorted(cell.needed - cell.done)}
-    left = reproduce.Cost()
+    named = {cell.settings.get("dataset", "") for table in registry.tables().values() for cell in table.cells}
+    timed = paces(runs, named)
+    lacking = {pair: cell.run for cell in cells for pair in sorted(cell.needed - cell.done)}
+    left = Cost()
     for run in lacking.values():
-        left.add(run.setup, 0, paces, machine)
+        left.add(run.setup, 0, timed, machine)
     return left
 
 
-def paces_of(folder: Path) -> list[reproduce.Pace]:
-    """The paces of the runs in a folder, for the data sets of all tables."""
-    cells = [cell for table in registry.tables().values() for cell in table.cells]
-    return reproduce.paces([folder], {cell.settings.get("dataset", "") for cell in cells})
-
-
-def usual_machine(records: Runs) -> tuple[str, str]:
+def usual_machine(runs: pd.DataFrame) -> tuple[str, str]:
     """Kind and name of the device that most runs were made on."""
-    kinds = Counter(
-        (record["hardware"]["device"], record["hardware"]["name"]) for runs in records.values() for _, record in runs
-    )
+    kinds = Counter((record["hardware"]["device"], record["hardware"]["name"]) for record in runs["record"])
     return max(kinds, key=lambda kind: (kinds[kind], kind), default=("cpu", ""))

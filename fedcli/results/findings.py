@@ -28,8 +28,8 @@ from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.claims import interval_text
 from fedcli.results.comparison import printed_value
+from fedcli.results.frame import find_records
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
-from fedcli.results.tables import find_records
 
 FILE = "findings.toml"
 RULES = {

@@ -17,8 +17,8 @@ import torch
 
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
-from fedcli.results.grids import GridPlan
-from fedcli.results.reproduce import ENDED, PlannedRun, TablePlan, state_of
+from fedcli.results.frame import ENDED, state_of
+from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES
@@ -74,7 +74,7 @@ def find_cluster(on: str, cpus: float | None = None, gpus: float | None = None) 
 
 
 def execute(
-    plan: TablePlan | GridPlan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None, records_only: bool = False
+    plan: Plan, watch: Watch, jobs: int = 1, cluster: Cluster | None = None, records_only: bool = False
 ) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 

@@ -11,16 +11,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from fedcli import registry
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
-from fedcli.results import claims, comparison, coverage, reproduce, tables
+from fedcli.results import claims, comparison, coverage, plans, tables
 from fedcli.results.claims import Answer, Evidence
 from fedcli.results.coverage import PrintedCell
 from fedcli.results.findings import Findings, read_findings
+from fedcli.results.frame import ENDED, find_records, read_runs
+from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
-from fedcli.results.reproduce import ENDED, TablePlan
-from fedcli.results.tables import find_records
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import reductions_of
 
@@ -190,7 +192,7 @@ def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
     needed = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
     if not any((record["method"], record["dataset"]) in needed for study in studies for record in study.records):
         return Standing(table, None)
-    plan = reproduce.plan(table, folder, seeds=table.seeds)
+    plan = plans.plan(table, folder, seeds=table.seeds)
     return Standing(table, plan if any(run.state in ENDED for run in plan.runs) else None)
 
 
@@ -288,7 +290,7 @@ def _counted(standings: Sequence[Standing]) -> str:
 def _place(table: Table) -> str:
     """Where a table stands in the paper."""
     place = table.reported[1]
-    return table.name.split(":")[1] if place == reproduce.IN_TEXT else place
+    return table.name.split(":")[1] if place == plans.IN_TEXT else place
 
 
 def _studies_of(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
@@ -308,7 +310,7 @@ def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -
         studies: What is in it.
         answers: The claims of all papers.
     """
-    runs = claims.by_method([records])
+    runs = read_runs([records])
     rows = [[f"[{study.name}]({study.name}.md)", _size(study.records), study.answer or MISSING] for study in studies]
     blocks = [
         "# Results",
@@ -317,7 +319,7 @@ def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -
         claims.counted(answers) + " `fedcli claims` prints them with your own runs.",
         render(claims.sheet(answers, _with_studies(records, ""))).strip(),
         "## How much of what the papers print has been run",
-        *_covered(records, runs),
+        *_covered(runs),
         "## Studies",
         "\n".join(github(["Study", "Size", "First finding"], rows)),
         "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
@@ -333,28 +335,29 @@ def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -
     return "\n\n".join(blocks) + "\n"
 
 
-def _quickest(runs: claims.Runs) -> Path:
+def _quickest(runs: pd.DataFrame) -> Path:
     """The folder of the run that took the least time of those with ten rounds or more."""
-    pairs = [pair for of_method in runs.values() for pair in of_method]
+    ended = runs[runs["state"].isin(ENDED)]
+    pairs = list(zip(ended["folder"], ended["record"], strict=True))
     long = [pair for pair in pairs if pair[1]["config"]["rounds"] >= 10]
     return min(long or pairs, key=lambda pair: (pair[1]["seconds_total"], pair[0]))[0]
 
 
-def _covered(folder: Path, records: claims.Runs) -> Iterator[str]:
+def _covered(runs: pd.DataFrame) -> Iterator[str]:
     """The table of what has been run of each paper, and what its columns mean."""
-    machine = coverage.usual_machine(records)
-    paces = coverage.paces_of(folder)
+    ended = runs[runs["state"].isin(ENDED)]
+    machine = coverage.usual_machine(ended)
     rows, whole = [], []
     for paper in papers():
-        cells = coverage.printed_cells(paper.tables, records)
+        cells = coverage.printed_cells(paper.tables, ended)
         open_cells = [cell for cell in cells if cell.open]
         full = [cell for cell in cells if cell.done == cell.needed]
         fewer = [cell for cell in cells if cell.done and cell.done != cell.needed]
-        left = coverage.time_left(open_cells, paces, machine)
+        left = coverage.time_left(open_cells, runs, machine)
         hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs" if left.known else MISSING
         counts = [_count(cells), _count(open_cells), _count(full), _count(fewer)]
         rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours])
-        whole += coverage.run_in_full(paper.tables, records)
+        whole += coverage.run_in_full(paper.tables, ended)
     columns = [
         "Paper",
         "Printed cells (runs)",

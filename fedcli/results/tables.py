@@ -3,30 +3,25 @@
 A record is read from `record.json` and never changed. Accuracies are fractions there and percent here.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 from fedcli.errors import UserError, printable
 from fedcli.registry import find_method, methods
+from fedcli.results.frame import frame_of
 from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
-from fedcli.runs.records import RECORD, is_packaged, numerics_of, quiet, read_record, reductions_of, telling_config
+from fedcli.runs.records import is_packaged, quiet, reductions_of
+from fedcli.runs.settings import FIRST, NOT_SETTINGS, key, settings, settings_text
 from fedcli.userfiles import own_paths
 
-# What two runs of one identity may differ in; a result depends on none of these but the first.
-NOT_IN_IDENTITY = (
-    "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
-)  # fmt: skip
-WITHOUT_NAME = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where older runs went, which their commands tell; taken there
-COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples")
+COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples", "selection")
 # Columns that stand there only where a run has the number, and its metric.
 SOMETIMES = {
     "After --post, %": "post",
@@ -65,73 +60,39 @@ class SeedGroup:
 
     @property
     def selection(self) -> str:
-        """The rule behind the headline number; empty where no run tells."""
-        rules = {_summary(record, "selection") for record in self.records} - {None}
-        return " / ".join(sorted(rules))
-
-
-def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[dict]:
-    """The records under `paths`, in the order given and sorted by path within each; none is read twice.
-
-    Args:
-        paths: Run folders, record files, or folders that hold run folders at any depth.
-        labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
-
-    Raises:
-        UserError: If one of the paths holds no record or holds one that cannot be read.
-    """
-    paths, files, named = list(map(Path, paths)), {}, {}
-    if labels and len(labels) != len(paths):
-        raise UserError(
-            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
-        )
-    for path, label in zip(paths, labels or [None] * len(paths), strict=True):
-        found = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
-        if not found:
-            raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
-        for file in found:
-            files.setdefault(file.resolve(), file)
-            named.setdefault(file.resolve(), {} if label is None else {"label": label})
-    return [read_record(file) | named[place] for place, file in files.items()]
+        """The rule behind the headline number."""
+        return self.records[0]["summary"]["selection"]
 
 
 def group(records: Iterable[dict]) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
-    A partition seed that follows the run's seed does not divide a group, nor does the machine (device, chunk
-    size, checkpoint interval). Other numerics do, of a user's own method another version of its file, and a label.
-    Of finished runs with the same seed and parameters, one counts.
+    The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, and a label. Of
+    finished runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
     """
-    members: dict[str, list[dict]] = {}
-    for record in records:
-        members.setdefault(_text((record["method"], record.get("label"), _settings(record))), []).append(record)
-    if not members:
+    runs = frame_of(records)
+    if runs.empty:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    firsts = [runs[0] for runs in members.values()]
-    one_method = len({record["method"] for record in firsts}) == 1
+    runs["parameters"] = [_summary(record, "params_sha256") for record in runs["record"]]
+    copies = runs.duplicated(["label", "key", "numerics", "seed", "parameters"])
+    runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
+    parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False, dropna=False)]
+    firsts = [part.iloc[0] for part in parts]
     groups = []
-    differences = _differences(firsts)
-    for first, runs, (settings, unusual) in zip(firsts, members.values(), differences, strict=True):
-        method = first.get("label", first["method"]) + (" (reduced)" if _is_part(first) else "")
+    for part, first, (differing, unusual) in zip(parts, firsts, _differences(firsts), strict=True):
+        called = [other["label"] for other in firsts].count(first["label"])
+        name = first["method"] if first["label"] is None else first["label"]
+        method = name + (" (reduced)" if _is_part(first["record"]) else "")
         told_apart = settings_text(unusual)
-        if "label" in first and sum(other.get("label") == first["label"] for other in firsts) == 1:
+        if first["label"] is not None and called == 1:
             told_apart = ""
-        alone = one_method and told_apart and "label" not in first
-        label = told_apart if alone else ", ".join(filter(None, (method, told_apart)))
-        groups.append(SeedGroup(label, method, settings, sorted(_distinct(runs), key=lambda record: record["seed"])))
+        one_method = first["label"] is None and len({other["method"] for other in firsts}) == 1
+        label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
+        groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
     return groups
-
-
-def _distinct(records: list[dict]) -> list[dict]:
-    """The runs of one setting, of which those with the same seed and last parameters are one run and its copies."""
-    kept: dict[Any, dict] = {}
-    for place, record in enumerate(records):
-        same = record["seed"], _summary(record, "params_sha256")
-        kept.setdefault(same if record["status"] == "finished" and same[1] else place, record)
-    return list(kept.values())
 
 
 def _is_part(record: dict) -> bool:
@@ -141,9 +102,8 @@ def _is_part(record: dict) -> bool:
 
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
     """Protocol, data set and partition, those in which all records agree."""
-    rows = [_settings(record) for record in records]
-    named = {key: {_text(row.get(key)) for row in rows} for key in ("protocol", "dataset", "partition")}
-    return {key: rows[0][key] for key, values in named.items() if len(values) == 1 and rows[0].get(key)}
+    rows = [settings(record) for record in records]
+    return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
 def headline(records: Iterable[dict]) -> str:
@@ -152,19 +112,6 @@ def headline(records: Iterable[dict]) -> str:
     smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
     reduced = [f"reduced: {' or '.join(sorted(smaller))}"] if smaller else []
     return "; ".join([", ".join(map(str, agreed(records).values())), *reduced])
-
-
-def settings_text(settings: dict[str, Any]) -> str:
-    """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    words = {True: "on", False: "off", None: "none"}
-
-    def word(value: Any) -> str:
-        return words[value] if value is None or isinstance(value, bool) else str(value)
-
-    return ", ".join(
-        word(value) if key in WITHOUT_NAME else f"{key.replace('_', ' ')} {word(value)}"
-        for key, value in settings.items()
-    )
 
 
 def tuned(records: Iterable[dict]) -> Iterator[str]:
@@ -215,48 +162,23 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     )  # fmt: skip
 
 
-def _text(value: Any) -> str:
-    """One text for equal values, of dicts in any order."""
-    return json.dumps(value, sort_keys=True)
-
-
-def _settings(record: dict) -> dict[str, Any]:
-    """All that a result depends on but the method and the seed."""
-    settings = {key: record[key] for key in ("protocol", "dataset") if key in record}
-    if flag := record.get("partition", {}).get("flag"):
-        settings["partition"] = flag
-    config = telling_config(record)
-    settings |= {key: value for key, value in config.items() if key not in (*settings, *NOT_IN_IDENTITY)}
-    if not settings.get("public_dataset"):  # then the other options of public images say nothing
-        settings = {key: value for key, value in settings.items() if not key.startswith("public_")}
-    if record.get("origin", {}).get("partition_seed") == "seed":
-        settings["partition_seed"] = "as seed"
-    settings["numerics"] = ".".join(map(str, numerics_of(record).values()))
-    if not is_packaged(record):
-        settings["code"] = record["method_hash"][:8]
-    return settings
-
-
-def _differences(firsts: list[dict]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """For each record the settings in which it differs, from all others or from its own method's, and the unusual ones.
+def _differences(firsts: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """For each run the settings in which it differs, from all others or from its own method's, and the unusual ones.
 
     An option that only some methods have, or only beside some choice of another, tells nothing about the others. Usual
     is a value that more than half of those have that are compared.
     """
-    rows = [_settings(record) for record in firsts]
+    rows = [{**first["settings"], "numerics": first["numerics"]} for first in firsts]
     shown: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in rows]
-    for key in dict.fromkeys(key for row in rows for key in row):
-        everywhere = key not in ("numerics", "code") and all(key in row for row in rows)
-        for record, row, (differing, unusual) in zip(firsts, rows, shown, strict=True):
-            others = [
-                _text(other[key])
-                for peer, other in zip(firsts, rows, strict=True)
-                if key in other and (everywhere or peer["method"] == record["method"])
-            ]
-            if key in row and len(set(others)) > 1:
-                differing[key] = row[key]
-                if 2 * others.count(_text(row[key])) <= len(others):
-                    unusual[key] = row[key]
+    for name in dict.fromkeys(name for row in rows for name in row if name != "method"):
+        everywhere = name not in ("numerics", "code") and all(name in row for row in rows)
+        for row, (differing, unusual) in zip(rows, shown, strict=True):
+            peers = rows if everywhere else [other for other in rows if other["method"] == row["method"]]
+            others = [other[name] for other in peers if name in other]
+            if name in row and any(value != row[name] for value in others):
+                differing[name] = row[name]
+                if 2 * others.count(row[name]) <= len(others):
+                    unusual[name] = row[name]
     return shown
 
 
@@ -329,22 +251,19 @@ def _seeds(member: SeedGroup) -> str:
 
 
 def _selected_title(groups: list[SeedGroup]) -> str:
-    rules = {member.selection for member in groups} - {""}
+    rules = {member.selection for member in groups}
     return f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
 
 
 def _rows(groups: list[SeedGroup], own: Sequence[Metric]) -> list[dict[str, str]]:
     """The cells of each group by column."""
-    several = len({member.selection for member in groups} - {""}) > 1
     rows = []
     for member in groups:
-        settings, runs, done = dict(member.settings), member.records, member.finished
-        if several:
-            settings["selection"] = member.selection or None
+        runs, done = member.records, member.finished
         rows.append(
             {
                 "Method": member.method,
-                "Settings": settings_text(settings),
+                "Settings": settings_text(member.settings),
                 "Seeds": _seeds(member),
                 _selected_title(groups): _mean(find_metric("selected"), runs),
                 "Last round, %": _mean(find_metric("last"), runs),
@@ -361,11 +280,11 @@ def _rows(groups: list[SeedGroup], own: Sequence[Metric]) -> list[dict[str, str]
 
 def rivals(groups: Sequence[SeedGroup]) -> list[list[int]]:
     """The places of groups that can be compared: those of one protocol, data set, partition, size and rule."""
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for place, member in enumerate(groups):
-        settings = _settings(member.records[0])
-        found.setdefault(_text([*(settings.get(name) for name in COMPARABLE), member.selection]), []).append(place)
-    return list(found.values())
+        values = settings(member.records[0])
+        places.setdefault(key({name: values[name] for name in COMPARABLE}), []).append(place)
+    return list(places.values())
 
 
 def _best(groups: list[SeedGroup]) -> list[bool]:
@@ -411,12 +330,12 @@ def _given(groups: list[SeedGroup]) -> Iterator[str]:
     having: dict[tuple[str, str], dict[str, Any]] = {}  # by option and value as text, the value by method
     for member in groups:
         record = member.records[0]
-        told = {"protocol", "dataset", "partition", "rounds", *NOT_IN_IDENTITY, *member.settings}
+        told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings}
         told |= {one["what"] for one in reductions_of(record)}
         origin = record.get("origin", {})
         for name, value in given_options(record["config"], origin).items():
             if name not in told and not origin[name].startswith("tuned"):
-                having.setdefault((name, _text(value)), {})[member.method] = value
+                having.setdefault((name, str(value)), {})[member.method] = value
     every = {member.method for member in groups}
     shared: dict[str, dict[str, Any]] = {}  # options by the methods that have them, as text
     for (name, _), values in having.items():
@@ -507,6 +426,6 @@ def _command(record: dict) -> str:
         now, fields = resolve(method, given, need_data=False).values(), recorded_fields(method, config.get("post"))
     except (UserError, TypeError):  # what it names is there no more, or never was
         return command
-    had = {name: recorded_value(config, fields[name]) for name in now if name not in NOT_IN_IDENTITY}
+    had = {name: recorded_value(config, fields[name]) for name in now if name not in NOT_SETTINGS}
     moved = {name: value for name, value in had.items() if value != now[name]}
     return " ".join([command, *map(shlex.quote, flags_of(moved))])

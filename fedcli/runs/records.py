@@ -1,6 +1,5 @@
 """The record of a run: what is written to disk, atomically, and what it says of machine and code."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -25,10 +24,10 @@ from fedcli.core import NUMERICS
 from fedcli.core.backbones import have_dead_taps
 from fedcli.core.clients import Params
 from fedcli.data.files import one_line, write_atomically
-from fedcli.declarations import Method, is_idle
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import methods, protocols
-from fedcli.runs.config import RunConfig, recorded_fields, recorded_value, reductions
+from fedcli.registry import protocols
+from fedcli.runs.config import recorded_fields, reductions
 from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 
 SCHEMA = 1
@@ -216,20 +215,6 @@ def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def telling_config(record: dict[str, Any]) -> dict[str, Any]:
-    """The options of a run that its result can depend on, with those that are newer than its record.
-
-    A user's own method is not looked for; of its options all count.
-    """
-    method = methods().get(record["method"]) if is_packaged(record) else None
-    fields, config = list(dataclasses.fields(RunConfig)), dict(record["config"])
-    if method is not None:
-        fields += dataclasses.fields(method.config)
-    config |= {field.name: recorded_value(config, field) for field in fields}
-    idle = {field.name for field in fields if is_idle(field.metadata, config)}
-    return {name: value for name, value in config.items() if name not in idle}
 
 
 def reductions_of(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data.files import is_leftover
-from fedcli.declarations import Method
+from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
@@ -38,9 +38,10 @@ from fedcli.runs.records import (
     read_record,
 )
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
+from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.trust import trust_files, user_files
 from fedcli.runs.workers import current, launched
-from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, replace_paths, short_name
+from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, short_name
 
 
 def run(
@@ -160,16 +161,18 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         free_folder(folder)
         return None
     fields = recorded_fields(setup.method, setup.run.post)
-    pairs = {"method": (record["method"], setup.method.name)}
-    pairs |= {name: (recorded_value(record["config"], fields[name]), now) for name, now in setup.values().items()}
-    for name, (before, now) in pairs.items():
-        names = {path: Path(path).name for path in own_paths([before, now])}  # a file that was moved is the same
-        if before != now and replace_paths(before, names) != replace_paths(now, names):
-            flag = name if name == "method" else "--" + name.replace("_", "-")
-            raise UserError(
-                f"the folder '{folder}' holds a run with another {flag} (got {now}, was {before}); give the same "
-                "options, or choose another folder with --out."
-            )
+    other = differences(settings(draft(setup)), settings(record))
+    for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
+        before, now = recorded_value(record["config"], fields[name]), setup.values()[name]
+        if before != now and (name == "seed" or setup.origin[name] == "command line"):
+            other[name] = now, before
+    other.pop("code", None)  # `resume` says what to do about it
+    for name, (now, before) in other.items():
+        flag = name if name in ("method", "selection") else flag_of(name)
+        raise UserError(
+            f"the folder '{folder}' holds a run with another {flag} (got {now}, was {before}); give the same "
+            "options, or choose another folder with --out."
+        )
     return record
 
 

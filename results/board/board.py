@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from fedcli import Cell, Table
 from fedcli.figures.plots import LINE_COLOURS, write
-from fedcli.results import jobs, metrics, reproduce, tune
+from fedcli.results import jobs, metrics, plans, tune
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import MISSING, between_marks, github
 
@@ -132,7 +132,7 @@ def tune_all(protocol: str) -> None:
         if method not in chosen.get(protocol, {}):
             texts = [f"{option}={','.join(map(str, values))}" for option, values in grid(protocol, method).items()]
             out = RUNS / "tune" / protocol.replace(":", "-") / method
-            trials, _ = tune.tune(method, texts, out=out, spread=side_by_side, **fixed(method, protocol))
+            trials, _ = tune.tune(method, texts, out=out, execute=side_by_side, **fixed(method, protocol))
             chosen.setdefault(protocol, {})[method] = trials[0].values
             (HERE / "options.json").write_text(json.dumps(chosen, indent=1, sort_keys=True) + "\n")
 
@@ -145,10 +145,10 @@ def side_by_side(plan: Any) -> dict[Path, str]:
 def run_all(protocol: str) -> None:
     """Runs what has not ended of a board, and puts its rows into the CSV in place of those that it has."""
     folder = RUNS / protocol.replace(":", "-")
-    errors = side_by_side(reproduce.plan(table(protocol), folder))
+    errors = side_by_side(plans.plan(table(protocol), folder))
     if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
-    cells = reproduce.plan(table(protocol), folder).cells
+    cells = plans.plan(table(protocol), folder).cells
     rows = pd.DataFrame([row(cell.cell.row, run.record) for cell in cells for run in cell.runs])
     others = read()
     boards = [rows if name == protocol else others[others.protocol == name] for name in HEADINGS]

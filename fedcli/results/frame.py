@@ -1,0 +1,135 @@
+"""All runs as one table: records are read into a `pandas.DataFrame`, a row a run, which everything here filters."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedcli.errors import UserError
+from fedcli.results.metrics import Metric, diverged
+from fedcli.runs.records import RECORD, checkout, numerics_of, read_record
+from fedcli.runs.settings import Settings, differences, family, key, settings
+
+Record = dict[str, Any]
+STATES = ("finished", "diverged", "failed", "unfinished", "not run")
+ENDED = STATES[:2]
+COLUMNS = (
+    "folder", "record", "method", "label", "protocol", "dataset", "seed", "state", "numerics", "images", "partition",
+    "settings", "key", "family", "before_post",
+)  # fmt: skip
+
+
+def state_of(record: Record) -> str:
+    """Which of `STATES` a run is in."""
+    if diverged(record):
+        return "diverged"
+    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
+
+
+def frame_of(records: Iterable[Record], folders: Iterable[Path | None] | None = None) -> pd.DataFrame:
+    """Records as a table.
+
+    Args:
+        records: Of the runs; a `label` in one stands in the place of its method's name.
+        folders: Of the runs, in the same order; None where nobody asks for them.
+
+    Returns:
+        A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
+        it is, `before_post` the same without a step after the last round, `key` and `family` their hashes.
+    """
+    records = list(records)
+    rows = []
+    for record, folder in zip(records, folders or [None] * len(records), strict=True):
+        values = settings(record)
+        rows.append(
+            {
+                "folder": folder,
+                "record": record,
+                **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
+                "label": record.get("label"),
+                "state": state_of(record),
+                "numerics": ".".join(map(str, numerics_of(record).values())),
+                "images": record["dataset_fingerprint"],
+                "partition": record["partition"]["fingerprint"],
+                "settings": values,
+                "key": key(values),
+                "family": family(values),
+                "before_post": values if values["post"] is None else settings(record, post=False),
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def record_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """The record files under paths, each once, with the place of its path among them."""
+    seen = set()
+    for place, path in enumerate(paths):
+        files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
+        for file in files:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield file, place
+
+
+def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.DataFrame:
+    """The runs under folders, at any depth, as a table.
+
+    Args:
+        folders: Those that are not there hold no runs.
+        damaged: Is told what is wrong with records that cannot be read; these are left out.
+    """
+    records, places = [], []
+    for file, _ in record_files(folder for folder in folders if folder.is_dir()):
+        try:
+            records.append(read_record(file))
+            places.append(file.parent)
+        except UserError as error:
+            if damaged is not None:
+                damaged.append(str(error))
+    return frame_of(records, places)
+
+
+def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
+    """The records under `paths`, in the order given and sorted by path within each; none is read twice.
+
+    Args:
+        paths: Run folders, record files, or folders that hold run folders at any depth.
+        labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
+
+    Raises:
+        UserError: If one of the paths holds no record or holds one that cannot be read.
+    """
+    paths = list(map(Path, paths))
+    if labels and len(labels) != len(paths):
+        raise UserError(
+            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
+        )
+    for path in paths:
+        if path.is_dir() and next(path.rglob(RECORD), None) is None:
+            raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
+    records = []
+    for file, place in record_files(paths):
+        record = read_record(file)
+        records.append({**record, "label": labels[place]} if labels else record)
+    return records
+
+
+def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
+    """The settings in which a run departs from planned ones, as far as a metric needs them; empty for such a run.
+
+    Args:
+        run: A row of the table. A run with a step after its last round has all that one without such a step has.
+        planned: The settings of what is planned.
+        metric: What is read; it may not need that every round is tested.
+    """
+    found = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
+    if "eval_every" in found and metric.fits(run["record"], planned["eval_every"]):
+        del found["eval_every"]
+    return found
+
+
+def shipped() -> list[Path]:
+    """The folder of the records that the checkout ships; none where the package is installed without one."""
+    here = checkout()
+    return [here / "results" / "records"] if here else []

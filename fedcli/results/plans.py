@@ -1,0 +1,406 @@
+"""Runs that are planned: of a paper's table, of a grid, of a tuning; which there are, and which are to do.
+
+A run of a table is known by its settings, wherever it lies, so that a table goes on where it was interrupted, shares
+runs with other tables, and takes in runs that were made by hand.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedcli.data import datasets
+from fedcli.declarations import Cell, Method, Table, check_value
+from fedcli.errors import UserError
+from fedcli.registry import default_protocol, find_method, find_protocol
+from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, state_of
+from fedcli.results.metrics import Metric, find_metric
+from fedcli.runs.config import SIZES, RunConfig, Setup, refuse_without_effect, resolve
+from fedcli.runs.experiment import combinations, place
+from fedcli.runs.prepare import load_data
+from fedcli.runs.records import RECORD, outdated
+from fedcli.runs.run import begun, check_seeds, new_folder, read_tuned
+from fedcli.runs.settings import Settings, draft, key, settings, settings_text
+from fedcli.userfiles import short_name
+
+HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
+IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
+LIMITS = {"rounds": "rounds", "local_epochs": "local epochs", "train_examples": "training images"}
+AUTO = ("checkpoint_every", "auto")  # the word for what is done where nothing is given
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a plan needs.
+
+    Attributes:
+        label: What it is called: row and column of the first cell that needs it, or the values of a grid.
+        method: Its name, or the path of its file.
+        given: The options that it is run with, the seed among them.
+        setup: The same, resolved.
+        folder: Where it is, or will be.
+        record: What there is of it; None before it has begun.
+        limits: What makes it smaller than its table says, by option.
+    """
+
+    label: str
+    method: str
+    given: dict[str, Any]
+    setup: Setup
+    folder: Path
+    record: Record | None
+    limits: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """One of `fedcli.results.frame.STATES`."""
+        return "not run" if self.record is None else state_of(self.record)
+
+    @property
+    def to_do(self) -> bool:
+        """Whether running it can bring anything; one that has diverged would diverge again."""
+        return self.state not in ENDED
+
+    @property
+    def outdated(self) -> bool:
+        """True where the code of now would not repeat it."""
+        if self.record is None:
+            return False
+        config = {**self.record["config"], "backbone": self.setup.run.backbone}  # where the user's file is now
+        return outdated({**self.record, "config": config}, self.setup.method)
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that its record has."""
+        return len(self.record["rounds"]) if self.record else 0
+
+    @property
+    def round_work(self) -> float:
+        """Examples that are trained on in a round, all clients and local epochs together."""
+        return round_examples(self.setup.values()) or 1.0
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets that it reads."""
+        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs as they stand.
+
+    Attributes:
+        folder: Where new runs are put, and those that were interrupted go on.
+        runs: Each stands there once.
+    """
+
+    folder: Path
+    runs: tuple[PlannedRun, ...]
+
+    @property
+    def missing_data(self) -> dict[str, str]:
+        """The data sets of runs to do that are not on this machine, with what to do about it."""
+        lacking = {}
+        for name in sorted({name for run in self.runs if run.to_do for name in run.data}):
+            try:
+                datasets.available(name)
+            except UserError as error:
+                lacking[name] = str(error)
+        return lacking
+
+    @property
+    def to_run(self) -> list[PlannedRun]:
+        """The runs to do whose data sets are there, those that have begun first."""
+        missing = self.missing_data.keys()
+        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.data)]
+        return sorted(can, key=lambda run: run.record is None)
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell of a table with the runs, one for each seed, that it is read from."""
+
+    cell: Cell
+    metric: Metric
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclass(frozen=True)
+class TablePlan(Plan):
+    """A table, or the part of it that was asked for, as it stands.
+
+    Attributes:
+        table: The whole table.
+        cells: The cells that were asked for.
+        seeds: Seeds of each cell.
+        limits: What makes a run smaller, by option.
+        search: Where finished runs are looked for too.
+        damaged: What is wrong with the records there that cannot be read; their runs are made anew elsewhere.
+    """
+
+    table: Table
+    cells: tuple[PlannedCell, ...]
+    seeds: tuple[int, ...]
+    limits: dict[str, Any]
+    search: tuple[Path, ...]
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def reduction(self) -> str:
+        """The limits in words; empty where there are none."""
+        texts = [f"at most {self.limits[name]:,} {words}" for name, words in LIMITS.items() if name in self.limits]
+        others = {name: value for name, value in self.limits.items() if name not in LIMITS}
+        return ", ".join([settings_text(others)] * bool(others) + texts)
+
+    @property
+    def title(self) -> str:
+        """The table in the paper, and what it shows; of a figure there are only numbers in the text."""
+        paper, where = self.table.reported
+        return f"{paper}, {self.table.name.split(':')[1] if where == IN_TEXT else where}: {self.table.title}"
+
+
+def home_of(table: Table) -> Path:
+    """Where the runs of a table are kept, unless another folder is given."""
+    return HOME / table.name.replace(":", "-")
+
+
+def plan(
+    table: Table,
+    folder: Path | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    limits: Mapping[str, int] | None = None,
+    dataset: str | None = None,
+) -> TablePlan:
+    """What a table needs and what is there of it; nothing is run and no data set is read.
+
+    Args:
+        table: The table.
+        folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and the finished runs of other tables
+            in `runs/tables` count too, and those that the checkout ships.
+        seeds: In place of the table's own.
+        only: Names of rows or columns or parts of such, whatever the case; what is a whole name means that name
+            alone. A cell stays if its row is among the rows that are named, should any be, and its column among the
+            columns.
+        limits: Largest number of rounds, local epochs and training images, by option.
+        dataset: In place of each cell's, with the network and the sizes that the paper's protocol for it has.
+
+    Raises:
+        UserError: If `only` leaves nothing, or a seed or a limit is out of range.
+    """
+    search = (HOME, *shipped()) if folder is None else ()
+    folder = folder or home_of(table)
+    seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
+    limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
+    for name, limit in limits.items():
+        check_value(RunConfig.__dataclass_fields__[name], limit)
+    damaged: list[str] = []
+    found = read_runs([folder, *search], damaged)
+    rows = {pair: members.to_dict("records") for pair, members in found.groupby(["method", "seed"])}
+    planned: dict[Path, PlannedRun] = {}
+    metrics: dict[Path, list[Metric]] = {}
+    needed: list[tuple[Cell, list[Path]]] = []
+    for cell in _chosen(table, only):
+        runs = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
+        for run in runs:
+            planned.setdefault(run.folder, run)
+            metrics.setdefault(run.folder, []).append(find_metric(cell.metric))
+        needed.append((cell, [run.folder for run in runs]))
+    for where, run in planned.items():
+        own = rows.get((run.setup.method.name, run.setup.run.seed), ())
+        planned[where] = _with_record(run, metrics[where], own)
+    cells = [PlannedCell(cell, find_metric(cell.metric), tuple(map(planned.get, its))) for cell, its in needed]
+    used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
+    return TablePlan(folder, tuple(planned.values()), table, tuple(cells), seeds, used, search, tuple(damaged))
+
+
+class Wanted(NamedTuple):
+    """A cell as a run.
+
+    Attributes:
+        setup: With seed 0.
+        settings: Of the run.
+        metric: What is read.
+    """
+
+    setup: Setup
+    settings: Settings
+    metric: Metric
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets that it reads."""
+        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
+
+
+def wanted(cell: Cell) -> Wanted:
+    """A cell as a run."""
+    setup = _resolved(cell.method, json.dumps(dict(cell.settings), sort_keys=True))
+    return Wanted(setup, settings(draft(setup)), find_metric(cell.metric))
+
+
+@cache
+def _resolved(method: str, options: str) -> Setup:
+    return resolve(find_method(method), {**json.loads(options), "seed": 0}, need_data=False)
+
+
+def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
+    """The cells of the rows and columns that `only` names."""
+    rows, columns = {cell.row for cell in table.cells}, {cell.column for cell in table.cells}
+    meant: set[str] = set()
+    for text in only:
+        whole = {name for name in rows | columns if name.lower() == text.lower()}
+        named = whole or {name for name in rows | columns if text.lower() in name.lower()}
+        meant |= named
+        if not named:
+            raise UserError(
+                f"no row or column of {table.name} has '{text}' in its name; "
+                f"rows: {'; '.join(dict.fromkeys(cell.row for cell in table.cells))}; "
+                f"columns: {'; '.join(dict.fromkeys(cell.column for cell in table.cells))}."
+            )
+    rows, columns = rows & meant or rows, columns & meant or columns
+    chosen = [cell for cell in table.cells if cell.row in rows and cell.column in columns]
+    if not chosen:
+        raise UserError(f"{table.name} has no cell in these rows and columns (got {', '.join(only)}); name others.")
+    return chosen
+
+
+def _planned_run(
+    table: Table, cell: Cell, seed: int, limits: Mapping[str, int], dataset: str | None, folder: Path
+) -> PlannedRun:
+    """The run of a cell, before it is looked for."""
+    method, given, lower = find_method(cell.method), {**cell.settings, "seed": seed}, {}
+    try:
+        if dataset is not None:
+            lower = _on_other_data(method, given, dataset)
+            given |= lower
+        setup = resolve(method, given, need_data=False)
+        limited = {name: limit for name, limit in limits.items() if _exceeds(setup, name, limit)}
+        if limited:
+            given, lower = {**given, **limited}, {**lower, **limited}
+            setup = resolve(method, given, need_data=False)
+    except UserError as error:
+        raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
+    where = folder / _folder_name(setup) / f"seed-{seed}"
+    limits = {name: value for name, value in lower.items() if name in (*LIMITS, "dataset")}
+    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, where, None, limits)
+
+
+def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    """The options of a cell's run on another data set: its network, and the sizes that fit it."""
+    options = {"dataset": datasets.find_name(dataset)}
+    protocol = find_protocol(given["protocol"], method)
+    papers_own = default_protocol(method, options["dataset"])
+    setting = papers_own.datasets.get(options["dataset"])
+    if options["dataset"] not in protocol.datasets and setting is not None:
+        options |= {"backbone": setting.backbone}
+        options |= {name: value for name, value in papers_own.settings.items() if name in SIZES}
+    return options
+
+
+def _exceeds(setup: Setup, name: str, limit: int) -> bool:
+    """Whether a run has more of something than a limit allows."""
+    planned = getattr(setup.run, name)
+    if planned is None and name == "train_examples":
+        planned = train_size(setup.run.dataset)
+    return planned is None or limit < planned
+
+
+def train_size(dataset: str) -> int | None:
+    """Training images of a data set; None where they are not known."""
+    try:
+        return datasets.describe(dataset)["train"]
+    except UserError:
+        return None
+
+
+def round_examples(config: Mapping[str, Any]) -> float | None:
+    """Examples that the local steps of a round take, of all clients; None where the data set's size is not known."""
+    examples = config["train_examples"] or train_size(config["dataset"])
+    return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
+
+
+def _folder_name(setup: Setup) -> str:
+    """Method, data set, partition and a hash of all settings; runs that differ only in the seed share it."""
+    partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
+    return f"{setup.method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
+
+
+def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapping[str, Any]]) -> PlannedRun:
+    """The run with the record that has come furthest, if there is one that all its cells can be read from.
+
+    Args:
+        run: The run, with the folder that a new one gets.
+        metrics: Of its cells.
+        rows: The runs of its method and seed.
+    """
+    wanted, home = settings(draft(run.setup)), run.folder.parent.parent
+    found = []
+    for row in rows:
+        usable = row["state"] in ENDED or row["folder"].is_relative_to(home)
+        if usable and not any(departures(row, wanted, metric) for metric in metrics):
+            found.append(row)
+    if not found:
+        return replace(run, folder=_free(run.folder))
+    furthest = max(found, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+    return replace(run, folder=furthest["folder"], record=furthest["record"])
+
+
+def _free(where: Path) -> Path:
+    """The place of a new run: that one, or beside a damaged record, which stays as it is."""
+    others = (where.with_name(f"{where.name}-{count}") for count in itertools.count(2))
+    return next(folder for folder in itertools.chain([where], others) if not (folder / RECORD).exists())
+
+
+def plan_grid(
+    method: str,
+    given: Mapping[str, Any],
+    *,
+    seeds: Iterable[int] | None = None,
+    out: str | Path | None = None,
+    tuned: str | Path | None = None,
+    continue_: bool | None = None,
+) -> Plan:
+    """Every combination of some options' values with every seed, all of them checked; nothing is run.
+
+    Args:
+        method: Name of a method, or path of a method file.
+        given: Options; a tuple of values divides the runs.
+        seeds: Of each combination; where not given, one run with the seed of `given`.
+        out: Folder of the runs, `<option>=<value>,…/seed-<seed>` in it without what there is but one of;
+            `runs/<time>-<method>-<data set>` where not given.
+        tuned: See `fedcli.runs.run.run`.
+        continue_: Count what is in `out` by the same call.
+
+    Raises:
+        UserError: If one of them cannot start.
+    """
+    chosen = find_method(method)
+    given = {name: value for name, value in given.items() if value is not None and (name, value) != AUTO}
+    options = {**(read_tuned(tuned, chosen)[0] if tuned is not None else {}), **given}
+    if seeds is not None and "seed" in given:
+        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+    if continue_ and out is None:
+        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    each = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
+    cases = [(values, seed) for values in combinations(grid) for seed in each]
+    setups = [resolve(chosen, {**options, **values, **seed}) for values, seed in cases]
+    for (values, seed), setup in zip(cases, setups, strict=True):
+        refuse_without_effect(setup, {**given, **values, **seed})
+    folder = new_folder(setups[0]) if out is None else Path(out)
+    runs = []
+    for (values, seed), setup in zip(cases, setups, strict=True):
+        parts = [place(values)] if values else []
+        parts += [f"seed-{number}" for number in seed.values()]
+        where = folder.joinpath(*parts)
+        record = begun(setup, where, bool(continue_))
+        if record is None:
+            load_data(setup)  # which refuses what cannot run
+        launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
+        runs.append(PlannedRun(settings_text(values) or chosen.name, method, launched, setup, where, record))
+    return Plan(folder, tuple(runs))

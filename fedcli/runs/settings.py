@@ -1,0 +1,124 @@
+"""Which experiment a run is: its settings, their key and family, and in what two runs differ.
+
+Whether two runs are the same experiment, and whether a run belongs to a table's cell, a grid's point, a claim's side or
+a folder to go on in, is asked here and nowhere else.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedcli.core import partition
+from fedcli.declarations import is_idle
+from fedcli.errors import UserError
+from fedcli.registry import methods, posts
+from fedcli.runs.config import SIZES, RunConfig, Setup, recorded_value
+from fedcli.userfiles import own_paths, replace_paths
+
+Settings = dict[str, Any]
+# A result does not depend on these, but for the seed, which stands beside the settings.
+NOT_SETTINGS = (
+    "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
+)  # fmt: skip
+FIRST = ("method", "protocol", "dataset", "partition")  # what is told first
+ITS_OWN_WORD = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
+AS_SEED = "as seed"
+
+
+def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
+    """Everything that says which experiment a run is: all options that its result can depend on, filled up.
+
+    Not among them are the seed, the machine, the numerics and the fingerprints of images and partition, which differ
+    between runs of one experiment. An option that is newer than the record has the value that runs had before it.
+
+    Args:
+        record: Of a run, or what `draft` says of a planned one.
+        post: Whether the step after the last round counts; without it a run has all that one without such a step has.
+
+    Returns:
+        Values by name, the method and the rule that selects a round among them. Options that change nothing beside the
+        others are left out. Of a user's file there is its name, and of a method's also the beginning of its hash.
+    """
+    is_packaged = record["method_source"] == record["method"]
+    method = methods().get(record["method"]) if is_packaged else None
+    fields = list(dataclasses.fields(RunConfig))
+    if method is not None:  # a user's own file is not imported because a record names it
+        fields += dataclasses.fields(method.config)
+    config = dict(record["config"])
+    config |= {field.name: recorded_value(config, field) for field in fields}
+    left_out = {field.name for field in fields if is_idle(field.metadata, config)} | {*NOT_SETTINGS, *FIRST}
+    if not post or config["post"] is None:
+        config["post"] = None
+        left_out |= {field.name for step in posts().values() for field in dataclasses.fields(step.config)}
+    if config["public_dataset"] is None:
+        left_out |= {name for name in config if name.startswith("public_")}
+    if record["origin"].get("partition_seed") == "seed":
+        config["partition_seed"] = AS_SEED
+    names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
+    values = {"method": record["method"], "protocol": record["protocol"], "dataset": record["dataset"]}
+    values["partition"] = _in_one_form(config["partition"])
+    values |= {name: value for name, value in config.items() if name not in left_out}
+    values["selection"] = record["summary"]["selection"]
+    if not is_packaged:
+        values["code"] = record["method_hash"][:8]
+    return {name: replace_paths(value, names) for name, value in values.items()}
+
+
+def _in_one_form(flag: str) -> str:
+    """The flag of a partition as it is printed, since `dirichlet:.5` and `dirichlet:0.5` are the same."""
+    if not own_paths([flag]):
+        with suppress(UserError):  # of one that there is no more
+            return str(partition.from_flag(flag))
+    return flag
+
+
+def draft(setup: Setup) -> dict[str, Any]:
+    """What the record of a planned run will say, as far as `settings` needs it; no data are read."""
+    method = setup.method
+    registered = methods().get(method.name) is method
+    return {
+        "method": method.name,
+        "method_source": method.name if registered else str(method.file),
+        "method_hash": method.file_hash,
+        "protocol": setup.protocol.name,
+        "dataset": setup.run.dataset,
+        "seed": setup.run.seed,
+        "config": setup.values(),
+        "origin": setup.origin,
+        "summary": {"selection": setup.selection},
+    }
+
+
+def key(values: Mapping[str, Any]) -> str:
+    """A hash of settings; two runs with the same one are the same experiment."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def family(values: Mapping[str, Any]) -> str:
+    """A hash of settings without sizes: a run of fewer rounds, clients or images is of the same family."""
+    return key({name: value for name, value in values.items() if name not in SIZES})
+
+
+def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings in which a run differs from another, both values by name; None stands for an option it has not."""
+    names = dict.fromkeys([*other, *run])
+    return {name: (run.get(name), other.get(name)) for name in names if run.get(name) != other.get(name)}
+
+
+def is_smaller(name: str, value: Any, full: Any) -> bool:
+    """Whether an option is a size, and smaller than in full; None stands for all there are."""
+    return name in SIZES and value is not None and (full is None or value < full)
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Settings as text, `cifar10, lr 0.1, drop last on`."""
+    words = {True: "on", False: "off", None: "none"}
+    texts = []
+    for name, value in values.items():
+        word = words[value] if value is None or isinstance(value, bool) else str(value)
+        texts.append(word if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {word}")
+    return ", ".join(texts)
