@@ -11,7 +11,7 @@ import fedcli
 from fedcli.cli.app import app
 from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.figures import curves, plots
+from fedcli.figures import curves
 from fedcli.figures import features as drawing
 from fedcli.figures.quality import add_quality, separation
 from fedcli.registry import find_method
@@ -19,7 +19,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
 from fedcli.runs.prepare import federation
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.test_plots import curve, drawn
@@ -289,29 +289,9 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(
     assert "--clients is for runs with a global model" in refused.output
 
 
-def test_runs_that_cannot_be_shown_are_refused(tmp_path):
-    own = fedcli.run("local", out=tmp_path / "own", **{**TINY, "rounds": 1})
+def test_runs_without_a_global_model_or_kept_features_are_refused(tmp_path):
+    run = fedcli.run("local", out=tmp_path / "run", **{**TINY, "rounds": 1})
     with pytest.raises(UserError, match="'local' has no global model"):
-        drawing.one_more_round(own.path)
-    run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
-    record = read_record(run.path)
-    write_record(run.path, {**record, "config": {**record["config"], "gone": 1}})
-    with pytest.raises(UserError, match="has changed since the run"):
         drawing.one_more_round(run.path)
-    write_record(run.path, record)
-    for file in run.path.glob("checkpoint*"):
-        file.unlink()
-    with pytest.raises(UserError, match="is missing"):
-        drawing.one_more_round(run.path)
-
-
-def test_both_figures_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "POINTS", 40)  # t-SNE of few points takes less time
-    run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=1, **TINY)
     with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
-        plots.write(tmp_path / "figure.png", drawing.clients_chart, [run.path])
-    drawing.add_clients_quality(run.path)
-    for draw, given in ((curves.drift_figure, [run.record]), (drawing.clients_chart, [run.path])):
-        png, pdf = plots.write(tmp_path / "figure.png", draw, given)
-        assert png.read_bytes().startswith(b"\x89PNG")
-        assert pdf.read_bytes().startswith(b"%PDF")
+        drawing.clients_chart([run.path])

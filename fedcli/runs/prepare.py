@@ -152,8 +152,8 @@ def federation(
     """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
 
     Args:
-        setup: The run.
-        dataset: Its data set.
+        setup: The run, whose data are the next three, see `load_data`.
+        dataset: Its images.
         parts: Positions of each client's examples.
         public: The public images, where the method uses some.
         kind: Class of what is made.

@@ -7,10 +7,9 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -378,8 +377,7 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
     return setup, fed
 
 
-@dataclass(frozen=True)
-class OpenRun:
+class OpenRun(NamedTuple):
     """A finished run, opened again with all that it had after its last round."""
 
     folder: Path

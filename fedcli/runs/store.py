@@ -79,15 +79,10 @@ class Store:
         return {**self._types, "kept": kept}
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> "Kept":
-        """Makes versions of new states, which are copied.
-
-        Args:
-            states: Those so far, by client.
-            new: The new ones, which take the place of others.
-            round: In which they are kept, from 0.
+        """Puts versions of new states, which are copied, in the place of those that their clients have kept so far.
 
         Raises:
-            NonFiniteLoss: If a new one is infinite or NaN.
+            NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
             Unkept: If the disk does not take them.
         """
         refuse_non_finite({"clients": new}, {}, round)
@@ -215,12 +210,7 @@ class Kept(UserDict):
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
-    """Looks at the floating-point tensors that a round has made, where they lie, before it waits for a device.
-
-    Args:
-        state: The method's, after the round.
-        before: Before it; what is still the same tensor was looked at then.
-        round: Counted from 0.
+    """Looks at the floating-point tensors that a round, from 0, has made of the state before it.
 
     Raises:
         NonFiniteLoss: If one is not finite, with its place in the state.
@@ -230,7 +220,7 @@ def refuse_non_finite(state: Any, before: Any, round: int) -> None:
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and id(leaf) not in checked:
             finite[name] = torch.isfinite(leaf).all()
-    for name, flag in finite.items():
+    for name, flag in finite.items():  # which waits for the device, once all is asked
         if not flag:
             raise NonFiniteLoss(
                 f"'{name[1:]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of "

@@ -2,9 +2,8 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import NonFiniteLoss
@@ -44,19 +43,12 @@ class Until:
             raise Enough
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a record and its repetition have in common.
+class Verdict(NamedTuple):
+    """What a record and its repetition have in common."""
 
-    Attributes:
-        text: "same bits", "same to the last digit" of some rounds, "same within x", or what differs.
-        same: False for the last of them.
-        again: The repetition.
-    """
-
-    text: str
-    same: bool
-    again: Run
+    text: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
+    same: bool  # False for the last of them
+    again: Run  # the repetition
 
 
 def verify(
