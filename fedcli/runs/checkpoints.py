@@ -43,13 +43,13 @@ class Damaged(Exception):
     """A file is not as it was written; the text says by what that shows."""
 
 
-def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None = None) -> str:
+def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
     """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
     Args:
         path: The file.
         tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
-        about: What else the file says, as JSON can hold it.
+        facts: What else the file says, as JSON can hold it.
         previous: Where the file that is replaced is kept.
 
     Raises:
@@ -58,7 +58,7 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
         tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(about)})
+    text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)})
     content = serialize(tensors, {METADATA: text})
     digest = hashlib.sha256(content).hexdigest()
     content = content.replace(ZEROS, digest.encode(), 1)
@@ -112,12 +112,12 @@ def load(
         UserError: If a NamedTuple is none of the types.
     """
     content = verify(path, digest)
-    structure, about = _read_metadata(content)
+    structure, facts = _read_metadata(content)
     tensors = deserialize(content)
     for name, tensor in tensors.items():
         tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
     try:
-        return from_names(structure, tensors, types or {}), about
+        return from_names(structure, tensors, types or {}), facts
     except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
         allowed = ", ".join(name for name in types or {} if name != "kept")
         raise UserError(
@@ -166,8 +166,8 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
     for kept in _kept(state):
         kept.write()
         names += [name for _, name, *_ in kept.rows()]
-    about = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}, "states": names}
-    save(folder / CHECKPOINT, state, about, previous=folder / PREVIOUS)
+    facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}, "states": names}
+    save(folder / CHECKPOINT, state, facts, previous=folder / PREVIOUS)
     clear(folder)
 
 
@@ -222,10 +222,10 @@ def read_checkpoint(
     damage = []
     for file in files[:1] if newest_only else files:
         try:
-            state, about = load(file, fed.store.reopen(folder), fed.device)
-            if about.get("identity") != identity(record):
+            state, facts = load(file, fed.store.reopen(folder), fed.device)
+            if facts.get("identity") != identity(record):
                 raise UserError(
-                    f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "
+                    f"the checkpoint '{file}' is of another run (got identity {str(facts.get('identity'))[:16]}, was "
                     f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
                 )
             for kept in _kept(state):
@@ -238,7 +238,7 @@ def read_checkpoint(
                 f"the checkpoint '{file}' holds a state of another kind ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
-        return state, about["record"], f"the checkpoint {damage[0]}; going on from the one before it" if damage else ""
+        return state, facts["record"], f"the checkpoint {damage[0]}; going on from the one before it" if damage else ""
     raise UserError(
         f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
         "from the first round, or start a new run."

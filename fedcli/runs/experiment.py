@@ -105,7 +105,7 @@ def recorded_method(path: str | Path) -> str:
     return record["method"]
 
 
-def gather(method: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """All options of a run that are given: typed ones, before those of `--config`, before those of `--from`.
 
     A list in a file becomes a tuple, whose values make a grid. Of a record's options those are taken that the run was
@@ -114,7 +114,7 @@ def gather(method: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
     Args:
         method: As the user names it.
-        given: The typed options, `config` and `from_` among them; None counts as not given. A file of the user's that a
+        typed: The typed options, `config` and `from_` among them; None counts as not given. A file of the user's that a
             record names must be named anew here.
 
     Returns:
@@ -124,7 +124,7 @@ def gather(method: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         UserError: If a file cannot be read or has an option that does not exist or may not have several values, or a
             file of the user's is not named.
     """
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in typed.items() if value is not None}
     config, from_ = options.pop("config", None), options.pop("from_", None)
     sources: dict[str, str] = {}
 

@@ -78,7 +78,7 @@ class Models(NamedTuple):
     """What is tested after a round."""
 
     shared: tuple[Params, Params] | None  # parameters and buffers of the global model
-    own: dict[int, tuple[Params, Params]]  # of each client's own model, of those that have taken part
+    personal: dict[int, tuple[Params, Params]]  # of each client's own model, of those that have taken part
     prototypes: tuple[Tensor, Tensor] | None  # [C, D], and which classes have one [C]
 
 
@@ -188,8 +188,8 @@ class Classifier(nn.Module):
         dtype = network.head.weight.dtype
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values, dtype=dtype)[:, None, None])
-        own, has_class = prototypes or (None, None)
-        self.register_buffer("prototypes", own)
+        points, has_class = prototypes or (None, None)
+        self.register_buffer("prototypes", points)
         self.register_buffer("has_class", has_class)
         self._bf16 = bf16
 
@@ -260,7 +260,7 @@ class Run:
         backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
         network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
         network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
-        trained = models.shared if client is None else models.own.get(client)
+        trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             names = network.state_dict().keys()  # without the keys of dropout
             values = {**trained[0], **trained[1]}
@@ -281,12 +281,12 @@ def _read_models(folder: Path, record: dict[str, Any], method: Method, round: st
     file = folder / (CHECKPOINT if is_last else SELECTED)
     store = Store(None, num_clients, torch.device("cpu"), (*method.state_types, Models))
     try:
-        state, about = checkpoints.load(file, store.reopen(folder))
+        state, facts = checkpoints.load(file, store.reopen(folder))
         if is_last:
             actual = params_hash(all_params(method, state, num_clients))
             expected, models = record["summary"]["params_sha256"], models_of(method, state)
         else:
-            actual, expected = (about.get("identity"), about.get("round")), (identity(record), best)
+            actual, expected = (facts.get("identity"), facts.get("round")), (identity(record), best)
             models = state
         if actual == expected:
             return models

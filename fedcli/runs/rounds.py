@@ -174,5 +174,5 @@ def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
     result = evaluation.evaluate(fed, changed, state)
     seconds = time.perf_counter() - start
-    about = {"name": setup.post.name, "hash": setup.post.file_hash}
-    return {**about, **result, "floats_up": floats_up, "seconds": seconds}
+    step = {"name": setup.post.name, "hash": setup.post.file_hash}
+    return {**step, **result, "floats_up": floats_up, "seconds": seconds}

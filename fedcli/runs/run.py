@@ -52,7 +52,7 @@ def run(
     continue_: bool | None = None,
     sources: Mapping[str, str] | None = None,
     progress: Listener | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Run | list[Run]:
     """Runs a method and returns its record, state and folder.
 
@@ -65,7 +65,7 @@ def run(
             skipped run is None.
         sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
-        **given: Any option of the command line, with underscores; None counts as not given.
+        **options: Any option of the command line, with underscores; None counts as not given.
 
     Returns:
         The run, or the list of runs where `seeds` is given.
@@ -76,7 +76,7 @@ def run(
     """
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
-    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **given)
+    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
     source = absolute(method) if is_from_file(method) else find_method(method).name
     going_on = continue_ or current().restarted
     done = []
@@ -103,7 +103,7 @@ def plan(
     seeds: Iterable[int] | None = None,
     tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[list[Setup], list[Path]]:
     """The runs that `run` makes of what it is given, and their folders.
 
@@ -111,24 +111,24 @@ def plan(
         UserError: If one of them cannot start, as far as that shows without its data and its folder.
     """
     chosen = find_method(method)
-    given = {name: value for name, value in given.items() if value is not None}
-    if given.get("checkpoint_every") == "auto":
-        del given["checkpoint_every"]
-    if isinstance(given.get("clients_per_chunk"), int):
-        given["clients_per_chunk"] = str(given["clients_per_chunk"])
-    origin = {name: source for name, source in (sources or {}).items() if name in given}
+    options = {name: value for name, value in options.items() if value is not None}
+    if options.get("checkpoint_every") == "auto":
+        del options["checkpoint_every"]
+    if isinstance(options.get("clients_per_chunk"), int):
+        options["clients_per_chunk"] = str(options["clients_per_chunk"])
+    origin = {name: source for name, source in (sources or {}).items() if name in options}
     if tuned is not None:
-        options, source_of = read_tuned(tuned, chosen)
-        origin |= {name: source_of for name in options if name not in given}
-        given = {**options, **given}
-    if seeds is not None and "seed" in given:
-        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+        tuned_options, source_of = read_tuned(tuned, chosen)
+        origin |= {name: source_of for name in tuned_options if name not in options}
+        options = {**tuned_options, **options}
+    if seeds is not None and "seed" in options:
+        raise UserError(f"--seed {options['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if out is None and launched():
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     setups = []
     for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
-        setup = resolve(chosen, {**given, **seed})
-        refuse_without_effect(setup, {name: value for name, value in given.items() if name not in origin})
+        setup = resolve(chosen, {**options, **seed})
+        refuse_without_effect(setup, {name: value for name, value in options.items() if name not in origin})
         setups.append(dataclasses.replace(setup, origin={**setup.origin, **origin}))
     parent = Path(out or new_folder(setups[0]))
     folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
@@ -200,8 +200,8 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     try:
         if not file.is_file():  # as a pipe, which would never end
             raise FileNotFoundError(f"no file '{file}'")
-        about = json.loads(file.read_text())
-        name, options, seed = about["method"], dict(about["options"]), about["seed"]
+        best = json.loads(file.read_text())
+        name, options, seed = best["method"], dict(best["options"]), best["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--tuned {path} cannot be read ({error}); give a folder that 'fedcli tune' wrote.") from error
     if name != method.name:
