@@ -11,7 +11,7 @@ import fedcli
 from fedcli.cli.app import app
 from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.figures import curves, plots
+from fedcli.figures import curves
 from fedcli.figures import features as drawing
 from fedcli.figures.quality import add_quality, separation
 from fedcli.registry import find_method
@@ -19,7 +19,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
 from fedcli.runs.prepare import federation
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.test_plots import curve, drawn
@@ -80,8 +80,7 @@ def slow_measure(fed, cohort):
     return {"feature_distance": np.mean(distances), "classifier_similarity": np.mean(cosines)}
 
 
-@pytest.mark.parametrize("chunk", ["1", "4"])
-@pytest.mark.parametrize("at_once", [7, 100])
+@pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
 def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
     monkeypatch.setattr(drift, "AT_ONCE", at_once)
     setup, fed = watched(clients_per_chunk=chunk)
@@ -109,12 +108,6 @@ def test_updates_are_counted_from_the_model_received_first():
     fed.broadcast(params, buffers, fed.cohort(0))
     fed.broadcast({name: value + 1 for name, value in params.items()}, buffers, fed.cohort(0))
     assert fed.received is params
-
-
-def test_watching_changes_nothing():
-    (setup, fed), (_, plain) = watched(), laws.federation("fedavg")
-    assert laws.distance(laws.simulate(setup, fed, 1).params, laws.simulate(setup, plain, 1).params) == 0
-    assert (fed.sent_down, fed.sent_up) == (plain.sent_down, plain.sent_up)
 
 
 def test_a_cohort_of_one_has_no_pair():
@@ -296,29 +289,9 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(
     assert "--clients is for runs with a global model" in refused.output
 
 
-def test_runs_that_cannot_be_shown_are_refused(tmp_path):
-    own = fedcli.run("local", out=tmp_path / "own", **{**TINY, "rounds": 1})
+def test_runs_without_a_global_model_or_kept_features_are_refused(tmp_path):
+    run = fedcli.run("local", out=tmp_path / "run", **{**TINY, "rounds": 1})
     with pytest.raises(UserError, match="'local' has no global model"):
-        drawing.one_more_round(own.path)
-    run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
-    record = read_record(run.path)
-    write_record(run.path, {**record, "config": {**record["config"], "gone": 1}})
-    with pytest.raises(UserError, match="has changed since the run"):
         drawing.one_more_round(run.path)
-    write_record(run.path, record)
-    for file in run.path.glob("checkpoint*"):
-        file.unlink()
-    with pytest.raises(UserError, match="is missing"):
-        drawing.one_more_round(run.path)
-
-
-def test_both_figures_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "POINTS", 40)  # t-SNE of few points takes less time
-    run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=1, **TINY)
     with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
-        plots.write(tmp_path / "figure.png", drawing.clients_chart, [run.path])
-    drawing.add_clients_quality(run.path)
-    for draw, given in ((curves.drift_figure, [run.record]), (drawing.clients_chart, [run.path])):
-        png, pdf = plots.write(tmp_path / "figure.png", draw, given)
-        assert png.read_bytes().startswith(b"\x89PNG")
-        assert pdf.read_bytes().startswith(b"%PDF")
+        drawing.clients_chart([run.path])

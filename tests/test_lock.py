@@ -14,7 +14,7 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS
-from fedcli.runs.owner import InUse, owned
+from fedcli.runs.lock import InUse, locked
 from fedcli.runs.records import read_record
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import TINY
@@ -60,15 +60,15 @@ def test_a_lock_dies_with_its_process_and_what_it_was_writing_goes(tmp_path):
 
 def test_one_owner_at_a_time(tmp_path):
     folder = tmp_path / "new" / "run"
-    with owned(folder):
-        with pytest.raises(InUse), owned(folder):
+    with locked(folder):
+        with pytest.raises(InUse), locked(folder):
             pass
         assert names(folder) == [".lock"]  # whoever is refused removes nothing
-    with pytest.raises(ZeroDivisionError), owned(folder):
+    with pytest.raises(ZeroDivisionError), locked(folder):
         raise ZeroDivisionError
     assert names(folder) == []
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be made"), owned(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot be made"), locked(tmp_path / "file"):
         pass
 
 
@@ -77,7 +77,7 @@ def test_a_file_system_without_locks_has_no_owners(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_lock)
-    with owned(tmp_path / "run"), owned(tmp_path / "run"):
+    with locked(tmp_path / "run"), locked(tmp_path / "run"):
         pass
     assert names(tmp_path / "run") == []
 

@@ -19,7 +19,7 @@ from fedcli.figures.quality import add_quality
 from fedcli.registry import find_method
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
-from fedcli.runs.export import export
+from fedcli.runs.models import export
 from fedcli.runs.records import read_record, write_record
 
 OLD = Path(__file__).parent / "old_runs"

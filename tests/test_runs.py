@@ -70,15 +70,17 @@ def test_law_7_resume_is_invisible(method, tmp_path):
         assert len(about["record"]["rounds"]) == 3
 
 
-def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier(tmp_path):
+def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(tmp_path):
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
-    with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "killed", progress=StopAfter(3), **{**TINY, "checkpoint_every": 2})
-    assert len(records.read_record(tmp_path / "killed")["rounds"]) == 3
-    again = runs.resume(tmp_path / "killed")
-    assert again.record["resumed"] == [2]
-    assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
-    assert again.record["summary"] == whole.record["summary"]
+    for every, earlier in ((2, 2), (4, 0)):
+        folder = tmp_path / str(every)
+        with pytest.raises(Stop):
+            fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})
+        assert len(records.read_record(folder)["rounds"]) == 3
+        again = runs.resume(folder)
+        assert again.record["resumed"] == [earlier]
+        assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
+        assert again.record["summary"] == whole.record["summary"]
 
 
 def test_the_record_says_what_was_run(tmp_path):
@@ -131,13 +133,18 @@ def test_two_methods_see_the_same_partition_and_a_seed_changes_everything(tmp_pa
         run = fedcli.run(method, out=tmp_path / name, **{**TINY, "rounds": 1, "seed": seed})
         prints[name] = (run.record["partition"]["fingerprint"], run.record["summary"]["params_sha256"])
     assert prints["a"][0] == prints["b"][0] != prints["c"][0]
-    assert len({pair[1] for pair in prints.values()}) == 3 or prints["a"][1] == prints["b"][1] != prints["c"][1]
+    assert prints["a"][1] != prints["c"][1]
 
 
-def test_evaluation_every_other_round_and_after_the_last(tmp_path):
-    run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 5, "eval_every": 3})
-    tested = [entry["test_accuracy"] is not None for entry in run.record["rounds"]]
+def test_evaluation_every_other_round_and_after_the_last_which_is_the_headline_without_a_validation_part(tmp_path):
+    record = fedcli.run(
+        "fedavg", out=tmp_path / "run", **{**TINY, "rounds": 5, "eval_every": 3, "validation": 0.0}
+    ).record
+    tested = [entry["test_accuracy"] is not None for entry in record["rounds"]]
     assert tested == [False, False, True, False, True]
+    assert (record["summary"]["selection"], record["origin"]["selection"]) == ("last", "no validation part")
+    assert record["summary"]["selected"] == record["summary"]["last"]
+    assert {entry["validation_accuracy"] for entry in record["rounds"]} == {None}
 
 
 def test_resume_refuses_what_is_not_the_same_run(tmp_path):
@@ -198,19 +205,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
         assert reader.read() == "old"
     assert file.read_text() == "new"
     assert list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("rounds", "3", "--rounds must be of type int \\(got '3'\\)"),
-        ("lr", True, "--lr must be of type float"),
-        ("drop_last", 1, "--drop-last must be of type bool"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(option, value, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, option: value})
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "float64"])
@@ -291,24 +285,6 @@ def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and
     assert record["machine"]["denormals"] == "0 in a run"
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
-    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
-    with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "killed", progress=StopAfter(1), **{**TINY, "checkpoint_every": 4})
-    assert not (tmp_path / "killed" / "checkpoint.safetensors").exists()
-    again = runs.resume(tmp_path / "killed")
-    assert again.record["summary"] == whole.record["summary"]
-    assert len(again.record["rounds"]) == 4
-
-
-def test_without_a_validation_part_the_last_round_is_the_headline(tmp_path):
-    record = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "validation": 0.0}).record
-    assert record["summary"]["selection"] == "last"
-    assert record["origin"]["selection"] == "no validation part"
-    assert record["summary"]["selected"] == record["summary"]["last"]
-    assert {entry["validation_accuracy"] for entry in record["rounds"]} == {None}
-
-
 class Notes(StopAfter):
     def __init__(self, rounds):
         super().__init__(rounds)
@@ -358,27 +334,23 @@ def test_a_state_that_is_not_finite_is_diverged(method, given, name, tmp_path):
     assert record["error"].startswith(f"NonFiniteLoss: '{name}")
 
 
-def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_minutes(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
+def rounds_written(seconds_of_a_round, seconds_of_a_checkpoint, every=None, rounds=100):
+    """The rounds that end with a checkpoint."""
+    now, end, seconds, written = 0.0, 0.0, 0.0, []
+    for number in range(rounds):
+        now += seconds_of_a_round
+        if checkpoints.is_due(number, every, rounds, seconds, now - end):
+            now += seconds_of_a_checkpoint
+            seconds, end = seconds_of_a_checkpoint, now
+            written.append(number)
+    return written
 
-    def written(seconds_of_a_round, seconds_of_a_checkpoint, every=None, rounds=100):
-        pace, found = checkpoints.Pace(every, rounds), []
 
-        def write():
-            now[0] += seconds_of_a_checkpoint
-
-        for number in range(rounds):
-            now[0] += seconds_of_a_round
-            if pace.due(number):
-                found.append(number)
-                pace.timed(write)
-        return found
-
-    assert written(1, 0.5) == [*range(0, 100, 10), 99]  # 0.5 of 10 seconds
-    assert written(10, 0.5) == list(range(100))
-    assert written(100, 60, rounds=14) == [0, 6, 12, 13]  # a twentieth would be 1,140 seconds
-    assert written(1, 9, every=4, rounds=10) == [3, 7, 9]
+def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_minutes():
+    assert rounds_written(1, 0.5) == [*range(0, 100, 10), 99]  # 0.5 of 10 seconds
+    assert rounds_written(10, 0.5) == list(range(100))
+    assert rounds_written(100, 60, rounds=14) == [0, 6, 12, 13]  # a twentieth would be 1,140 seconds
+    assert rounds_written(1, 9, every=4, rounds=10) == [3, 7, 9]
 
 
 def test_a_run_keeps_its_own_pace_unless_a_number_is_given(tmp_path, monkeypatch):

@@ -168,7 +168,7 @@ def export(
 
     The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
     """
-    from fedcli.runs.export import export as write
+    from fedcli.runs.models import export as write
     from fedcli.runs.run import load
 
     opened = load(run, method or ())

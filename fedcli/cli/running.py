@@ -346,9 +346,9 @@ def _launch(workers: int, more: Sequence[Any] = ()) -> NoReturn:
 
 def _resume_command(folder: Path, record: dict[str, Any]) -> str:
     """What to type to take up a run."""
-    from fedcli.runs.consent import own_files
+    from fedcli.runs.trust import user_files
 
-    named = (text for path in own_files(record) for text in ("--method", path))
+    named = (text for path in user_files(record) for text in ("--method", path))
     return shlex.join(["fedcli", "resume", str(folder), *named])
 
 

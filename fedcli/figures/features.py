@@ -28,12 +28,12 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, write_title
 from fedcli.figures.quality import Shown, keep_arrays, kept_arrays, kept_outputs, one_a_setting, separation
 from fedcli.registry import find_method
-from fedcli.runs.consent import with_own_files
 from fedcli.runs.drift import EXAMPLES, SEED, Recording, local_features
-from fedcli.runs.owner import owned
+from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import open_run
+from fedcli.runs.trust import trust_files
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
 CLASS_COLOURS = (
@@ -212,7 +212,7 @@ def add_clients_quality(folder: Path, method: Sequence[str] = ()) -> dict[str, f
         **separation(features, points.labels), "examples": len(points.labels),
         "cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same])),
     }  # fmt: skip
-    with owned(folder):
+    with locked(folder):
         measured["features_sha256"] = keep_arrays(folder / CLIENTS, points._asdict())
         measured = {f"clients_{name}": value for name, value in measured.items()}
         record = read_record(folder)
@@ -230,7 +230,7 @@ def one_more_round(folder: Path, method: Sequence[str] = ()) -> Points:
     Raises:
         UserError: If the run has no global model or cannot be opened again.
     """
-    record = with_own_files(read_record(folder), method, "the same command with")
+    record = trust_files(read_record(folder), method)
     chosen = find_method(record["method_source"])
     if chosen.personal is not None:
         raise UserError(f"'{chosen.name}' has no global model that drifts apart (got {folder}); leave the run out.")

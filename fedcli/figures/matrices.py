@@ -28,11 +28,11 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import write_title
 from fedcli.figures.quality import Shown, kept_outputs, one_a_setting
 from fedcli.registry import find_method
-from fedcli.runs.consent import with_own_files
-from fedcli.runs.owner import owned
+from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import open_run
+from fedcli.runs.trust import trust_files
 
 NUMBERED = 10  # classes; of more, numbers and names would overlap
 ACROSS = 3  # panels of confusion in a row
@@ -123,7 +123,7 @@ def correlation_chart(paths: Iterable[Path], method: Sequence[str] = ()) -> Figu
 def _measure(shown: Sequence[Shown], method: Sequence[str]) -> list[dict[str, list]]:
     """Measures the matrices of runs, `public` and `private`, and writes them into their records."""
     for _, record, folder in shown:
-        source = with_own_files(record, method, "the same command with")["method_source"]
+        source = trust_files(record, method)["method_source"]
         if find_method(source).personal is None:
             raise UserError(f"'{record['method']}' has no personal models (got {folder}); leave the run out.")
     lenders = [run.folder for run in shown if run.record["config"].get("public_dataset")]
@@ -134,7 +134,7 @@ def _measure(shown: Sequence[Shown], method: Sequence[str]) -> list[dict[str, li
     for run in shown:
         public, private = correlations(run.folder, lent, method)
         measured.append({"public": public.tolist(), "private": private.tolist()})
-        with owned(run.folder):
+        with locked(run.folder):
             write_record(run.folder, {**read_record(run.folder), "correlation": measured[-1]})
     return measured
 

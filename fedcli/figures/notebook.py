@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedcli.errors import UserError
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
-from fedcli.runs.owner import owned
+from fedcli.runs.lock import locked
 from fedcli.runs.records import RECORD
 from fedcli.runs.trackers import with_loggers
 
@@ -94,7 +94,7 @@ def _set_aside(folder: Path) -> None:
     records = [file for file in (folder / RECORD, *folder.glob(f"seed-*/{RECORD}")) if file.is_file()]
     if records:
         for file in records:
-            with owned(file.parent):
+            with locked(file.parent):
                 pass
         names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
         folder.rename(next(name for name in names if not name.exists()))

@@ -21,11 +21,11 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words
 from fedcli.registry import find_method
 from fedcli.results.tables import group
-from fedcli.runs.consent import with_own_files
-from fedcli.runs.owner import owned
+from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import RECORD, file_digest, read_record, write_record
 from fedcli.runs.run import open_run
+from fedcli.runs.trust import trust_files
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
@@ -169,7 +169,7 @@ def add_quality(folder: Path, client: int | None = None, method: Sequence[str] =
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
     """
     record = read_record(folder)
-    chosen = find_method(with_own_files(record, method, "the same command with")["method_source"])
+    chosen = find_method(trust_files(record, method)["method_source"])
     last = record["config"]["num_clients"] - 1
     if chosen.personal is None and client is not None:
         raise UserError(f"'{chosen.name}' has one global model (got --client {client} for {folder}); leave it out.")
@@ -198,7 +198,7 @@ def add_quality(folder: Path, client: int | None = None, method: Sequence[str] =
             shown = kept["domains"] == number
             quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
     of_clients = {name: value for name, value in record.get("quality", {}).items() if name.startswith("clients_")}
-    with owned(folder):
+    with locked(folder):
         quality["features_sha256"] = keep_arrays(folder / FEATURES, kept)
         write_record(folder, {**record, "quality": {**of_clients, **quality}})
     return quality

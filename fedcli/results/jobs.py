@@ -23,8 +23,8 @@ from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import run as runs
 from fedcli.runs.config import MAY_BE_FILES
+from fedcli.runs.lock import InUse, locked
 from fedcli.runs.models import remove_models
-from fedcli.runs.owner import InUse, owned
 from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
@@ -68,7 +68,7 @@ def execute(
     Raises:
         UserError: Another process runs what is in the plan's folder.
     """
-    with owned(plan.folder):
+    with locked(plan.folder):
         if cluster is None and jobs == 1:
             return _follow(plan.to_run, watch, partial(_run_here, watch), 1, records_only)
         with _processes(jobs) if cluster is None else _tasks(**cluster) as start:
@@ -213,7 +213,7 @@ def _begin_process(jobs: int) -> None:
     """Begins a process that shares the cores with others, says nothing, and ends with the process that started it."""
     os.setsid()  # Ctrl-C comes from there, once
     interrupt_on_signals()
-    end_with_parent(multiprocessing.parent_process().sentinel)
+    end_with_parent()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)

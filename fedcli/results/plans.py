@@ -20,7 +20,7 @@ from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, 
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import combinations, place
-from fedcli.runs.prepare import check
+from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
 from fedcli.runs.run import begun, check_seeds, new_folder, read_tuned
 from fedcli.runs.settings import Settings, draft, key, settings, settings_text
@@ -408,7 +408,7 @@ def plan_grid(
         where = folder.joinpath(*parts)
         record = begun(setup, where, bool(continue_))
         if record is None:
-            check(setup)
+            load_data(setup)  # which refuses what cannot run
         launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
         label = ", ".join([setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values))
         runs.append(PlannedRun(label, method, launched, setup, where, record))

@@ -8,32 +8,33 @@ see `to_names`; and what the caller adds. Older files have a text for each of th
 import hashlib
 import json
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load as deserialize
+from safetensors.torch import save as serialize
 
 from fedcli.core.federation import Federation
-from fedcli.core.trees import Tree, from_names, leaves, to_names
+from fedcli.core.trees import Tree, from_names, leaves, stored, to_names
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
 from fedcli.runs.records import identity
 
-CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-before.safetensors"
+SUFFIX = ".safetensors"
+CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
+SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 OLD = "checkpoint.pt"  # as versions before safetensors named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
-OF_WORKER = "-w"  # in the names of what every worker but the first keeps there for itself
+STATES_OF_WORKER = "states-w"  # of what every worker but the first keeps there for itself, its number behind
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 HEAD_BYTES = 1024  # of a file, which hold its digest
-ZEROS = "0" * 64
+ZEROS = b"0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
 
@@ -42,44 +43,28 @@ class Damaged(Exception):
     """A file is not as it was written; the text says by what that shows."""
 
 
-class Checkpoint(NamedTuple):
-    """What a run goes on from."""
-
-    state: Any  # the method's
-    record: dict[str, Any]  # what the record said by then
-    note: str | None  # what was wrong with a newer checkpoint
-
-
-def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None = None) -> str:
-    """Writes a tree of tensors, numbers and texts to a file, atomically.
+def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
+    """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
     Args:
         path: The file.
         tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
-        about: What else the file says, as JSON can hold it.
+        facts: What else the file says, as JSON can hold it.
         previous: Where the file that is replaced is kept.
-
-    Returns:
-        The file's SHA-256, taken as it stands in it.
 
     Raises:
         OSError: If the disk does not take it.
     """
-    digest = ""
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
         tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    text = json.dumps({"sha256": ZEROS, "tree": structure, "about": dict(about)})
+    text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)})
+    content = serialize(tensors, {METADATA: text})
+    digest = hashlib.sha256(content).hexdigest()
+    content = content.replace(ZEROS, digest.encode(), 1)
 
     def write(temporary: Path) -> None:
-        nonlocal digest
-        save_file(tensors, temporary, {METADATA: text})
-        with temporary.open("rb+") as file:
-            position = file.read(HEAD_BYTES).index(ZEROS.encode())
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            file.seek(position)
-            file.write(digest.encode())
+        temporary.write_bytes(content)
         if previous is not None and path.is_file():
             path.replace(previous)
 
@@ -87,29 +72,25 @@ def save(path: Path, tree: Tree, about: Mapping[str, Any], previous: Path | None
     return digest
 
 
-def verify(path: Path, digest: str | None = None) -> None:
-    """Reads a file through that `save` has written.
-
-    Args:
-        path: The file.
-        digest: What `save` returned, where that is known.
+def verify(path: Path, digest: str | None = None) -> bytes:
+    """Reads a file that `save` has written, and returned the digest of, where that is known; returns its bytes.
 
     Raises:
         Damaged: If a byte is not the one that was written, or it is another file or none.
     """
     if not path.is_file():
         raise Damaged("it is missing")
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-        match = DIGEST.search(head)
-        if match is None:
-            raise Damaged("it is cut or has no SHA-256")
-        blank = head[: match.start(1)] + ZEROS.encode() + head[match.end(1) :]
-        actual = hashlib.file_digest(file, lambda: hashlib.sha256(blank)).hexdigest()
-    written = match[1].decode()
-    for expected in (written, digest or written):
-        if actual != expected:
-            raise Damaged(f"its SHA-256 is {actual[:16]}, was {expected[:16]}")
+    content = path.read_bytes()
+    match = DIGEST.search(content, 0, HEAD_BYTES)
+    if match is None:
+        raise Damaged("it is cut or has no SHA-256")
+    start, end = match.span(1)
+    blank = hashlib.sha256(content[:start] + ZEROS)
+    blank.update(memoryview(content)[end:])
+    expected = digest or match[1].decode()
+    if blank.hexdigest() != expected:
+        raise Damaged(f"its SHA-256 is {blank.hexdigest()[:16]}, was {expected[:16]}")
+    return content
 
 
 def load(
@@ -118,7 +99,7 @@ def load(
     device: torch.device | str = "cpu",
     digest: str | None = None,
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reads what `save` has written.
+    """Reads what `save` has written, and returns the tree and what else the file says.
 
     Args:
         path: The file.
@@ -126,22 +107,17 @@ def load(
         device: Of the tensors.
         digest: What `save` returned, where that is known.
 
-    Returns:
-        The tree, and what else the file says.
-
     Raises:
         Damaged: See `verify`.
         UserError: If a NamedTuple is none of the types.
     """
-    verify(path, digest)
-    structure, about = _read_metadata(path)
-    tensors = {}
-    with safe_open(path, "pt") as file:
-        for name in file.keys():  # noqa: SIM118, the file is no mapping
-            tensor = file.get_tensor(name).clone()  # in memory of its own: rounding may depend on its alignment
-            tensors[name] = tensor.to(device)
+    content = verify(path, digest)
+    structure, facts = _read_metadata(content)
+    tensors = deserialize(content)
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
     try:
-        return from_names(structure, tensors, types or {}), about
+        return from_names(structure, tensors, types or {}), facts
     except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
         allowed = ", ".join(name for name in types or {} if name != "kept")
         raise UserError(
@@ -150,42 +126,35 @@ def load(
         ) from None
 
 
-def _read_metadata(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Returns the structure of a verified file's tree and what else the file says."""
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+def _read_metadata(content: bytes) -> tuple[Any, dict[str, Any]]:
+    """Returns the structure of the tree in a verified file and what else the file says."""
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     if METADATA in metadata:
-        content = json.loads(metadata[METADATA])
-        return content["tree"], content["about"]
-    return json.loads(metadata["tree"]), json.loads(metadata["about"])
+        parts = json.loads(metadata[METADATA])
+    else:  # an older file
+        parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
+    return parts["tree"], parts["about"]
 
 
-class Pace:
-    """When a checkpoint is due: every so many rounds, and after the last.
+def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
+    """True where a round is to end with a checkpoint: every so many rounds, and after the last.
 
     Where it is not said how many, so often that checkpoints take a twentieth of the time at most, but at least every
     ten minutes. The first is due after the first round, and shows what one takes.
+
+    Args:
+        number: Of the round, from 0.
+        every: Rounds between two checkpoints, where that is said.
+        rounds: Of the run.
+        seconds: That the last checkpoint took; 0 before the first.
+        since: Seconds since it ended.
     """
-
-    def __init__(self, every: int | None, rounds: int):
-        self._every, self._rounds = every, rounds
-        self._taken, self._end = 0.0, time.perf_counter()  # seconds of the last one, and when it ended
-
-    def due(self, number: int) -> bool:
-        """True where round `number`, from 0, is to end with a checkpoint."""
-        if number + 1 == self._rounds:
-            return True
-        if self._every is not None:
-            return (number + 1) % self._every == 0
-        wait = min(self._taken * (1 / SHARE - 1), LONGEST)
-        return time.perf_counter() - self._end >= wait
-
-    def timed(self, write: Callable[..., None], *given: Any) -> None:
-        """Writes a checkpoint by what is given, and takes note of the time that it took."""
-        start = time.perf_counter()
-        write(*given)
-        self._end = time.perf_counter()
-        self._taken = self._end - start
+    if number + 1 == rounds:
+        return True
+    if every is not None:
+        return (number + 1) % every == 0
+    return since >= min(seconds * (1 / SHARE - 1), LONGEST)
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
@@ -193,128 +162,107 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
 
     After a kill either file, this or the record, may be the older one.
     """
-    stored = _stored(state)
-    for part in stored:
-        part.write()
-    about = {
-        "identity": identity(record),
-        "record": {key: record[key] for key in IN_CHECKPOINT},
-        "states": [name for part in stored for _, name, *_ in part.rows()],
-    }
-    save(folder / CHECKPOINT, state, about, previous=folder / PREVIOUS)
-    clear(folder, running=True)
+    names = []
+    for kept in _kept(state):
+        kept.write()
+        names += [name for _, name, *_ in kept.rows()]
+    facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}, "states": names}
+    save(folder / CHECKPOINT, state, facts, previous=folder / PREVIOUS)
+    clear(folder)
 
 
-def clear(folder: Path, *, running: bool = False) -> None:
+def clear(folder: Path, *, at_rest: bool = False) -> None:
     """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too.
 
-    Args:
-        folder: Of the run.
-        running: Leave other workers' files, which they read and remove themselves.
+    Where the run is at rest, other workers' files go as well.
     """
-    if not (folder / STATES).is_dir():
-        return
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
         with suppress(Damaged):
-            verify(checkpoint)
-            names.update(_read_metadata(checkpoint)[1].get("states", []))
-    for file in (folder / STATES).iterdir():
-        if file.name.removesuffix(".safetensors") not in names and not (running and OF_WORKER in file.name):
+            names.update(_read_metadata(verify(checkpoint))[1].get("states", []))
+    for file in (folder / STATES).glob("*"):
+        if file.name.removesuffix(SUFFIX) not in names:
             file.unlink()
-    if not names and not running:
-        (folder / STATES).rmdir()
+    if at_rest:
+        for other in folder.glob(f"{STATES_OF_WORKER}*"):
+            shutil.rmtree(other)
+        with suppress(OSError):  # it is not empty, or not there
+            (folder / STATES).rmdir()
 
 
-def clear_finished(folder: Path) -> None:
-    """Removes from the folder of a finished run what nobody needs any more: the checkpoint before the last one."""
+def clear_finished(folder: Path, record: dict[str, Any]) -> None:
+    """Removes from the folder of a finished run the checkpoint before the last, and models that are not the best."""
     (folder / PREVIOUS).unlink(missing_ok=True)
-    clear(folder)
+    if record["summary"]["selected_round"] == record["rounds"][-1]["round"]:  # they are in the last checkpoint
+        (folder / SELECTED).unlink(missing_ok=True)
+    clear(folder, at_rest=True)
 
 
 def read_checkpoint(
     folder: Path, record: dict[str, Any], setup: Setup, fed: Federation, *, newest_only: bool = False
-) -> Checkpoint:
-    """Returns the state to go on from and what the record says up to it; the initial ones where there is none.
+) -> tuple[Any, dict[str, Any], str]:
+    """Reads what a run goes on from: the newest checkpoint or, where it is damaged and may be left out, that before it.
 
-    Args:
-        folder: Of the run.
-        record: Its record.
-        setup: Its set-up.
-        fed: Its federation.
-        newest_only: Whether the checkpoint before a damaged one does not do instead of it.
+    Returns:
+        The method's state, what the record says up to it, and what was wrong with a newer checkpoint; the initial ones
+        where there is none.
 
     Raises:
         UserError: If the checkpoints are damaged, or one is another run's, of another kind or of an older form.
     """
     initial = setup.method.init(fed, setup.options)
     files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
-    if (folder / OLD).is_file() and not files:  # not silently from the first round
+    if not files and (folder / OLD).is_file():  # not silently from the first round
         raise UserError(
             f"the checkpoint '{folder / OLD}' has the form of an older version, which this one does not read; delete "
             "it to resume from the first round, or resume with that version."
         )
     if not files:
-        return Checkpoint(initial, {"rounds": [], "cost": None}, None)
+        return initial, {"rounds": [], "cost": None}, ""
     damage = []
     for file in files[:1] if newest_only else files:
         try:
-            state, about = load(file, fed.store.reopen(folder), fed.device)
-            if about.get("identity") != identity(record):
+            state, facts = load(file, fed.store.reopen(folder), fed.device)
+            if facts.get("identity") != identity(record):
                 raise UserError(
-                    f"the checkpoint '{file}' is of another run (got identity {str(about.get('identity'))[:16]}, was "
+                    f"the checkpoint '{file}' is of another run (got identity {str(facts.get('identity'))[:16]}, was "
                     f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
                 )
-            for part in _stored(state):
-                part.verify()
+            for kept in _kept(state):
+                kept.verify()
         except Damaged as error:
             damage.append(f"'{file}' is damaged ({error})")
             continue
-        if difference := next(_differences(initial, state, "state"), None):
+        if difference := _difference(initial, state):
             raise UserError(
                 f"the checkpoint '{file}' holds a state of another kind ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
-        note = f"the checkpoint {damage[0]}; going on from the one before it" if damage else None
-        return Checkpoint(state, about["record"], note)
+        return state, facts["record"], f"the checkpoint {damage[0]}; going on from the one before it" if damage else ""
     raise UserError(
         f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
         "from the first round, or start a new run."
     )
 
 
-def _stored(state: Any) -> list[Any]:
+def _kept(state: Any) -> list[Any]:
     """Returns the parts of a state that a store keeps."""
     return [leaf for leaf in leaves(state) if isinstance(leaf, Mapping)]
 
 
-def _differences(initial: Tree, loaded: Tree, path: str) -> Iterator[str]:
-    """Yields where a loaded state has not the form of the initial one: types, names, shapes and dtypes.
+def _difference(initial: Any, loaded: Any) -> str:
+    """Says where a loaded state lacks a tensor of the initial one or has it in another form; empty for nowhere.
 
     What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
     """
-    if loaded is None or (isinstance(loaded, Mapping) and not isinstance(loaded, dict)):
-        return
-    if isinstance(initial, Tensor):
-        if not isinstance(loaded, Tensor):
-            yield f"got {path} {type(loaded).__name__}, should be a tensor"
-        elif loaded.dtype != initial.dtype or (initial.is_floating_point() and loaded.shape != initial.shape):
-            forms = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in (loaded, initial)]
-            yield f"got {path} {forms[0]}, should be {forms[1]}"
-    elif isinstance(initial, dict | tuple | list) and initial:
-        if type(initial) is not type(loaded):
-            yield f"got {path} {type(loaded).__name__}, should be {type(initial).__name__}"
-            return
-        parts, expected = _by_name(loaded), _by_name(initial)
-        if names := sorted(map(str, parts.keys() ^ expected.keys())):
-            yield f"got {path} with other names, as {names[0]}"
-            return
-        for name, part in expected.items():
-            yield from _differences(part, parts[name], f"{path}.{name}")
-
-
-def _by_name(tree: Tree) -> dict[Any, Tree]:
-    """Returns the parts of a dict, a NamedTuple, a tuple or a list by their names or positions."""
-    if isinstance(tree, dict):
-        return tree
-    return dict(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    tensors, kept = to_names(loaded)[1], [f"/{field}/" for field in stored(loaded)]
+    for name, expected in to_names(initial)[1].items():
+        path, tensor = "state" + name.replace("/", "."), tensors.get(name)
+        if name.startswith(tuple(kept)):
+            continue
+        if tensor is None:
+            return f"got no tensor {path}"
+        if tensor.dtype != expected.dtype or (expected.is_floating_point() and tensor.shape != expected.shape):
+            forms = [f"{form.dtype} {list(form.shape)}" for form in (tensor, expected)]
+            return f"got {path} {forms[0]}, should be {forms[1]}"
+    return ""

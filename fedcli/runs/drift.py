@@ -78,17 +78,13 @@ def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
 
 
 def feature_distance(features: Tensor) -> float | None:
-    """Mean Euclidean distance between two clients' features of one image, over images and pairs of clients.
+    """Mean Euclidean distance between two clients' features `[K, n, D]` of one image, over images and pairs of clients.
 
-    Args:
-        features: `[K, n, D]`.
-
-    Returns:
-        None for a single client.
+    None for a single client.
     """
     by_image = features.double().transpose(0, 1)  # [n, K, D]
     distances = torch.cdist(by_image, by_image, compute_mode="donot_use_mm_for_euclid_dist")  # [n, K, K]
-    pairs = _pairs(len(features), features.device)
+    pairs = torch.ones_like(distances[0], dtype=torch.bool).triu(1)  # each pair of two clients once
     return distances[:, pairs].mean().item() if pairs.any() else None
 
 
@@ -107,10 +103,5 @@ def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
     moved = lengths > 0
     directions = updates / torch.where(moved, lengths, 1.0)[..., None]
     cosines = directions @ directions.transpose(1, 2)  # [C, K, K]
-    pairs = _pairs(len(trained), trained.device) & moved[:, :, None] & moved[:, None, :]
+    pairs = (moved[:, :, None] & moved[:, None, :]).triu(1)  # each pair of two clients that have moved once
     return cosines[pairs].mean().item() if pairs.any() else None
-
-
-def _pairs(count: int, device: torch.device) -> Tensor:
-    """`[K, K]`, true for each pair of two clients once."""
-    return torch.ones(count, count, dtype=torch.bool, device=device).triu(1)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcli.declarations import Method, check_value, flag_of
+from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method, spelt
 from fedcli.runs.config import EXPERIMENT, given_options, recorded_fields, unknown_option
@@ -19,11 +19,7 @@ Grid = dict[str, tuple[Any, ...]]  # the values to try, by option
 
 
 def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
-    """The values of an option from a text with commas between them.
-
-    Args:
-        field: The option, made by `fedcli.option`.
-        text: For example "0.01,0.1".
+    """The values of an option, made by `fedcli.option`, from a text with commas between them, as "0.01,0.1".
 
     Raises:
         UserError: If a value is of the wrong type or out of range, or one stands there twice.
@@ -65,14 +61,10 @@ def place(values: Mapping[str, Any]) -> str:
 
 
 def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
-    """Method and options of a file for `--config`.
+    """Method and options of a file for `--config`, by field name; their values are checked later.
 
-    Args:
-        path: A TOML file whose keys are options as they are typed, with dashes or underscores, beside `method`; a list
-            stands for several values.
-
-    Returns:
-        The method, None where the file names none, and the options by field name; their values are checked later.
+    It is a TOML file whose keys are options as they are typed, with dashes or underscores, beside `method`, which is
+    None where there is none; a list stands for several values.
 
     Raises:
         UserError: If it cannot be read.
@@ -85,45 +77,16 @@ def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
         ) from error
     options: dict[str, Any] = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
+        name = "continue_" if key == "continue" else key.replace("-", "_")
         if name in options:
             raise UserError(f"the option '{key}' stands twice in '{path}' (with a dash and an underscore); keep one.")
         if isinstance(value, dict):
             raise UserError(f"'{path}' has a table [{key}]; options stand alone, with lines as lr = 0.1.")
         options[name] = value
-    if "continue" in options:
-        options["continue_"] = options.pop("continue")
     method = options.pop("method", None)
     if method is not None and not isinstance(method, str):
         raise UserError(f"the method in '{path}' must be a text (got {method!r}); write method = \"fedavg\".")
     return method, options
-
-
-def check_config(path: str | Path, options: Mapping[str, Any], method: Method, chosen: str | None) -> dict[str, Any]:
-    """The options of a file for `--config` for a method, lists as tuples.
-
-    Args:
-        path: The file, for a refusal.
-        options: What `read_config` has found.
-        method: The method that is run with them.
-        chosen: What `--post` says.
-
-    Raises:
-        UserError: If an option is not known, or has several values and may not.
-    """
-    fields = recorded_fields(method, chosen)
-    checked = {}
-    for name, value in options.items():
-        if name not in (*fields, *EXPERIMENT) or name in ("config", "from_"):
-            raise unknown_option(name, method, chosen, f"'{path}'")
-        if isinstance(value, list) and name in fields:
-            if not takes_several(fields[name]) or not value:
-                raise UserError(f"'{name}' in '{path}' must be one value (got {value!r}); give one.")
-            for each in value:
-                check_value(fields[name], each)
-            value = value[0] if len(value) == 1 else tuple(value)
-        checked[name] = value
-    return checked
 
 
 def recorded_method(path: str | Path) -> str:
@@ -142,63 +105,61 @@ def recorded_method(path: str | Path) -> str:
     return record["method"]
 
 
-def from_record(path: str | Path, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a run was given, whose protocol and data set are among them.
-
-    What came from the protocol comes from it again, so that it follows where another protocol is given. Options of
-    another method are left out.
-
-    Args:
-        path: Folder of the run, or its record.
-        method: What is run with them, as the user names it.
-        given: What goes before them; a file of the user's in the record must be named anew here.
-
-    Raises:
-        UserError: If there is no such record, or one of its files is not named.
-    """
-    record, chosen = read_record(Path(path)), find_method(method)
-    config, fields = record["config"], recorded_fields(chosen, given.get("post"))
-    options = given_options(config, record["origin"])
-    for name in ("protocol", "dataset"):
-        if config.get(name) is not None:
-            options[name] = config[name]
-    for name in list(options):
-        if name in given or (chosen.name != record["method"] and name not in fields):
-            del options[name]
-        elif own_paths([options[name]]):
-            part = f"{flag_of(name)} {options[name]}"
-            raise UserError(
-                f"the record '{path}' has code of yours in {part}, which is run only if you name it; add {part}."
-            )
-    return options
-
-
-def gather(method: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """All options of a run that are given: typed ones, before those of `--config`, before those of `--from`.
+
+    A list in a file becomes a tuple, whose values make a grid. Of a record's options those are taken that the run was
+    given, its protocol and data set among them: what came from the protocol comes from it again, so that it follows
+    where another protocol is given. Options of another method are left out.
 
     Args:
         method: As the user names it.
-        given: The typed options, `config` and `from_` among them; None counts as not given.
+        typed: The typed options, `config` and `from_` among them; None counts as not given. A file of the user's that a
+            record names must be named anew here.
 
     Returns:
         The options without these two, and where those come from that were not typed.
 
     Raises:
-        UserError: If a file cannot be read, or has an option that does not exist.
+        UserError: If a file cannot be read or has an option that does not exist or may not have several values, or a
+            file of the user's is not named.
     """
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in typed.items() if value is not None}
     config, from_ = options.pop("config", None), options.pop("from_", None)
     sources: dict[str, str] = {}
 
-    def add(more: Mapping[str, Any], source: str) -> None:
+    def take(more: Mapping[str, Any], source: str) -> None:
         seeded = "seed" in options or "seeds" in options
         for name, value in more.items():
             if name not in options and not (seeded and name in ("seed", "seeds")):
                 options[name], sources[name] = value, source
 
     if config is not None:
-        lines = read_config(config)[1]
-        add(check_config(config, lines, find_method(method), options.get("post", lines.get("post"))), f"file {config}")
+        chosen, lines = find_method(method), read_config(config)[1]
+        post = options.get("post", lines.get("post"))
+        fields = recorded_fields(chosen, post)
+        for name, value in lines.items():
+            if name not in (*fields, *EXPERIMENT) or name in ("config", "from_"):
+                raise unknown_option(name, chosen, post, f"'{config}'")
+            if isinstance(value, list) and name in fields:
+                if not takes_several(fields[name]) or not value:
+                    raise UserError(f"'{name}' in '{config}' must be one value (got {value!r}); give one.")
+                for each in value:
+                    check_value(fields[name], each)
+                lines[name] = value[0] if len(value) == 1 else tuple(value)
+        take(lines, f"file {config}")
     if from_ is not None:
-        add(from_record(from_, method, options), f"run {from_}")
+        record, chosen = read_record(Path(from_)), find_method(method)
+        fields = recorded_fields(chosen, options.get("post"))
+        recorded = given_options(record["config"], record["origin"])
+        recorded |= {name: record["config"].get(name) for name in ("protocol", "dataset")}
+        for name, value in list(recorded.items()):
+            if value is None or name in options or (chosen.name != record["method"] and name not in fields):
+                del recorded[name]
+            elif own_paths([value]):
+                part = f"{flag_of(name)} {value}"
+                raise UserError(
+                    f"the record '{from_}' has code of yours in {part}, which is run only if you name it; add {part}."
+                )
+        take(recorded, f"run {from_}")
     return options, sources

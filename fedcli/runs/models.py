@@ -1,11 +1,20 @@
-"""The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files."""
+"""The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files.
 
+A file that is exported needs no fedcli; a card beside it says what it is and how to load it.
+"""
+
+import io
+import json
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from fedcli.core import backbones
@@ -13,27 +22,63 @@ from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.federation import Federation
+from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import find_method
+from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, Damaged
-from fedcli.runs.config import Setup
-from fedcli.runs.consent import with_own_files
-from fedcli.runs.records import identity, params_hash, summarise
+from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
+from fedcli.runs.config import Setup, describe_reductions, given_options
+from fedcli.runs.records import identity, params_hash, reductions_of, summarise
 from fedcli.runs.store import Store
+from fedcli.runs.trust import trust_files
 from fedcli.userfiles import is_from_file
 
-SELECTED = "selected.safetensors"
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
+SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
+TESTED = {
+    "server": "on the test images",
+    "clients": "on the clients' own test parts, pooled",
+    "domains": "of each client's model on the test images of the other domains, the mean",
+}
+LOADING = {
+    "pt": """\
+It needs PyTorch alone, of the version above or a later one that still reads it.
+
+```python
+import torch
+
+model = torch.export.load("{name}").module()
+images = torch.rand(8, {shape})  # floats from 0 to 1
+with torch.no_grad():
+    labels = model(images).argmax(1)
+```
+""",
+    "safetensors": """\
+The file has the tensors alone: `body.` gives the features, `head.` is the classifier, `mean` and `std`
+are the normalisation. `fedcli export --format pt` writes a model that needs no definition of the network.
+
+```python
+from safetensors.torch import load_file
+
+tensors = load_file("{name}")
+```
+
+The network:
+
+```
+{network}
+```
+""",
+}
 
 
 class Models(NamedTuple):
     """What is tested after a round."""
 
     shared: tuple[Params, Params] | None  # parameters and buffers of the global model
-    own: dict[int, tuple[Params, Params]]  # of each client's own model, of those that have taken part
+    personal: dict[int, tuple[Params, Params]]  # of each client's own model, of those that have taken part
     prototypes: tuple[Tensor, Tensor] | None  # [C, D], and which classes have one [C]
 
 
@@ -55,55 +100,44 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
         yield from ((f"{client:09}.{name}", params[name]) for name in sorted(params))
 
 
-class Selected:
+class BestModels:
     """Keeps the models of the round that the headline of a run is from, where that is not the last round.
 
     They are held from that round on, and written before a checkpoint of a later one; so the file is of a round that
-    the next checkpoint knows, or, after a kill in between, of one that the resumed run comes to again.
+    the next checkpoint has, or, after a kill in between, of one that the resumed run comes to again.
     """
 
     def __init__(self, folder: Path, setup: Setup, fed: Federation, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
-        self._file, self._method, self._selection = folder / SELECTED, setup.method, setup.selection
+        self._file, self._setup = folder / SELECTED, setup
         kinds = fed.architecture if setup.method.personal else fed.architecture[:1]
-        self._wanted = _keeps_selected(setup.selection, sum(_bytes(fed.networks[kind].module) for kind in kinds))
-        self._round: int | None = None  # the selected one, where it is not in the file
+        self._wanted = _keeps_best(setup, sum(_bytes(fed.networks[kind].module) for kind in kinds))
+        self._round: int | None = None  # the best one, where it is not in the file
         self._models: Models | None = None  # of that round
         self.see(record, state)
-        self.clear(record)
 
     def see(self, record: dict[str, Any], state: Any) -> None:
-        """Holds the models of the last round in the record if it is the selected one."""
-        selected = summarise(record["rounds"], self._selection)["selected_round"]
-        if self._wanted and selected is not None and selected == record["rounds"][-1]["round"]:
-            self._round, self._models = selected, models_of(self._method, state)
+        """Holds the models of the last round in the record if it is the best one."""
+        best = summarise(record["rounds"], self._setup.selection)["selected_round"]
+        if self._wanted and best is not None and best == record["rounds"][-1]["round"]:
+            self._round, self._models = best, models_of(self._setup.method, state)
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes what is held, unless the checkpoint of this round will."""
-        if self._models is None or self._round == record["rounds"][-1]["round"]:
-            return
-        checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
-        self._round = self._models = None
-
-    def clear(self, record: dict[str, Any]) -> None:
-        """Removes the file where the checkpoint has the models of a better round."""
-        if record["rounds"] and self._round == record["rounds"][-1]["round"]:
-            self._file.unlink(missing_ok=True)
+        if self._models is not None and self._round != record["rounds"][-1]["round"]:
+            checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
+            self._round = self._models = None
 
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
     """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted.
 
-    Args:
-        setup: The run.
-        channels: Of its images.
-        image_size: Their height and width in pixels.
-        num_classes: Of its data set.
+    Images have so many channels, and are `image_size` pixels high and wide.
     """
     nbytes = 0
     for client in range(setup.run.num_clients if setup.method.personal else 1):
         nbytes += _network_bytes(backbone_of(setup.run.backbone, client), channels, image_size, num_classes)
-    return nbytes * (2 if _keeps_selected(setup.selection, nbytes) else 1)
+    return nbytes * (2 if _keeps_best(setup, nbytes) else 1)
 
 
 def backbone_of(backbone: str, client: int | None) -> str:
@@ -112,9 +146,9 @@ def backbone_of(backbone: str, client: int | None) -> str:
     return names[(client or 0) % len(names)]
 
 
-def _keeps_selected(selection: str, nbytes: int) -> bool:
-    """Returns whether the models of the selected round are kept beside the last ones, which have so many bytes."""
-    return selection.startswith("best-") and nbytes <= LARGEST
+def _keeps_best(setup: Setup, nbytes: int) -> bool:
+    """Returns whether the models of the best round are kept beside the last ones, which have so many bytes."""
+    return setup.selection.startswith("best-") and nbytes <= LARGEST
 
 
 @cache
@@ -132,7 +166,7 @@ def remove_models(folder: Path) -> None:
     """Removes all that the folder of an ended run holds of its models: what clients keep, too."""
     for name in (CHECKPOINT, PREVIOUS, SELECTED):
         (folder / name).unlink(missing_ok=True)
-    checkpoints.clear(folder)
+    checkpoints.clear(folder, at_rest=True)
 
 
 class Classifier(nn.Module):
@@ -154,8 +188,8 @@ class Classifier(nn.Module):
         dtype = network.head.weight.dtype
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values, dtype=dtype)[:, None, None])
-        own, has_class = prototypes or (None, None)
-        self.register_buffer("prototypes", own)
+        points, has_class = prototypes or (None, None)
+        self.register_buffer("prototypes", points)
         self.register_buffer("has_class", has_class)
         self._bf16 = bf16
 
@@ -177,97 +211,226 @@ class Classifier(nn.Module):
         return nearness(features.to(self.mean.dtype), self.prototypes, self.has_class)
 
 
-def find_model(
-    folder: Path,
-    record: dict[str, Any],
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    record: dict[str, Any]
+    state: Any  # the method's server state after the last round; None for a run that had ended before
+    path: Path
+    files: Sequence[str | Path] = ()  # the user's, for its method or for parts
+
+    def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
+        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
+
+        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
+        of `--post`.
+
+        Args:
+            client: Whose model, for methods with personal models; the initial one if it has never taken part.
+            round: "selected", which the headline is from, or "last".
+            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
+                the prototypes in place of the classifier's logits, as the headline is measured.
+
+        Raises:
+            UserError: If the run has not finished, or has no such model.
+        """
+        folder, record = self.path, self.record
+        if round not in ROUNDS:
+            raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
+        if record["status"] != "finished":
+            raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
+        if "input" not in record["model"]:
+            raise UserError(
+                f"the record of '{folder}' does not say which images its model takes; run the experiment again."
+            )
+        record = trust_files(record, self.files)
+        method, config = find_method(record["method_source"]), record["config"]
+        if method.personal is None and client is not None:
+            raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
+        if method.personal is not None and client not in range(config["num_clients"]):
+            raise UserError(
+                f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from "
+                f"0 to {config['num_clients'] - 1} with --client."
+            )
+        models = _read_models(folder, record, method, round)
+        if prototypes and models.prototypes is None:
+            raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
+        channels, image_size = record["model"]["input"][:2]
+        backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
+        network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
+        network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
+        trained = models.shared if client is None else models.personal.get(client)
+        if trained is not None:  # else the initial one, of a client that has never taken part
+            names = network.state_dict().keys()  # without the keys of dropout
+            values = {**trained[0], **trained[1]}
+            network.load_state_dict({name: value for name, value in values.items() if name in names})
+        pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
+        model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
+        return model.eval().requires_grad_(False)
+
+
+def _read_models(folder: Path, record: dict[str, Any], method: Method, round: str) -> Models:
+    """Reads the models of the selected or the last round of a finished run.
+
+    Raises:
+        UserError: If they are damaged, another run's or not there.
+    """
+    best, num_clients = record["summary"]["selected_round"], record["config"]["num_clients"]
+    is_last = round == "last" or best == record["rounds"][-1]["round"]
+    file = folder / (CHECKPOINT if is_last else SELECTED)
+    store = Store(None, num_clients, torch.device("cpu"), (*method.state_types, Models))
+    try:
+        state, facts = checkpoints.load(file, store.reopen(folder))
+        if is_last:
+            actual = params_hash(all_params(method, state, num_clients))
+            expected, models = record["summary"]["params_sha256"], models_of(method, state)
+        else:
+            actual, expected = (facts.get("identity"), facts.get("round")), (identity(record), best)
+            models = state
+        if actual == expected:
+            return models
+        reason = f"got {actual}, was {expected}"
+    except Damaged as error:
+        reason = error
+    remedy = "run the experiment again"
+    if not is_last:
+        remedy = f"up to {LARGEST >> 30} GiB, all clients' together, are kept: take those of the last with --round last"
+    number = (record["rounds"][-1]["round"] if is_last else best) + 1
+    raise UserError(f"'{file}' does not hold the models of round {number} ({reason}); {remedy}.")
+
+
+def export(
+    run: Run,
+    format: str = "pt",
     client: int | None = None,
     round: str = "selected",
     prototypes: bool = False,
-    files: Sequence[str | Path] = (),
-) -> Classifier:
-    """The model of a finished run, see `fedcli.runs.run.Run.model`.
+    out: str | Path | None = None,
+) -> tuple[Path, Path]:
+    """Writes a trained model to a file and a card in Markdown beside it, and returns both.
 
     Args:
-        folder: Of the run.
-        record: Its record.
-        client: Whose own model; None for the global one.
-        round: One of `ROUNDS`.
+        run: A finished run.
+        format: "pt", a program of `torch.export` for batches of any size, normalisation included; or "safetensors",
+            the tensors alone.
+        client: As the next two, see `Run.model`.
+        round: Of which round.
         prototypes: Whether it classifies by the nearest prototype.
-        files: The user's files that the run needs.
+        out: The file; in the run's folder where not given. What is there is replaced.
 
     Raises:
-        UserError: If the run has no such model, or it is not there any more.
+        UserError: If there is no such model or format, or `torch.export` cannot take the network.
     """
-    if round not in ROUNDS:
-        raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
-    if record["status"] != "finished":
-        raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    if "input" not in record["model"]:
-        raise UserError(
-            f"the record of '{folder}' does not say which images its model takes; run the experiment again."
-        )
-    record = with_own_files(record, files, "the same command with")
-    method, config = find_method(record["method_source"]), record["config"]
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
-    if method.personal is not None and client not in range(config["num_clients"]):
-        raise UserError(
-            f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from 0 to "
-            f"{config['num_clients'] - 1} with --client."
-        )
-    selected = round == "selected" and record["summary"]["selected_round"] != record["rounds"][-1]["round"]
-    models = _selected_models(folder, record) if selected else _last_models(folder, record, method)
-    if prototypes and models.prototypes is None:
-        raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-    channels, image_size = record["model"]["input"][:2]
-    backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
-    network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
-    network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
-    trained = models.shared if client is None else models.own.get(client)
-    if trained is not None:  # else the initial one, of a client that has never taken part
-        names = network.state_dict().keys()  # without the keys of dropout
-        values = {**trained[0], **trained[1]}
-        network.load_state_dict({name: value for name, value in values.items() if name in names})
-    pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
-    model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
-    return model.eval().requires_grad_(False)
+    if format not in SUFFIXES:
+        raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
+    name = "model" if client is None else f"model-client-{client}"
+    name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "") + SUFFIXES[format]
+    file = run.path / name if out is None else Path(out)
+    if file.suffix != SUFFIXES[format]:
+        raise UserError(f"--out must end in {SUFFIXES[format]} (got '{file}'); name it so, or choose another --format.")
+    run = replace(run, record=trust_files(run.record, run.files))
+    model = run.model(client, round, prototypes=prototypes)
+    if format == "pt":
+        content = _program(model, run.record["model"]["input"])
+    else:
+        tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
+        classes = json.dumps(run.record["class_names"])
+        content = serialize(tensors, {"format": "pt", "method": run.record["method"], "class_names": classes})
+    text = card_of(run, model, file.name, format, client, round)
+    card = file.with_name(f"{file.name}.md")
+    for path, data in ((file, content), (card, text.encode())):
+        write_atomically(path, lambda temporary, data=data: temporary.write_bytes(data))
+    return file, card
 
 
-def _selected_models(folder: Path, record: dict[str, Any]) -> Models:
-    """Returns the models of a finished run's selected round.
-
-    Raises:
-        UserError: If they are damaged or are not there.
-    """
-    file, selected_round = folder / SELECTED, record["summary"]["selected_round"]
-    try:
-        models, about = checkpoints.load(file, {Models.__name__: Models})
-        if (about.get("identity"), about.get("round")) == (identity(record), selected_round):
-            return models
-        reason = "it is of another run or round"
-    except (Damaged, UserError) as error:
-        reason = error
-    raise UserError(
-        f"'{file}' does not hold the models of the selected round {selected_round + 1} ({reason}; up to "
-        f"{LARGEST >> 30} GiB, all clients' together, are kept); take those of the last with --round last."
-    )
+def _program(model: Classifier, shape: Sequence[int]) -> bytes:
+    """Returns a model's forward pass for batches of any size, as `torch.export` keeps it."""
+    example, buffer = torch.rand(2, *shape, dtype=model.mean.dtype), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch about itself
+        try:
+            program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+        except Exception as error:  # whatever a user's own network makes of it
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(
+                f"torch.export cannot take this network ({type(error).__name__}: {reason}); use --format safetensors."
+            ) from error
+        torch.export.save(program, buffer)
+    return buffer.getvalue()
 
 
-def _last_models(folder: Path, record: dict[str, Any], method: Method) -> Models:
-    """Returns the models of a finished run's last round.
+def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:
+    """Returns the card of a model that is exported as `name`, all of it from the record and the method's card."""
+    record, method = run.record, find_method(run.record["method_source"])
+    config, versions, protocol = record["config"], record["versions"], protocols().get(record["protocol"])
+    number = record["summary"]["selected_round"] if round == "selected" else record["rounds"][-1]["round"]
+    shape = ", ".join(map(str, record["model"]["input"]))
+    mean, std = (", ".join(f"{value:g}" for value in record["normalisation"][key]) for key in ("mean", "std"))
+    whose = "global model" if client is None else f"client {client}'s own model"
+    size = sum(value.numel() for value in model.network.parameters())
+    output = f"logits [N, {model.network.head.out_features}] of the classifier"
+    if model.prototypes is not None:
+        classes = f"[N, {model.network.head.out_features}]"
+        output = f"{classes}, minus the squared distance of the features to each class's prototype, -inf without one"
+    made_by = ", ".join(f"{library} {versions[library]}" for library in ("fedcli", "torch", "python"))
+    elsewhere = (
+        "protocol",
+        "dataset",
+        "device",
+        "eval_every",
+        "drift_every",
+        "checkpoint_every",
+    )  # in the card or idle
+    chosen = [
+        f"{key} {value}" for key, value in given_options(config, record["origin"]).items() if key not in elsewhere
+    ]
+    rows = {
+        "Model": f"{whose} after round {number + 1} of {config['rounds']} ({round})",
+        "Network": f"{backbone_of(config['backbone'], client)}, {size:,} parameters",
+        "Method": f"`{method.name}`, {method.title}",
+        "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
+        "Protocol": f"`{record['protocol']}`" + (f": {protocol.summary} ({protocol.source})" if protocol else ""),
+        "Options that differ from it": ", ".join(chosen) or "none",
+        "Reduced": describe_reductions(reductions_of(record)) or "no",
+        "Accuracy": _accuracy(record, number, method, client),
+        "Input": f"float images [N, {shape}] from 0 to 1, computed in {model.mean.dtype}",
+        "Normalisation, inside" if format == "pt" else "Normalisation, to be done": f"mean {mean}; std {std}",
+        "Output": output,
+        "Made by": f"{made_by}; commit {record['commit'] or 'unknown'}; exported by fedcli {version('fedcli')}, torch "
+        f"{torch.__version__}",
+        "Command": f"`{record['command']}`",
+    }
+    table = "\n".join(f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in rows.items())
+    paper = "\n\n".join(method.card.split("\n\n")[:2])
+    dtype = "" if model.mean.dtype == torch.float32 else f", dtype={model.mean.dtype}"
+    loading = LOADING[format].format(name=name, shape=f"{shape}{dtype}", network=model.network)
+    return f"""# {method.name} on {record["dataset"]}: {name}
 
-    Raises:
-        UserError: If they are damaged or are not there.
-    """
-    file, num_clients = folder / CHECKPOINT, record["config"]["num_clients"]
-    expected = record["summary"]["params_sha256"]
-    store = Store(None, num_clients, torch.device("cpu"), method.state_types)
-    try:
-        state, _ = checkpoints.load(file, store.reopen(folder))
-        digest = params_hash(all_params(method, state, num_clients))
-        if digest == expected:
-            return models_of(method, state)
-        reason = f"got {digest}, was {expected}"
-    except Damaged as error:
-        reason = error
-    raise UserError(f"'{file}' does not hold the models of the last round ({reason}); run the experiment again.")
+{paper}
+
+| | |
+|---|---|
+{table}
+
+Classes, in the order of the output: {", ".join(record["class_names"])}.
+
+## Loading
+
+{loading}"""
+
+
+def _accuracy(record: dict[str, Any], number: int, method: Method, client: int | None) -> str:
+    """Returns what the record says of the accuracy: the round's, the headline and its rule."""
+    entry, summary, protocol = record["rounds"][number], record["summary"], protocols().get(record["protocol"])
+    setting = protocol.datasets.get(record["dataset"]) if protocol else None
+    rule = f"top-{setting.top_k} " if setting is not None and setting.top_k > 1 else ""
+    text = f"{100 * entry['test_accuracy']:.2f} % {rule}{TESTED[record['evaluation']]}"
+    if client is not None and record["evaluation"] == "server":
+        text += ", the mean of all clients' models"
+    if method.prototypes is not None:
+        text += " by the nearest prototype"
+    if "classifier_accuracy" in entry:
+        text += f", {100 * entry['classifier_accuracy']:.2f} % by the classifier"
+    headline = f"the run's headline is {100 * summary['selected']:.2f} % ({summary['selection']})"
+    return f"{text}; {headline}; the last round has {100 * summary['last']:.2f} %"

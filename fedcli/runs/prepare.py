@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -91,48 +91,25 @@ def machine_settings(fed: Federation) -> Iterator[None]:
 
 
 def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
-    """Loads the data, draws the partition and builds the federation of a run.
-
-    Returns:
-        The data set, each client's examples, and the federation.
-    """
+    """Returns a run's data set, each client's examples, and the federation; refuses what `load_data` does."""
     dataset, parts, public = load_data(setup)
-    on_samples = (lambda count: progress.samples(count * current().count)) if progress else lambda count: None
-    kind = drift.Recording if setup.run.drift_every else Strict
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
-    return dataset, parts, federation(setup, dataset, parts, public, on_samples, kind, store)
-
-
-def check(setup: Setup) -> None:
-    """Refuses a run that its data do not allow, without a network and with nothing on the device.
-
-    Raises:
-        UserError: If the data cannot be read or divided as asked, or no client has enough of them.
-    """
-    _, testing, _, validation = divide(load_data(setup)[1], setup.run)
-    refuse_empty_parts(setup, testing, validation)
-
-
-def refuse_empty_parts(setup: Setup, testing: list, validation: list) -> None:
-    """Refuses a run with nothing to test on, or to choose its best round by; both are each client's positions."""
-    config = setup.run
-    for needed, parts, what, flag in (
-        (config.local_test > 0, testing, "a test part", f"--local-test {config.local_test:g}"),
-        (setup.selection == "best-validation", validation, "a validation part", f"--validation {config.validation:g}"),
-    ):
-        if needed and not any(map(len, parts)):
-            raise UserError(
-                f"no client has {what} (got {flag} of clients with too few examples); give a larger share, more data "
-                "or fewer clients."
-            )
+    kind = drift.Recording if setup.run.drift_every else Strict
+    fed = federation(setup, dataset, parts, public, kind=kind, store=store)
+    if progress is not None:
+        fed.engine.on_samples = lambda count: progress.samples(count * current().count)
+    return dataset, parts, fed
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
-    """Loads the data of a run and draws its partition.
+    """Loads the data of a run and draws its partition, without a network and with nothing on the device.
 
     Returns:
         The data set, each client's examples, and the public images where the method uses some.
+
+    Raises:
+        UserError: If the data cannot be read or divided as asked, or no client has enough of them.
     """
     config = setup.run
     dataset = datasets.load(config.dataset)
@@ -147,6 +124,17 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
             f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
             "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
         )
+    _, testing, _, validation = divide(parts, config)
+    lacking = ""
+    if config.local_test and not any(map(len, testing)):
+        lacking = f"a test part (got --local-test {config.local_test:g}"
+    elif setup.selection == "best-validation" and not any(map(len, validation)):
+        lacking = f"a validation part (got --validation {config.validation:g}"
+    if lacking:
+        raise UserError(
+            f"no client has {lacking} of clients with too few examples); give a larger share, more data or fewer "
+            "clients."
+        )
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
@@ -158,20 +146,18 @@ def federation(
     dataset: datasets.Dataset,
     parts: list,
     public: datasets.Dataset | None = None,
-    on_samples: Callable[[int], None] = lambda count: None,
     kind: type[Federation] = Federation,
-    store: Store | None = None,
+    **more: Any,
 ) -> Federation:
     """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
 
     Args:
-        setup: The run.
-        dataset: Its data set.
+        setup: The run, whose data are the next three, see `load_data`.
+        dataset: Its images.
         parts: Positions of each client's examples.
         public: The public images, where the method uses some.
-        on_samples: Told how many samples a local step has processed.
         kind: Class of what is made.
-        store: Keeps what clients remember; all of it stays in memory where None.
+        **more: What else this takes.
     """
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
@@ -179,15 +165,12 @@ def federation(
         mean, std = (setting.mean, setting.std) if setting else datasets.channel_statistics(images)
         return Transform(tuple(mean), tuple(std), setting.augmentation if setting else "none", dtype)
 
-    shared = {}
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset)
-        shared = {"public_images": public.x_train, "public_transform": transform(public, setting)}
-    fed = kind(
-        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **shared,
-        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, on_samples=on_samples,
-        store=store,
-    )  # fmt: skip
+        more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
+    top_k = setup.setting.top_k if setup.setting else 1
+    more |= {"evaluation": setup.protocol.evaluation, "top_k": top_k}
+    fed = kind(setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **more)
     fed.engine.workers = current()
     return fed
 
@@ -198,10 +181,10 @@ def new_record(
     """What is known of a run before its first round.
 
     Args:
-        setup: The run.
-        dataset: Its data set.
-        parts: Positions of each client's examples.
-        fed: Its federation.
+        setup: As `dataset`, `parts` and `fed`, see `prepare`.
+        dataset: Of the run.
+        parts: Of its clients.
+        fed: Made of both.
         source: Name of its method, or path of the method's file.
         chosen: Why so many clients train together; None where it was given or is the CPU's rule.
     """

@@ -171,7 +171,7 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
     """The numbers of now for a run, raised when the code begins to compute something else: the core's, the method's.
 
     The networks of its options are built, which say whether they have dead taps; without their input, none have. Those
-    from a user's file must be named by the user, see `fedcli.runs.consent`.
+    from a user's file must be named by the user, see `fedcli.runs.trust`.
     """
     shape = record.get("model", {}).get("input")
     dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])

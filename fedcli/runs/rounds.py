@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedcli.core import autotune, evaluation
 from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
+from fedcli.core.trees import stored
 from fedcli.runs import drift
-from fedcli.runs.checkpoints import Pace, clear_finished, write_checkpoint
+from fedcli.runs.checkpoints import clear, clear_finished, is_due, write_checkpoint
 from fedcli.runs.config import Setup
-from fedcli.runs.models import Selected, all_params
+from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
-from fedcli.runs.store import Unkept, refuse_non_finite, trimmed
+from fedcli.runs.store import Unkept, refuse_non_finite
 from fedcli.runs.workers import current
 
-_NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # not of a user's file in which they are raised
+NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # no mistakes of a user's file in which they are raised
 
 
 class Listener:
@@ -49,12 +49,6 @@ class Listener:
         """The run in `folder` had ended before, and nothing of it is run."""
 
 
-def first_state(setup: Setup, fed: Federation) -> Any:
-    """The method's state before the first round."""
-    with setup.method.blamed(*_NO_MISTAKES):
-        return setup.method.init(fed, setup.options)
-
-
 def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Any:
     """Runs the rounds that the record does not have, and returns the state after the last."""
     config, rounds, writes = setup.run, record["rounds"], current().number == 0
@@ -62,36 +56,57 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
     start, before, load = time.perf_counter(), record["seconds_total"], Load()
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
+    current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+    fed.store.open(folder, current().number)
+    if writes and not rounds:
+        write_record(folder, record)
     progress.start(record, folder, samples, len(rounds))
-    pace, selected = Pace(config.checkpoint_every, config.rounds), Selected(folder, setup, fed, record, state)
-    saved, slowest = len(rounds), 0.0  # rounds that the last checkpoint has, and seconds of the longest
+    best = BestModels(folder, setup, fed, record, state)
+    saved, writing, written = len(rounds), 0.0, start  # rounds of the last checkpoint, its seconds, and when it ended
+    slowest = 0.0  # seconds of the longest round
     whole = True  # whether record and state are those after the same round
     try:
         for number in range(len(rounds), config.rounds):
             begin = time.perf_counter()
-            with setup.method.blamed(*_NO_MISTAKES):
+            with setup.method.blamed(*NOT_BLAMED):
                 after, entry = one_round(setup, fed, state, fed.cohort(number))
             whole = False
             state = after
             rounds.append(entry)
-            _take_notes(fed, record["engine"], number, progress)
-            record["cost"] = _cost(setup, fed)
+            for text in fed.engine.notes:
+                record["engine"]["notes"].append({"round": number, "text": text})
+                progress.note(text)
+            fed.engine.notes.clear()
+            record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
+            record["cost"] = {
+                "floats_down": entry["floats_down"],
+                "floats_up": entry["floats_up"],
+                "memory_floats": setup.method.client_memory(fed.sizes),
+                # Of batch normalisation, one way.
+                "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
+            }
             record["summary"] = summarise(rounds, setup.selection)
             record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
             record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
-            if writes:
-                selected.see(record, state)
             if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
-                state = trimmed(state, fed.cohort(config.rounds).client_ids)
-            if writes and pace.due(number):
-                pace.timed(_checkpoint, folder, record, state, selected)
-                saved = len(rounds)
+                following = fed.cohort(config.rounds).client_ids.tolist()
+                for name, kept in stored(state).items():
+                    state = state._replace(**{name: kept.only(following)})
+            if writes:
+                best.see(record, state)
+            now = time.perf_counter()
+            if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
+                best.write(record)
+                write_checkpoint(folder, record, state)
+                saved, written = len(rounds), time.perf_counter()
+                writing = written - now
                 write_record(folder, record)
             whole = True
             progress.round(entry)
             slowest = max(slowest, time.perf_counter() - begin)
-            if number + 1 < config.rounds and _is_out_of_time(slowest):
+            is_limited = number + 1 < config.rounds and time_left() < math.inf
+            if is_limited and current().first(lambda slowest=slowest: time_left() < slowest):  # on all workers alike
                 raise OutOfTime
         record["summary"] = summarise(rounds, setup.selection)
         if writes:  # not by others, since what they keep is soon removed
@@ -102,7 +117,8 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
     except KeyboardInterrupt:
         record["status"] = "interrupted"
         if writes and whole and len(rounds) > saved:
-            _checkpoint(folder, record, state, selected)
+            best.write(record)
+            write_checkpoint(folder, record, state)
         raise
     except Exception as error:
         record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
@@ -112,43 +128,10 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
             if writes:
                 write_record(folder, record)
             if writes and record["status"] == "finished":
-                clear_finished(folder)
+                clear_finished(folder, record)
         finally:
             progress.finish(record)
     return state
-
-
-def _is_out_of_time(seconds: float) -> bool:
-    """Whether another round of so many seconds would pass the time limit; all workers decide the same."""
-    return time_left() < math.inf and current().first(lambda: time_left() < seconds)
-
-
-def _checkpoint(folder: Path, record: dict[str, Any], state: Any, selected: Selected) -> None:
-    """Writes what the run goes on from, and keeps the models of its best round."""
-    selected.write(record)
-    write_checkpoint(folder, record, state)
-    selected.clear(record)
-
-
-def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
-    """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
-    start = time.perf_counter()
-    with setup.post.blamed(*_NO_MISTAKES):
-        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
-    changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
-    result = evaluation.evaluate(fed, changed, state)
-    seconds = time.perf_counter() - start
-    about = {"name": setup.post.name, "hash": setup.post.file_hash}
-    return {**about, **result, "floats_up": floats_up, "seconds": seconds}
-
-
-def _take_notes(fed: Federation, about: dict[str, Any], number: int, progress: Listener) -> None:
-    """Puts what the engine has to say after a round into the record, and shows it."""
-    for text in fed.engine.notes:
-        about["notes"].append({"round": number, "text": text})
-        progress.note(text)
-    fed.engine.notes.clear()
-    about["clients_per_chunk"] = fed.engine.clients_per_chunk
 
 
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
@@ -157,24 +140,25 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     Returns:
         The state after it, and what the record says of it.
     """
-    config = setup.run
     fed.start_round()
     start = time.perf_counter()
-    before = state
-    state, terms = setup.method.run_round(before, cohort, fed, setup.options)
-    refuse_non_finite(state, before, cohort.round)
+    after, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    refuse_non_finite(after, state, cohort.round)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
-    elapsed = time.perf_counter() - start
-    aggregate = elapsed - sum(fed.seconds.values())
-    evaluated = _due(cohort.round, config.eval_every, config.rounds)
-    result = evaluation.evaluate(fed, setup.method, state) if evaluated else NOTHING
-    means = {name: _weighted(values, cohort) for name, values in terms.items()}
-    seconds = {**fed.seconds, "aggregate": aggregate}
-    entry = {"round": cohort.round, **result, "terms": means, **_sent(fed), "seconds": seconds}
+    seconds = time.perf_counter() - start - sum(fed.seconds.values())
+    config, result = setup.run, NOTHING
+    if _due(cohort.round, config.eval_every, config.rounds):
+        result = evaluation.evaluate(fed, setup.method, after)
+    entry = {"round": cohort.round, **result, "terms": {}}
+    for name, values in terms.items():  # the mean over the clients, by their numbers of examples
+        entry["terms"][name] = (values.double() * cohort.weights.double()).sum().item()
+    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):  # the mean, buffers apart
+        entry[name] = sum(round(sent[part] / config.cohort_size) for part in ("params", "other"))
+    entry["seconds"] = {**fed.seconds, "aggregate": seconds}
     if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
         entry["drift"] = drift.measure_drift(fed, cohort)
-    return state, entry
+    return after, entry
 
 
 def _due(round: int, every: int, rounds: int) -> bool:
@@ -182,23 +166,13 @@ def _due(round: int, every: int, rounds: int) -> bool:
     return (round + 1) % every == 0 or round + 1 == rounds
 
 
-def _weighted(values: Tensor, cohort: Cohort) -> float:
-    """Mean of a term over the clients of a round, by their numbers of examples."""
-    return (values.double() * cohort.weights.double()).sum().item()
-
-
-def _sent(fed: Federation) -> dict[str, int]:
-    """Floats that one client was sent and has sent in the last round, the mean over the round's clients."""
-    size = fed.config.cohort_size
-    down, up = ({what: round(count / size) for what, count in sent.items()} for sent in (fed.sent_down, fed.sent_up))
-    return {"floats_down": down["params"] + down["other"], "floats_up": up["params"] + up["other"]}
-
-
-def _cost(setup: Setup, fed: Federation) -> dict[str, int]:
-    """Floats of one client in the last round; buffers of batch normalisation stand apart."""
-    buffers = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # one way
-    return {
-        **_sent(fed),
-        "memory_floats": setup.method.client_memory(fed.sizes),
-        "buffer_floats": round(buffers / setup.run.cohort_size),
-    }
+def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
+    """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
+    start = time.perf_counter()
+    with setup.post.blamed(*NOT_BLAMED):
+        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
+    changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
+    result = evaluation.evaluate(fed, changed, state)
+    seconds = time.perf_counter() - start
+    step = {"name": setup.post.name, "hash": setup.post.file_hash}
+    return {**step, **result, "floats_up": floats_up, "seconds": seconds}

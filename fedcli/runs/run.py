@@ -5,27 +5,26 @@ import itertools
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.data.files import is_leftover
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.checkpoints import CHECKPOINT, clear, clear_finished, read_checkpoint
+from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
-from fedcli.runs.consent import own_files, with_own_files
-from fedcli.runs.models import Classifier, all_params, find_model
-from fedcli.runs.owner import LOCK, InUse, is_free, owned
-from fedcli.runs.prepare import check, flushed_denormals, machine_settings, new_record, prepare, refuse_empty_parts
+from fedcli.runs.lock import LOCK, InUse, locked
+from fedcli.runs.models import Run, all_params
+from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
 from fedcli.runs.records import (
     RECORD,
     identity,
@@ -36,39 +35,12 @@ from fedcli.runs.records import (
     outdated,
     params_hash,
     read_record,
-    write_record,
 )
-from fedcli.runs.rounds import Listener, first_state, go_on
+from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
+from fedcli.runs.trust import trust_files, user_files
 from fedcli.runs.workers import current, launched
 from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, short_name
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended."""
-
-    record: dict[str, Any]
-    state: Any  # the method's server state after the last round; None for a run that had ended before
-    path: Path
-    files: Sequence[str | Path] = ()  # the user's, for its method or for parts
-
-    def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
-        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
-
-        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
-        of `--post`.
-
-        Args:
-            client: Whose model, for methods with personal models; the initial one if it has never taken part.
-            round: "selected", which the headline is from, or "last".
-            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
-                the prototypes in place of the classifier's logits, as the headline is measured.
-
-        Raises:
-            UserError: If the run has not finished, or has no such model.
-        """
-        return find_model(self.path, self.record, client, round, prototypes, self.files)
 
 
 def run(
@@ -80,21 +52,20 @@ def run(
     continue_: bool | None = None,
     sources: Mapping[str, str] | None = None,
     progress: Listener | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Run | list[Run]:
     """Runs a method and returns its record, state and folder.
 
     Args:
-        method: Name of a method, or path of a method file.
-        out: Folder of the run, which must not hold one with a finished round; `runs/<time>-<method>-<dataset>` where
-            not given.
-        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`, which must be free like it.
-        tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
-        continue_: Go on with what is in `out` already, by the same call: skip a run that has ended, resume one that has
-            finished a round, start the rest. The `state` of a skipped run is None.
+        method: As for `fedcli.run`, as the next three.
+        out: Folder of the run, which must not hold one with a finished round.
+        seeds: Of several runs.
+        tuned: Where `fedcli tune` has written options.
+        continue_: Skip a run that has ended, resume one that has finished a round, start the rest. The `state` of a
+            skipped run is None.
         sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
-        **given: Any option of the command line, with underscores; None counts as not given.
+        **options: Any option of the command line, with underscores; None counts as not given.
 
     Returns:
         The run, or the list of runs where `seeds` is given.
@@ -105,20 +76,20 @@ def run(
     """
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
-    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **given)
+    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
     source = absolute(method) if is_from_file(method) else find_method(method).name
     going_on = continue_ or current().restarted
     done = []
     try:
-        records = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
+        records = current().first(lambda: [begun(setups[i], folders[i], going_on) for i in range(len(setups))])
         for setup in setups[1:]:
-            check(setup)  # refused now rather than after the first run; the first is checked as it begins
+            load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
         for setup, folder, record in zip(setups, folders, records, strict=True):
             if record is None:
                 done.append(_begin(setup, folder, source, progress))
             else:
                 files = own_paths([source, *setup.values().values()])
-                done.append(_take_up(folder, files, False, progress, skip_ended=True))
+                done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     finally:
         if out is None:
             remove_unused(folders[0] if seeds is None else folders[0].parent)
@@ -132,7 +103,7 @@ def plan(
     seeds: Iterable[int] | None = None,
     tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[list[Setup], list[Path]]:
     """The runs that `run` makes of what it is given, and their folders.
 
@@ -140,24 +111,24 @@ def plan(
         UserError: If one of them cannot start, as far as that shows without its data and its folder.
     """
     chosen = find_method(method)
-    given = {name: value for name, value in given.items() if value is not None}
-    if given.get("checkpoint_every") == "auto":
-        del given["checkpoint_every"]
-    if isinstance(given.get("clients_per_chunk"), int):
-        given["clients_per_chunk"] = str(given["clients_per_chunk"])
-    origin = {name: source for name, source in (sources or {}).items() if name in given}
+    options = {name: value for name, value in options.items() if value is not None}
+    if options.get("checkpoint_every") == "auto":
+        del options["checkpoint_every"]
+    if isinstance(options.get("clients_per_chunk"), int):
+        options["clients_per_chunk"] = str(options["clients_per_chunk"])
+    origin = {name: source for name, source in (sources or {}).items() if name in options}
     if tuned is not None:
-        options, source_of = read_tuned(tuned, chosen)
-        origin |= {name: source_of for name in options if name not in given}
-        given = {**options, **given}
-    if seeds is not None and "seed" in given:
-        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+        tuned_options, source_of = read_tuned(tuned, chosen)
+        origin |= {name: source_of for name in tuned_options if name not in options}
+        options = {**tuned_options, **options}
+    if seeds is not None and "seed" in options:
+        raise UserError(f"--seed {options['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if out is None and launched():
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     setups = []
     for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
-        setup = resolve(chosen, {**given, **seed})
-        refuse_without_effect(setup, {name: value for name, value in given.items() if name not in origin})
+        setup = resolve(chosen, {**options, **seed})
+        refuse_without_effect(setup, {name: value for name, value in options.items() if name not in origin})
         setups.append(dataclasses.replace(setup, origin={**setup.origin, **origin}))
     parent = Path(out or new_folder(setups[0]))
     folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
@@ -174,17 +145,12 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     Raises:
         UserError: If there is no run.
     """
-    files, record = [method] if isinstance(method, str | Path) else method, read_record(Path(path))
-    return Run(record, None, Path(path) if Path(path).is_dir() else Path(path).parent, tuple(files))
+    path, files = Path(path), (method,) if isinstance(method, str | Path) else tuple(method)
+    return Run(read_record(path), None, path if path.is_dir() else path.parent, files)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from; None where it begins, in a folder that must be free then.
-
-    Args:
-        setup: Of the run.
-        folder: Its own.
-        going_on: Whether it may go on.
+    """The record that a run goes on from, if it may; None where it begins, in a folder that must be free then.
 
     Raises:
         UserError: If the folder holds a run of another method or with another option, or something else.
@@ -225,9 +191,7 @@ def has_ended(record: dict[str, Any]) -> bool:
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     """The options that `fedcli tune` has chosen for a method, and where they come from, in words.
 
-    Args:
-        path: The folder of its trials, or `tuned.json` in it.
-        method: Whose options they must be.
+    The path is that of the folder of its trials, or of `tuned.json` in it.
 
     Raises:
         UserError: If there is no such file, or it is of another method.
@@ -236,8 +200,8 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
     try:
         if not file.is_file():  # as a pipe, which would never end
             raise FileNotFoundError(f"no file '{file}'")
-        about = json.loads(file.read_text())
-        name, options, seed = about["method"], dict(about["options"]), about["seed"]
+        best = json.loads(file.read_text())
+        name, options, seed = best["method"], dict(best["options"]), best["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--tuned {path} cannot be read ({error}); give a folder that 'fedcli tune' wrote.") from error
     if name != method.name:
@@ -262,35 +226,31 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
     """Prepares a run, makes its folder and runs it."""
     dataset, parts, fed = prepare(setup, progress)
-    refuse_empty_parts(setup, fed.testing, fed.validation)
+    engine = fed.engine
     with machine_settings(fed):
-        engine, chosen = fed.engine, autotune.autotune(fed)
+        chosen = autotune.autotune(fed)
         engine.way, engine.clients_per_chunk, chosen = current().first(
             lambda: (engine.way, engine.clients_per_chunk, chosen)
         )
         record = new_record(setup, dataset, parts, fed, source, chosen)
-        current().refuse_differences(_same_everywhere(setup, record), setup.device)
-        state = first_state(setup, fed)
-        with _owned_by_first(folder):
+        _refuse_other_workers(setup, record)
+        with setup.method.blamed(*NOT_BLAMED):
+            state = setup.method.init(fed, setup.options)
+        with _locked_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
-                clear(folder)
-                write_record(folder, record)
-            fed.store.open(folder, identity(record), current().number)
             state = go_on(setup, fed, record, state, folder, progress or Listener())
-    return Run(record, state, folder, tuple(own_files(record)))
+    return Run(record, state, folder, tuple(user_files(record)))
 
 
-@contextmanager
-def _owned_by_first(folder: Path) -> Iterator[None]:
-    """Owns a folder where this is the first worker, which writes what there is to write."""
-    with owned(folder) if current().number == 0 else nullcontext():
-        yield
+def _locked_by_first(folder: Path) -> AbstractContextManager[None]:
+    """Locks a folder where this is the first worker, which writes what there is to write."""
+    return locked(folder) if current().number == 0 else nullcontext()
 
 
-def _same_everywhere(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for all workers of a run, by what is said of it."""
-    return {
+def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
+    """Refuses a run whose workers have other data or other code; each fact by what is said of it."""
+    facts = {
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
         "the configuration": identity(record),
@@ -298,6 +258,7 @@ def _same_everywhere(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
         "the version of fedcli": version("fedcli"),
         "the version of PyTorch": torch.__version__,
     }
+    current().refuse_differences(facts, setup.device)
 
 
 def find_unfinished(path: Path) -> list[Path]:
@@ -311,10 +272,11 @@ def find_unfinished(path: Path) -> list[Path]:
     below, unfinished = sorted(file.parent for file in path.rglob(RECORD)), []
     for folder in below:
         try:
-            if not has_ended(read_record(folder)):
-                unfinished.append(folder)
+            ended = has_ended(read_record(folder))
         except UserError:
-            unfinished.append(folder)  # a damaged record is left to `resume`, which says so
+            ended = False  # a damaged record is left to `resume`, which says so
+        if not ended:
+            unfinished.append(folder)
     if not unfinished:
         raise UserError(
             f"there is no record at '{path / RECORD}', and no unfinished run below (got {len(below)} that have ended); "
@@ -323,12 +285,14 @@ def find_unfinished(path: Path) -> list[Path]:
     return unfinished
 
 
+@flushed_denormals()
 def resume(
     path: str | Path,
     *,
     method: str | Path | Sequence[str | Path] = (),
     changed_method: bool = False,
     progress: Listener | None = None,
+    skip_ended: bool = False,
 ) -> Run:
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
@@ -338,55 +302,44 @@ def resume(
             it is named here, and has the recorded hash. A file may have been moved.
         changed_method: Go on although one of them is not as it was when the run began.
         progress: Told how the run goes on.
+        skip_ended: Return a run that has ended, as workers do that the launcher has started again.
 
     Raises:
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    named = [method] if isinstance(method, str | Path) else method
-    read_record(Path(path))  # refuses what is no run, and makes no folder
-    return _take_up(Path(path), named, changed_method, progress, current().restarted)
-
-
-@flushed_denormals()
-def _take_up(
-    folder: Path, named: Sequence[str | Path], changed_method: bool, progress: Listener | None, skip_ended: bool
-) -> Run:
-    """Resumes the run in a folder; one that has ended meanwhile is skipped or refused."""
-    progress = progress or Listener()
-    with _owned_by_first(folder):  # which clears what a kill after the last record has left
-        record = current().first(lambda: read_record(folder))
-        if skip_ended and has_ended(record):
-            if record["status"] == "finished" and current().number == 0:
-                clear_finished(folder)
+    folder, progress, group = Path(path), progress or Listener(), current()
+    files = [method] if isinstance(method, str | Path) else method
+    read_record(folder)  # refuses what is no run, and makes no folder
+    with _locked_by_first(folder):  # which clears what a kill after the last record has left
+        record = group.first(lambda: read_record(folder))
+        if (skip_ended or group.restarted) and has_ended(record):
+            if record["status"] == "finished" and group.number == 0:
+                clear_finished(folder, record)
             progress.skip(record, folder)
-            return Run(record, None, folder, tuple(own_files(record)))
+            return Run(record, None, folder, tuple(user_files(record)))
         if record["status"] == "finished":
             rounds = record["config"]["rounds"]
             raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = with_own_files(record, named, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
-        method = find_method(record["method_source"])
-        other_file = not is_hash_of(record["method_hash"], method.file)
-        if (other_file or outdated(record, method)) and not changed_method:
-            raise _changed_code(record, method, "go on with --changed-method, or start a new run")
-        setup, fed = restore(record, method, progress)
+        record = trust_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        chosen = find_method(record["method_source"])
+        other_file = not is_hash_of(record["method_hash"], chosen.file)
+        if (other_file or outdated(record, chosen)) and not changed_method:
+            raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
+        setup, fed = restore(record, chosen, progress)
         if other_file:
-            record["method_hash"] += THEN + method.file_hash
+            record["method_hash"] += THEN + chosen.file_hash
         with machine_settings(fed):
-            state, known, note = read_checkpoint(folder, record, setup, fed)
-            record.update(known)
+            state, before, note = read_checkpoint(folder, record, setup, fed)
+            record.update(before)
             record["resumed"].append(len(record["rounds"]))
-            if moved := note_move(record, fed.device):
-                fed.engine.notes.append(moved)
             record.pop("error", None)
-            current().refuse_differences(_same_everywhere(setup, record), setup.device)
-            if note is not None and current().number == 0:
-                fed.engine.notes.append(note)
+            fed.engine.notes += filter(None, (note_move(record, fed.device), note))
+            _refuse_other_workers(setup, record)
+            if note and group.number == 0:
                 (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
-            current().first(lambda: clear(folder))  # before another worker writes there
-            fed.store.open(folder, identity(record), current().number)
             state = go_on(setup, fed, record, state, folder, progress)
-    return Run(record, state, folder, tuple(own_files(record)))
+    return Run(record, state, folder, tuple(user_files(record)))
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
@@ -408,25 +361,23 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
     setup = resolve(method, recorded_options(record["config"], method))
     setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
     dataset, parts, fed = prepare(setup, progress)
-    for what, then, now in (
+    for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
     ):
         if then != now:
             raise UserError(
-                f"the {what} is not the one the run began with (fingerprint {now}, was {then}); import it again."
+                f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it again."
             )
-    about = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
+    engine = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
     most = fed.config.cohort_size
     if fed.config.clients_per_chunk == "auto":
         most = -(-most // current().count)  # so that none is idle
-    fed.engine.clients_per_chunk, fed.engine.way = min(about["clients_per_chunk"], most), about["way"]
-    about["workers"] = current().count
+    fed.engine.clients_per_chunk, fed.engine.way = min(engine["clients_per_chunk"], most), engine["way"]
     return setup, fed
 
 
-@dataclass(frozen=True)
-class OpenRun:
+class OpenRun(NamedTuple):
     """A finished run, opened again with all that it had after its last round."""
 
     folder: Path
@@ -452,21 +403,21 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     record = read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record = with_own_files(record, method, "the same command with")
-    method = find_method(record["method_source"])
-    if is_other_method(record, method):  # other numerics are allowed: the model is the last one by its hash, see below
-        raise _changed_code(record, method, "run the experiment again")
-    setup, fed = restore({**record, "config": {**record["config"], **instead}}, method)
-    wanted, found = record["summary"].get("params_sha256"), "no checkpoint"
+    record = trust_files(record, method)
+    chosen = find_method(record["method_source"])
+    if is_other_method(record, chosen):  # other numerics are allowed: the model is the last one by its hash, see below
+        raise _changed_code(record, chosen, "run the experiment again")
+    setup, fed = restore({**record, "config": {**record["config"], **instead}}, chosen)
+    expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
-        state = read_checkpoint(folder, record, setup, fed, newest_only=True).state
-        found = params_hash(all_params(method, state, fed.num_clients))
-    if found != wanted:
+        state = read_checkpoint(folder, record, setup, fed, newest_only=True)[0]
+        actual = params_hash(all_params(chosen, state, fed.num_clients))
+    if actual != expected:
         raise UserError(
-            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {found}, was "
-            f"{wanted}); run the experiment again."
+            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {actual}, was "
+            f"{expected}); run the experiment again."
         )
-    return OpenRun(folder, record, method, setup, fed, state)
+    return OpenRun(folder, record, chosen, setup, fed, state)
 
 
 def free_folder(folder: Path) -> None:
@@ -477,7 +428,13 @@ def free_folder(folder: Path) -> None:
         UserError: There is something else.
     """
     holds_run = (folder / RECORD).is_file()
-    if is_free(folder) or (holds_run and read_begun(folder) is None):
+    if holds_run:
+        is_free = read_begun(folder) is None
+    elif folder.is_dir():  # only what a killed process has left behind may be there
+        is_free = all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
+    else:
+        is_free = not folder.exists()
+    if is_free:
         return
     kind = InUse if (folder / LOCK).exists() else UserError
     remedy = "go on with --continue, or choose another" if holds_run else "choose another"

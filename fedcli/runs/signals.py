@@ -59,12 +59,13 @@ def time_left() -> float:
     return _deadline - time.monotonic()
 
 
-def end_with_parent(pipe: int = 0) -> None:
-    """Ends this process as by SIGTERM, and hard after `GRACE`, when a pipe closes, however the parent ends."""
+def end_with_parent() -> None:
+    """Ends this process as by SIGTERM, and hard after `GRACE`, once the process that started it is dead."""
+    parent = os.getppid()
 
     def watch() -> None:
-        while os.read(pipe, 1024):
-            pass
+        while os.getppid() == parent:
+            time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)  # a process of a pool goes on after its interrupted run, to wait for another one
         os._exit(128 + signal.SIGTERM)

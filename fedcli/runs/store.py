@@ -9,7 +9,8 @@ import ctypes
 import math
 import os
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.core.trees import Tree, leaves, stored, to_names, tree_map
+from fedcli.core.trees import Tree, leaves, to_names, tree_map
 from fedcli.errors import UserError
-from fedcli.runs.checkpoints import OF_WORKER, STATES, Damaged, load, save, verify
+from fedcli.runs.checkpoints import STATES, STATES_OF_WORKER, SUFFIX, Damaged, load, save, verify
 
 MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # gives free memory back to the system, under glibc
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
@@ -37,6 +38,7 @@ class Version:
     name: str  # of its file, without the suffix; final once it is written
     nbytes: int
     digest: str | None = None  # of the file; None until it is written
+    file: Path | None = None  # likewise
     state: Tree = None  # None where it is only in the file
 
 
@@ -52,56 +54,57 @@ class Store:
             device: Of the run.
             types: The NamedTuple classes of states.
         """
-        self._memory = _machine_memory() // 4 if memory is None else memory
-        self._limit = math.inf  # bytes that may be held: all as long as nothing may be written
+        self._limit = _machine_memory() // 4 if memory is None else memory
         self._num_clients, self._device = num_clients, device
         self._home: torch.device | None = None  # of states in memory: the device if the population's fill half of it
         self._types = {kind.__name__: kind for kind in types}
-        self._folder: Path | None = None
-        self._identity: str | None = None  # of the run
-        self._mark = ""  # at the end of the names of new versions
+        self._folder: Path | None = None  # of new files
         self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
         self._spilled: dict[Path, weakref.ref[Version]] = {}  # written for want of memory, and in no checkpoint
         self._in_hand = 0  # bytes that a method has of the states that it kept last, beside their copies here
 
-    def open(self, folder: Path, identity: str, worker: int = 0) -> None:
-        """Lets states be written into the folder of a run that has this identity.
-
-        Of several workers of the run each writes its own files, and the first one's are those that a checkpoint names.
-        """
-        self._folder, self._identity, self._limit = folder, identity, self._memory
-        self._mark = f"{OF_WORKER}{worker}" if worker else ""
-
-    def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> "Kept":
-        """Makes versions of new states, which are copied.
-
-        Args:
-            states: Those so far, by client.
-            new: The new ones, which take the place of others.
-            round: In which they are kept, from 0.
-
-        Raises:
-            NonFiniteLoss: If a new one is infinite or NaN.
-            Unkept: If the disk does not take them.
-        """
-        refuse_non_finite({"clients": new}, {}, round)
-        for file in [file for file, version in self._spilled.items() if version() is None]:  # nobody holds it any more
-            file.unlink(missing_ok=True)
-            del self._spilled[file]
-        if isinstance(states, Kept):
-            versions = dict(states.versions)
-        else:  # a method's own at the start
-            versions, new = {}, {**states, **new}
-        self._in_hand = sum(leaf.nbytes for leaf in leaves(new))
-        self._evict(self._in_hand)
-        for client, state in new.items():
-            versions[client] = self._add(client, state, round)
-        return Kept(self, dict(sorted(versions.items())))
+    def open(self, folder: Path, worker: int = 0) -> None:
+        """Lets states be written into a run's folder; of several workers checkpoints name the files of the first, 0."""
+        self._folder = folder / (f"{STATES_OF_WORKER}{worker}" if worker else STATES)
 
     def reopen(self, folder: Path) -> dict[str, Callable]:
         """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
-        self._folder = folder
-        return {**self._types, "kept": lambda *rows: Kept(self, {row[0]: Version(*row) for row in rows})}
+
+        def kept(*rows: tuple[int, str, int, str]) -> Kept:
+            versions = {}
+            for client, name, nbytes, digest in rows:
+                versions[client] = Version(client, name, nbytes, digest, folder / STATES / f"{name}{SUFFIX}")
+            return Kept(self, versions)
+
+        return {**self._types, "kept": kept}
+
+    def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> "Kept":
+        """Puts versions of new states, which are copied, in the place of those that their clients have kept so far.
+
+        Raises:
+            NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
+            Unkept: If the disk does not take them.
+        """
+        refuse_non_finite({"clients": new}, {}, round)
+        for file, version in list(self._spilled.items()):
+            if version() is None:  # nobody holds it any more
+                file.unlink(missing_ok=True)
+                del self._spilled[file]
+        if isinstance(states, Kept):
+            versions = dict(states.data)
+        else:  # a method's own at the start
+            versions, new = {}, {**states, **new}
+        self._in_hand = sum(leaf.nbytes for leaf in leaves(new))
+        for client, state in new.items():
+            version = Version(client, f"{client:06}-{round}", sum(leaf.nbytes for leaf in leaves(state)))
+            if self._home is None:
+                of_all = version.nbytes * self._num_clients
+                on_host = self._device.type == "cuda" and 2 * of_all > torch.cuda.mem_get_info(self._device)[0]
+                self._home = torch.device("cpu") if on_host else self._device
+            self._hold(version, tree_map(lambda leaf: leaf.to(self._home, copy=True).contiguous(), state))
+            self._evict()
+            versions[client] = version
+        return Kept(self, dict(sorted(versions.items())))
 
     def read(self, version: Version) -> Tree:
         """Reads a version; its tensors are on the device or the host, and not to be changed.
@@ -112,47 +115,27 @@ class Store:
         if version.state is not None:
             self._hold(version, version.state)
             return version.state
-        file = self.path(version)
         try:
-            state, _ = load(file, self._types, digest=version.digest)
+            state, _ = load(version.file, self._types, digest=version.digest)
         except (OSError, Damaged) as error:
             raise UserError(
-                f"what client {version.client} keeps in '{file}' cannot be read ({error}); 'fedcli resume' goes on "
-                "from the checkpoint before, if that is whole."
+                f"what client {version.client} keeps in '{version.file}' cannot be read ({error}); 'fedcli resume' "
+                "goes on from the checkpoint before, if that is whole."
             ) from error
-        if self._excess(version.nbytes) <= 0:  # none is evicted: when all clients are read in turn, none would stay
+        if version.nbytes <= self._room():  # evicts none: when all clients are read in turn, none would stay
             self._hold(version, state)
         return state
+
+    def write(self, version: Version) -> None:
+        """Writes a version for a checkpoint, unless it is written; checkpoints remove what none of them names."""
+        if version.file is None:
+            self._spill(version)
+        self._spilled.pop(version.file, None)
 
     def settle(self) -> None:
         """Gives free memory back to the system: it lies in pieces between the states that are held."""
         if MALLOC_TRIM is not None and self._in_hand:
             MALLOC_TRIM(0)
-
-    def write(self, version: Version) -> None:
-        """Writes a version for a checkpoint, unless it is written; checkpoints remove what none of them names."""
-        if version.digest is None:
-            self._spill(version, version.state)
-        self._spilled.pop(self.path(version), None)
-
-    def path(self, version: Version) -> Path:
-        """Returns the file of a version."""
-        return self._folder / STATES / f"{version.name}.safetensors"
-
-    def _add(self, client: int, state: Tree, round: int) -> Version:
-        """Makes a version, which is held or written at once."""
-        version = Version(client, f"{client:06}-{round}{self._mark}", sum(leaf.nbytes for leaf in leaves(state)))
-        if self._home is None:
-            fits = (
-                self._device.type != "cuda"
-                or 2 * version.nbytes * self._num_clients <= torch.cuda.mem_get_info(self._device)[0]
-            )
-            self._home = self._device if fits else torch.device("cpu")
-        if self._excess(version.nbytes) <= 0:
-            self._hold(version, tree_map(lambda leaf: leaf.to(self._home, copy=True).contiguous(), state))
-        else:
-            self._spill(version, state)
-        return version
 
     def _hold(self, version: Version, state: Tree) -> None:
         """Puts a state into memory, or at the end of those there."""
@@ -160,57 +143,50 @@ class Store:
         self._cache.pop(version, None)
         self._cache[version] = None
 
-    def _excess(self, nbytes: int) -> int:
-        """Returns by how many bytes the limit would be exceeded with `nbytes` more."""
-        return sum(version.nbytes for version in self._cache) + self._in_hand + nbytes - self._limit
+    def _room(self) -> float:
+        """Returns how many bytes may be held beside those that are; any number as long as nothing may be written."""
+        if self._folder is None:
+            return math.inf
+        return self._limit - self._in_hand - sum(version.nbytes for version in self._cache)
 
-    def _evict(self, nbytes: int) -> None:
-        """Evicts least-recently-used states until `nbytes` fit; spills those that no file has."""
-        excess = self._excess(nbytes)
+    def _evict(self) -> None:
+        """Evicts least-recently-used states until the limit holds; spills those that no file has."""
+        room = self._room()
         for version in list(self._cache):
-            if excess <= 0:
+            if room >= 0:
                 return
-            if version.digest is None:
-                self._spill(version, version.state)
+            if version.file is None:
+                self._spill(version)
             version.state = None
             del self._cache[version]
-            excess -= version.nbytes
+            room += version.nbytes
 
-    def _spill(self, version: Version, state: Tree) -> None:
+    def _spill(self, version: Version) -> None:
         """Writes a state to the file of its version."""
-        while self.path(version).exists():  # of a client that has kept two in this round
+        while (file := self._folder / f"{version.name}{SUFFIX}").exists():  # the client has kept two in this round
             version.name += "-again"
-        file, about = self.path(version), {"identity": self._identity, "client": version.client}
         try:
-            file.parent.mkdir(exist_ok=True)
-            version.digest = save(file, state, about)
+            self._folder.mkdir(exist_ok=True)
+            version.digest = save(file, version.state, {"client": version.client})
         except OSError as error:
             raise Unkept(error.errno, error.strerror, str(file)) from error
+        version.file = file
         self._spilled[file] = weakref.ref(version)
 
 
-class Kept(Mapping[int, Tree]):
-    """What clients keep, by id in ascending order; a state is read when it is asked for."""
+class Kept(UserDict):
+    """What clients keep, by id in ascending order: versions, which are read when they are asked for."""
 
     def __init__(self, store: Store, versions: dict[int, Version]):
-        self.versions, self.store = versions, store
+        self.data, self._store = versions, store
 
     def __getitem__(self, client: int) -> Tree:
-        return self.store.read(self.versions[client])
-
-    def __contains__(self, client: object) -> bool:
-        return client in self.versions
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.versions)
-
-    def __len__(self) -> int:
-        return len(self.versions)
+        return self._store.read(self.data[client])
 
     def write(self) -> None:
         """Writes what has not been written, for a checkpoint."""
-        for version in self.versions.values():
-            self.store.write(version)
+        for version in self.data.values():
+            self._store.write(version)
 
     def verify(self) -> None:
         """Reads all files through.
@@ -218,36 +194,23 @@ class Kept(Mapping[int, Tree]):
         Raises:
             Damaged: If one is missing or not what was written.
         """
-        for version in self.versions.values():
-            file = self.store.path(version)
+        for version in self.data.values():
             try:
-                verify(file, version.digest)
+                verify(version.file, version.digest)
             except Damaged as error:
-                raise Damaged(f"it names '{file}': {error}") from error
+                raise Damaged(f"it names '{version.file}': {error}") from error
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
-        return [(version.client, version.name, version.nbytes, version.digest) for version in self.versions.values()]
+        return [(version.client, version.name, version.nbytes, version.digest) for version in self.data.values()]
 
-    def only(self, clients: Container[int]) -> "Kept":
+    def only(self, clients: Iterable[int]) -> "Kept":
         """Leaves out what all but these clients keep."""
-        return Kept(self.store, {client: version for client, version in self.versions.items() if client in clients})
-
-
-def trimmed(state: Any, clients: Iterable[int]) -> Any:
-    """Leaves out of a server's state what all but these clients keep."""
-    clients = set(map(int, clients))
-    parts = {name: kept.only(clients) for name, kept in stored(state).items()}
-    return state._replace(**parts) if parts else state
+        return Kept(self._store, {client: self.data[client] for client in sorted(self.data.keys() & set(clients))})
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
-    """Looks at the floating-point tensors that a round has made, where they lie, before it waits for a device.
-
-    Args:
-        state: The method's, after the round.
-        before: Before it; what is still the same tensor was looked at then.
-        round: Counted from 0.
+    """Looks at the floating-point tensors that a round, from 0, has made of the state before it.
 
     Raises:
         NonFiniteLoss: If one is not finite, with its place in the state.
@@ -257,7 +220,7 @@ def refuse_non_finite(state: Any, before: Any, round: int) -> None:
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and id(leaf) not in checked:
             finite[name] = torch.isfinite(leaf).all()
-    for name, flag in finite.items():
+    for name, flag in finite.items():  # which waits for the device, once all is asked
         if not flag:
             raise NonFiniteLoss(
                 f"'{name[1:]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of "

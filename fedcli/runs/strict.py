@@ -21,8 +21,8 @@ class Refusing(TorchDispatchMode):
         """Calls an operation, unless it is one of those; attention without dropout may draw, and does not."""
         kwargs = kwargs or {}
         if torch.Tag.data_dependent_output in function.tags:
-            what = "reads a number out of a tensor, as .item(), float() and if do; use torch.where"
-            raise RuntimeError(f"a local objective {what}")
+            reads = "reads a number out of a tensor, as .item(), float() and if do; use torch.where"
+            raise RuntimeError(f"a local objective {reads}")
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **kwargs)
         generator = kwargs.get("generator") or torch.default_generator
@@ -42,22 +42,21 @@ class Strict(Federation):
         """As in `Federation`."""
         self._round = cohort.round if self._round is None else self._round
         if cohort.round == self._round and self.device.type == "cpu":
-            local = once_refusing(local if isinstance(local, Step) else self.optimizer_step(local))
+            step = local if isinstance(local, Step) else self.optimizer_step(local)
+            unseen = [True]
+            in_place = step.in_place and _refuse_once(step.in_place, unseen)
+            local = Step(_refuse_once(step.update, unseen), step.init_optimizer, in_place)
         return super().train(clients, cohort, local, *more, **options)
 
 
-def once_refusing(step: Step) -> Step:
-    """The same step, whose first call for a client alone refuses what it should not do."""
-    todo = [True]
+def _refuse_once(update: Update, unseen: list[bool]) -> Update:
+    """Returns the same update, refusing what it should not do in the first call for a client alone, if it is unseen."""
 
-    def watched(update: Update) -> Update:
-        def run(client: Client, batch: Any, context: Any) -> tuple[Client, Aux]:
-            if not todo or under_vmap.get():
-                return update(client, batch, context)
-            todo.clear()
-            with Refusing():
-                return update(client, batch, context)
+    def run(client: Client, batch: Any, context: Any) -> tuple[Client, Aux]:
+        if not unseen or under_vmap.get():
+            return update(client, batch, context)
+        unseen.clear()
+        with Refusing():
+            return update(client, batch, context)
 
-        return run
-
-    return Step(watched(step.update), step.init_optimizer, step.in_place and watched(step.in_place))
+    return run

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,35 +83,31 @@ LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": We
 
 
 class Loggers:
-    """A listener that tells a display and then each of several loggers; one that fails is left out, the run goes on.
-
-    Args:
-        display: What shows the run, and the failure of a logger.
-        loggers: By what the user calls them.
-    """
+    """A listener that tells a display and then each logger, by name; one that fails is left out, the run goes on."""
 
     def __init__(self, display: Listener, loggers: dict[str, Any]):
         self.display, self.loggers = display, loggers
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """The method of `Listener` of that name, for all of them."""
-        return partial(self._tell, event)
 
-    def _tell(self, event: str, *arguments: Any) -> None:
-        getattr(self.display, event)(*arguments)
-        for name, logger in list(self.loggers.items()):
-            try:
-                getattr(logger, event, lambda *_: None)(*arguments)
-            except Exception as error:
-                del self.loggers[name]
-                self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
+        def tell(*arguments: Any) -> None:
+            getattr(self.display, event)(*arguments)
+            for name, logger in list(self.loggers.items()):
+                try:
+                    getattr(logger, event, lambda *_: None)(*arguments)
+                except Exception as error:
+                    del self.loggers[name]
+                    self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
+
+        return tell
 
 
 def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
-    """A display that loggers listen to as well; the display itself where there are none.
+    """A display, None for none, that loggers listen to as well; the display itself where there are none.
 
     Args:
-        display: None for none.
+        display: What shows the run.
         log: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours, several divided by commas; or a list of
             these and of loggers themselves.
 

@@ -2,19 +2,18 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import recorded_options, resolve, without_effect
-from fedcli.runs.consent import with_own_files
 from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.run import Run, has_ended, load, new_folder, remove_unused, run
+from fedcli.runs.trust import trust_files
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
 SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
@@ -44,19 +43,12 @@ class Until:
             raise Enough
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a record and its repetition have in common.
+class Verdict(NamedTuple):
+    """What a record and its repetition have in common."""
 
-    Attributes:
-        text: "same bits", "same to the last digit" of some rounds, "same within x", or what differs.
-        same: False for the last of them.
-        again: The repetition.
-    """
-
-    text: str
-    same: bool
-    again: Run
+    text: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
+    same: bool  # False for the last of them
+    again: Run  # the repetition
 
 
 def verify(
@@ -90,10 +82,10 @@ def verify(
             f"the run '{path}' has not finished (it is {record['status']}); only one that has finished or diverged can "
             "be compared."
         )
-    if rounds is not None:
+    if rounds not in (None, len(record["rounds"])):
         record = _beginning(record, rounds)
-        progress = Until(rounds, progress or Listener()) if record["status"] == "interrupted" else progress
-    record = with_own_files(record, method, "the same command with")
+        progress = Until(rounds, progress or Listener())
+    record = trust_files(record, method)
     chosen = find_method(record["method_source"])
     options = recorded_options(record["config"], chosen)
     setup = resolve(chosen, options, need_data=False)
@@ -118,27 +110,21 @@ def verify(
 
 
 def _beginning(record: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """The record as it would be had the run been interrupted after some rounds; the whole where it has no more."""
+    """The record as it would be had the run been interrupted after some rounds, fewer than it has."""
     done = len(record["rounds"])
-    if not 1 <= rounds <= done:
+    if not 1 <= rounds < done:
         raise UserError(f"--rounds must be from 1 to the {done} that the run has (got {rounds}); choose one of these.")
-    if rounds == done:
-        return record
     tested = [row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None]
-    if not tested or rounds < tested[0]:
-        first = tested[0] if tested else done
+    first = min(tested, default=done)
+    if rounds < first:
         raise UserError(f"the run has no accuracy before round {first} (got --rounds {rounds}); give {first} or more.")
-    kept = {name: value for name, value in record.items() if name != "error"}
     moved = [move for move in record.get("moved", ()) if move["round"] < rounds]
-    return {**kept, "rounds": record["rounds"][:rounds], "summary": {}, "moved": moved, "status": "interrupted"}
+    beginning = {"rounds": record["rounds"][:rounds], "summary": {}, "moved": moved, "status": "interrupted"}
+    return {name: value for name, value in {**record, **beginning}.items() if name != "error"}
 
 
 def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
-    """Compares two runs of the same options that have finished, diverged, or been interrupted after the same round.
-
-    Args:
-        record: The first.
-        again: The second.
+    """Compares two records of the same options, both finished, diverged, or interrupted after the same round.
 
     Returns:
         The text and the answer of a `Verdict`.
@@ -163,15 +149,14 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     end, new_end = record.get("error", record["status"]), again.get("error", again["status"])
     if end != new_end:
         return f"another end: {new_end}; was: {end}{other}", False
-    done = len(record["rounds"])
-    beginning = f" in the first {done} of {record['config']['rounds']} rounds" if end == "interrupted" else ""
     distance, number = _distance(record["rounds"], again["rounds"])
     points = f"{100 * distance:.2f} points of accuracy"
-    kind = "the parameters"
-    result, new_result = record["summary"].get("params_sha256"), again["summary"].get("params_sha256")
+    kind, result, new_result = "the parameters", *(run["summary"].get("params_sha256") for run in (record, again))
     if result is None and new_result is None:
         kind = "the terms of the objective"
         result, new_result = ([row["terms"] for row in run["rounds"]] for run in (record, again))
+    done = len(record["rounds"])
+    beginning = f" in the first {done} of {record['config']['rounds']} rounds" if end == "interrupted" else ""
     if result == new_result and distance == 0:
         until = f" until both diverge in round {done + 1}" if "error" in record else ""
         return f"same to the last digit{beginning}" if beginning else f"same bits{until}", True
@@ -190,10 +175,8 @@ def _distance(rounds: list[dict[str, Any]], again: list[dict[str, Any]]) -> tupl
     largest, number = 0.0, 0
     for before, now in zip(rounds, again, strict=True):
         for name in ("test_accuracy", "validation_accuracy"):
-            if before[name] is None or now[name] is None:
-                difference = float(before[name] is not now[name])
-            else:
-                difference = abs(before[name] - now[name])
+            pair = before[name], now[name]
+            difference = float(pair[0] is not pair[1]) if None in pair else abs(pair[0] - pair[1])
             if difference > largest:
                 largest, number = difference, before["round"] + 1
     return largest, number

@@ -2,20 +2,17 @@
 
 PyTorch's launcher starts them, by `torchrun` or for `--workers`. Each runs the whole program and makes the same draws,
 so that each has the same state; only work with parts is divided, by `Group.share`. What a part gives goes to all as
-bytes, over gloo or, on CUDA, NCCL; its structure goes before, in JSON. The first process alone writes and prints.
+bytes, over gloo or, on CUDA, NCCL; its structure goes before, pickled: the processes of a run trust each other. The
+first alone writes and prints.
 
 No end of one process leaves another waiting. One that fails sends its error where the others expect a message, so that
 all fail with it. One that dies closes its connections: the others lose it and end too.
 """
 
-import json
 import logging
-import operator
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -26,8 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.core.trees import Tree, from_names, to_names
+from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.errors import UserError
+from fedcli.runs.signals import end_with_parent
 
 LOST = 75  # exit code of a process that no longer reaches the others
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
@@ -38,6 +36,18 @@ class Lost(KeyboardInterrupt):
     """Another process of the run has died, so that this one cannot go on."""
 
     code = LOST
+
+
+class Form:
+    """What a tensor is but for its bytes; its strides too, since the order of a sum may depend on them."""
+
+    def __init__(self, tensor: Tensor):
+        self.dtype, self.shape, self.strides = tensor.dtype, tensor.shape, tensor.stride()
+        self.device = tensor.device.type
+
+    def empty(self) -> Tensor:
+        """Makes a tensor of this form, of any content."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 class Group:
@@ -61,20 +71,20 @@ class Group:
         """
         if self.count == 1 or self._inside or len(items) < 2:
             return list(work(items))
-        gathered = self._gather(self._alone(lambda: list(work(items[self.number :: self.count]))))
+        gathered = self._gather(lambda: list(work(items[self.number :: self.count])))
         return [gathered[index % self.count][index // self.count] for index in range(len(items))]
 
     def first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, the only one to call it."""
         if self.count == 1:
             return make()
-        return self._gather(self._alone(lambda: [make()]) if self.number == 0 else [])[0][0]
+        return self._gather(make if self.number == 0 else lambda: None)[0]
 
     def refuse_differences(self, facts: dict[str, Any], device: torch.device) -> None:
         """Compares what must be the same on all processes.
 
         Args:
-            facts: By what is said of them; each as JSON can say it.
+            facts: By what is said of them.
             device: Of the run, one for each process.
 
         Raises:
@@ -89,12 +99,12 @@ class Group:
             )
         first, *others = self._exchange(facts)
         for number, other in enumerate(others, start=1):
-            if differing := [name for name in facts if other[name] != first[name]]:
-                name = differing[0]
-                raise UserError(
-                    f"the workers differ in {name} (got {other[name]} on worker {number}, {first[name]} on worker "
-                    "0); give all of them the same data and the same versions."
-                )
+            for name in facts:
+                if other[name] != first[name]:
+                    raise UserError(
+                        f"the workers differ in {name} (got {other[name]} on worker {number}, {first[name]} on worker "
+                        "0); give all of them the same data and the same versions."
+                    )
 
     def end(self, error: BaseException) -> None:
         """Ends all processes with an error of this one, unless it is that of another, which all know of.
@@ -108,31 +118,20 @@ class Group:
         if not self._told:
             kind = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), type(error).__name__)
             with suppress(Exception):
-                self._exchange({}, [kind, str(error)])
+                self._exchange(None, (kind, str(error)))
         if self.number > 0:
             sys.exit()
 
-    def _alone(self, work: Callable[[], Any]) -> Any:
-        """Calls `work`, in which nothing is divided."""
-        self._inside = True
-        try:
-            return work()
-        finally:
-            self._inside = False
-
-    def _exchange(self, message: Any, error: Sequence[str] | None = None) -> list[Any]:
-        """Sends all processes a message, in JSON, and returns everyone's, by their numbers.
+    def _exchange(self, message: Any, error: tuple[str, str] | None = None) -> list[Any]:
+        """Sends all processes a message without tensors, and returns everyone's, by their numbers.
 
         Raises:
             Exception: The error, a kind and a text, that a process has sent with its message.
             Lost: If a process has died.
         """
-        text = json.dumps([message, error]).encode()
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        pairs = [None] * self.count
         with _losing():
-            dist.all_gather(sizes, torch.tensor([len(text)]))
-        texts = self._broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), [int(size) for size in sizes])
-        pairs = [json.loads(text.numpy().tobytes()) for text in texts]
+            dist.all_gather_object(pairs, (message, error))
         for number, (_, error) in enumerate(pairs):
             if error is not None:
                 self._told = True
@@ -141,56 +140,31 @@ class Group:
                 raise ERRORS.get(kind, RuntimeError)(f"on worker {number}, {text}")
         return [message for message, _ in pairs]
 
-    def _broadcast(self, mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Returns the vectors of bytes of all processes, whose sizes are known, on the device of `mine`."""
-        vectors = [mine if number == self.number else mine.new_empty(size) for number, size in enumerate(sizes)]
-        with _losing():
-            for number, vector in enumerate(vectors):
-                if len(vector):
-                    dist.broadcast(vector, number)
-        return vectors
-
-    def _gather(self, mine: list[Tree]) -> list[list[Tree]]:
-        """The trees that every process has made, by their numbers."""
-        structure, tensors = to_names(mine, _type_name)
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}  # without gaps between elements
-        messages = self._exchange({"structure": structure, "forms": {name: _form(copies[name]) for name in copies}})
+    def _gather(self, make: Callable[[], Tree]) -> list[Tree]:
+        """Makes a tree, in which nothing is divided, and returns the trees of all processes, by their numbers."""
+        self._inside = True
+        try:
+            made = make()
+        finally:
+            self._inside = False
+        # Copies have memory of their own, without gaps between elements.
+        made = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, made)
+        forms = self._exchange(tree_map(lambda leaf: Form(leaf) if isinstance(leaf, Tensor) else leaf, made))
         self._ended = True  # from here on the others expect bytes, and no word of an error
-        gathered = [{name: _empty(*form) for name, form in message["forms"].items()} for message in messages]
-        gathered[self.number] = copies
-        on_cuda = any(tensor.is_cuda for parts in gathered for tensor in parts.values())
-        nothing = torch.empty(0, dtype=torch.uint8, device="cuda" if on_cuda else "cpu")
-        vector = torch.cat([nothing, *(_bytes(copy).to(nothing.device) for copy in copies.values())])
-        sizes = [[tensor.nbytes for tensor in parts.values()] for parts in gathered]
-        vectors = self._broadcast(vector, [sum(parts) for parts in sizes])
-        for number, parts in enumerate(gathered):
-            for tensor, received in zip(parts.values(), vectors[number].split(sizes[number]), strict=True):
-                _bytes(tensor).copy_(received)
+        trees = [tree_map(lambda leaf: leaf.empty() if isinstance(leaf, Form) else leaf, form) for form in forms]
+        trees[self.number] = made
+        for number, tree in enumerate(trees):
+            tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+            for device in ("cpu", "cuda"):
+                parts = [_bytes(tensor) for tensor in tensors if tensor.device.type == device]
+                if any(map(len, parts)):
+                    vector = torch.cat(parts)  # one message: each takes its time, however small
+                    with _losing():
+                        dist.broadcast(vector, number)
+                    for part, received in zip(parts, vector.split([len(part) for part in parts]), strict=True):
+                        part.copy_(received)
         self._ended = False
-        pairs = zip(messages, gathered, strict=True)
-        return [from_names(message["structure"], parts, _Types()) for message, parts in pairs]
-
-
-class _Types(dict):
-    """The NamedTuple classes of all modules by the names that `_type_name` gives them."""
-
-    def __missing__(self, name: str) -> type:
-        module, _, path = name.partition(":")
-        return operator.attrgetter(path)(sys.modules[module])
-
-
-def _type_name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _form(tensor: Tensor) -> tuple[str, list[int], list[int], str]:
-    """Type, shape, strides and kind of device; strides too, since the order of a sum may depend on them."""
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride()), tensor.device.type
-
-
-def _empty(dtype: str, shape: list[int], strides: list[int], device: str) -> Tensor:
-    """A tensor of a form."""
-    return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+        return trees
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -248,29 +222,17 @@ def joined() -> Iterator[Group]:
 def _connected() -> Group:
     """The processes that the launcher has started, once all are there."""
     here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-    own_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
-    if own_device:
+    has_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
+    if has_device:
         torch.cuda.set_device(local)  # which "cuda" stands for from here on
-    _end_with_launcher()
+    end_with_parent()  # the launcher, which may be killed before it has ended this process
     starts = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store, number, count = next(dist.rendezvous("env://"))
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
         store = dist.PrefixStore(starts, store)  # the launcher's, which has the addresses of earlier starts too
-    backend = "cpu:gloo,cuda:nccl" if own_device else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if has_device else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     return Group(number, count, here, restarted=starts != "0")
-
-
-def _end_with_launcher() -> None:
-    """Lets this process end, as by SIGTERM, once the launcher is dead, which may not have ended it."""
-    launcher = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def launch(count: int, command: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Whose code a record may run: a path in it is imported only if the user names the file, unchanged."""
+"""Whose code is trusted: a path in a record is imported only if the user names the file, unchanged."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from fedcli.errors import UserError
 from fedcli.userfiles import THEN, file_hash, is_hash_of, own_paths, replace_paths
 
 
-def with_own_files(
-    record: dict[str, Any], named: Sequence[str | Path], command: str, changed: bool = False
+def trust_files(
+    record: dict[str, Any], named: Sequence[str | Path], command: str = "the same command with", changed: bool = False
 ) -> dict[str, Any]:
     """The record with its paths of the user's files as they are now; none of them has been imported.
 
@@ -23,7 +23,7 @@ def with_own_files(
     Raises:
         UserError: If the record has a file that is not named, or is not the one the run began with.
     """
-    recorded, now = own_files(record), own_paths(map(str, named))
+    recorded, now = user_files(record), own_paths(map(str, named))
     paths, files = {}, {}
     for path, hashes in recorded.items():
         same = [file for file in now if file == path or is_hash_of(hashes, file)]
@@ -36,20 +36,19 @@ def with_own_files(
             )
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
-        if is_hash_of(files[file], file):
-            continue
-        if not changed:
-            raise UserError(
-                f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
-                "records count what it imports, too); go on with --changed-method, or start a new run."
-            )
-        files[file] += THEN + file_hash(file)
+        if not is_hash_of(files[file], file):
+            if not changed:
+                raise UserError(
+                    f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
+                    "records count what it imports, too); go on with --changed-method, or start a new run."
+                )
+            files[file] += THEN + file_hash(file)
     config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
     source = replace_paths(record["method_source"], paths)
     return {**record, "method_source": source, "config": config, "user_files": files}
 
 
-def own_files(record: dict[str, Any]) -> dict[str, str]:
+def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, each with its hash, which is empty where an older record has none."""
     hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
     return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}

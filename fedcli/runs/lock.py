@@ -1,4 +1,4 @@
-"""The owner of a folder of runs: one process at a time, known by a lock that dies with it."""
+"""The lock of a folder of runs: one process at a time writes there; the lock dies with the process."""
 
 import errno
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedcli.data.files import is_leftover, remove_leftovers
+from fedcli.data.files import remove_leftovers
 from fedcli.errors import UserError
 
 LOCK = ".lock"
@@ -19,17 +19,14 @@ class InUse(UserError):
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
-    """Keeps every other process from the folder, and clears what a killed one was writing there.
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps every other process from the folder, which it makes, and clears what a killed one was writing there.
 
-    The lock is the kernel's, on a file that is removed at the end; after a kill the file stays, and locks nothing. A
-    file system without locks has no owners.
-
-    Args:
-        folder: Made where it does not exist.
+    The lock is the kernel's, on a file that is removed at the end; after a kill the file stays, and locks nothing. On
+    a file system without locks nobody is kept away.
 
     Raises:
-        InUse: Another process owns the folder.
+        InUse: Another process has locked the folder.
         UserError: It cannot be written.
     """
     # A mark in place of the lock would outlive a kill, and keep a job that is queued again from its own folder.
@@ -53,10 +50,3 @@ def owned(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
         lock.release()
-
-
-def is_free(folder: Path) -> bool:
-    """Whether a run may begin in a folder: it does not exist, or holds only what a killed process left behind."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
