@@ -12,7 +12,7 @@ Notation
     code                    paper           shape
     params                  w = (theta, phi)    dict of tensors; phi is `head.*`, theta the rest
     global_features         zeta^t          [C, D]
-    Recorded                zeta_k^t        sums [K, C, D] and counts [K, C] while a client trains
+    Gathered                zeta_k^t        sums [K, C, D] and counts [K, C] while a client trains
     evaluation              epsilon^t       [N, C]; that of a cohort [M, C] is epsilon*
     partner                 nu^t            [M], positions in the cohort
     cohort.weights          D_k / D         [M]
@@ -80,14 +80,14 @@ from fedcli.core import (
     LocalLoss,
     Network,
     Params,
-    Step,
     class_means,
     class_sums,
     cross_entropy,
-    generator,
     select,
     weighted_mean,
 )
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 
 EVALUATION_SHARE = 0.2  # of a client's training examples, Appendix
 
@@ -115,13 +115,6 @@ class Context(NamedTuple):
 
 
 CONTEXT_AXES = Context(global_features=None, has_class=None)
-
-
-class Recorded(NamedTuple):
-    """What a client gathers while it trains, zeta_k before its division."""
-
-    sums: Tensor  # [C, D], features of each class
-    counts: Tensor  # [C], int64, how many
 
 
 class ServerState(NamedTuple):
@@ -206,7 +199,7 @@ def alignment_loss(
     return torch.where(aligned[:, None], means - global_features, 0.0).square().sum()
 
 
-def mean_features(recorded: Recorded) -> tuple[Tensor, Tensor]:
+def mean_features(recorded: Gathered) -> tuple[Tensor, Tensor]:
     """Eq. 5 and Algorithm 2, line 18: zeta_k.
 
     Args:
@@ -215,7 +208,7 @@ def mean_features(recorded: Recorded) -> tuple[Tensor, Tensor]:
     Returns:
         `[K, C, D]`, zero where a client has recorded no feature of a class, and `[K, C]`, whether it has.
     """
-    return recorded.sums / recorded.counts.clamp(min=1)[..., None], recorded.counts > 0  # Reading 9
+    return mean_by_class(recorded.sums, recorded.counts), recorded.counts > 0  # Reading 9
 
 
 def aggregate_features(features: Tensor, present: Tensor, previous: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,21 +264,9 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def recording(step: Step, num_classes: int) -> Step:
-    """Algorithm 2, lines 8 to 15: a local step that also adds the batch's features to what the client has recorded."""
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)  # aux.outputs: the features before the step, Reading 9
-        sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
-        recorded = Recorded(client.memory.sums + sums, client.memory.counts + counts)
-        return client._replace(memory=recorded), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def find_partners(evaluation: Tensor, cohort, fed, config: Config) -> Tensor:
+def find_partners(evaluation: Tensor, cohort: Cohort, fed: Federation, config: Config) -> Tensor:
     """Algorithm 1, line 4: MakeMatching; ties by a draw per client and round."""
-    draws = [generator(fed.config.seed, cohort.round, client, "matching").random() for client in cohort.client_ids]
+    draws = [fed.generator(cohort.round, client, "matching").random() for client in cohort.client_ids]
     priority = torch.tensor(draws, dtype=torch.float64)
     if config.matching == "many-to-one":
         return match_many_to_one(evaluation, priority)
@@ -299,7 +280,7 @@ def exchanged_names(tree: Params, part: str) -> list[str]:
     return [name for name in tree if part == "model" or part == ("head" if name.startswith("head.") else "body")]
 
 
-def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed) -> Client:
+def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
     """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server."""
     receiver = partner != torch.arange(len(partner), device=partner.device)  # Reading 15
     sender = partner[receiver].unique()  # of pairs the same clients; in many-to-one matching some are not asked
@@ -314,37 +295,33 @@ def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed) -> 
     return clients._replace(params=exchanged(clients.params), buffers=exchanged(clients.buffers))
 
 
-def evaluate_clients(clients: Client, cohort, fed) -> Tensor:
+def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor:
     """Algorithm 2, lines 19 and 20: every client's evaluation vector, by its own model; `[K, C]`."""
     rows = []
     for k, client in enumerate(cohort.client_ids):
-        draw = generator(fed.config.seed, cohort.round, client, "evaluation")
+        draw = fed.generator(cohort.round, client, "evaluation")
         index = evaluation_sample(fed.training[client], draw)
         _, logits, labels = fed.predict(*select((clients.params, clients.buffers), k), index)
         rows.append(evaluation_vector(logits.argmax(1) == labels, labels, fed.num_classes))
     return torch.stack(rows).to(fed.device, fed.dtype)
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^0; no class has a global feature, and nobody has been evaluated."""
-    zeros = {"dtype": fed.dtype, "device": fed.device}
-    global_features = torch.zeros(fed.num_classes, fed.feature_dim, **zeros)
-    has_class = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-    evaluation = torch.zeros(fed.num_clients, fed.num_classes, **zeros)
-    return ServerState(*fed.initial_model(), global_features, has_class, evaluation)
+    evaluation = torch.zeros(fed.num_clients, fed.num_classes, dtype=fed.dtype, device=fed.device)
+    return ServerState(*fed.initial_model(), *no_vectors(fed), evaluation)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the lines are those of Algorithm 1 (server) and Algorithm 2 (client)."""
     ids = torch.as_tensor(cohort.client_ids, device=fed.device)
     partner = fed.download_each(find_partners(state.evaluation[ids], cohort, fed, config))  # server, line 4
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server, line 6
     context = Context(fed.download(state.global_features, cohort), state.has_class)
-    nothing = Recorded(torch.zeros_like(state.global_features), torch.zeros_like(state.has_class, dtype=torch.int64))
-    clients = clients._replace(memory=Recorded(*(leaf.expand(len(ids), *leaf.shape) for leaf in nothing)))  # line 2
-    step = recording(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)
+    clients = clients._replace(memory=nothing_gathered(len(ids), state.global_features))  # client, line 2
+    step = gathering(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)  # lines 8 to 15
 
-    epochs, half = fed.config.local_epochs, fed.config.local_epochs // 2  # Readings 10, 14
+    epochs, half = fed.local_epochs, fed.local_epochs // 2  # Readings 10, 14
     clients, first = fed.train(clients, cohort, step, context, CONTEXT_AXES, range(half))  # client, lines 3 to 17
     clients = exchange_with_partners(clients, partner, config.exchange, fed)  # client, line 5
     clients, second = fed.train(clients, cohort, step, context, CONTEXT_AXES, range(half, epochs))
@@ -360,7 +337,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, features, has_class, evaluation), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """Model and class features both ways, the evaluation vector up, and what clients exchange through the server."""
     size, model, head = len(cohort.client_ids), fed.sizes.parameters, fed.num_classes * (fed.feature_dim + 1)
     partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)

@@ -91,11 +91,11 @@ from fedcli.core import (
     Step,
     class_means,
     cross_entropy,
-    generator,
     masked_mean,
     tree_map,
     weighted_mean,
 )
+from fedcli.core.federation import Cohort, Federation, Terms
 
 HEAD = ("head.weight", "head.bias")  # phi
 
@@ -325,7 +325,7 @@ def calibration_objective(params, buffers, batch, context) -> tuple[Tensor, Aux]
     return loss, Aux(buffers, {"calibration": loss})
 
 
-def make_local_step(fed, config: Config) -> Step:
+def make_local_step(fed: Federation, config: Config) -> Step:
     """A client's minibatch in Algorithm 1, in its order (Reading 8)."""
     align = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)  # Reading 14
     calibrate = fed.optimizer_step(
@@ -349,14 +349,14 @@ def make_local_step(fed, config: Config) -> Step:
     return Step(update, lambda params: {**align.init_optimizer(params), **calibrate.init_optimizer(params)})
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model and the initial anchors, both from the run's seed."""
     draw = random_anchors if config.anchor_init == "random" else orthogonal_anchors
-    anchors = draw(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "anchors"))
+    anchors = draw(fed.num_classes, fed.feature_dim, fed.generator("anchors"))
     return ServerState(*fed.initial_model(), anchors.to(fed.device, fed.dtype))
 
 
-def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
+def train_clients(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Client, Terms]:
     """The part of Algorithm 1 from the server's message to the clients' answer."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # the server communicates w^(t-1)
     anchors = fed.download(state.anchors, cohort)  # and a^(t-1)
@@ -366,7 +366,7 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[Clie
     return fed.train(clients, cohort, make_local_step(fed, config), context, CONTEXT_AXES)  # in parallel
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, round t."""
     if config.anchor_init == "fedavg-round" and cohort.round == 0:
         return round_of_fedavg(state, cohort, fed, config)
@@ -401,7 +401,7 @@ METHOD = Method(
 # A variant: one round of FedAvg before the first of FedFA (Table 7, Reading 9).
 
 
-def round_of_fedavg(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def round_of_fedavg(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round 0: FedAvg, whose class features become the anchors."""
     config = replace(config, anchor_weight=0.0, anchor_decay=0.0, calibration="never")
     clients, terms = train_clients(state, cohort, fed, config)

@@ -80,6 +80,7 @@ from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, both_ways, grid, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fednova, fedprox, moon
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
@@ -285,13 +286,13 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def no_anchors(fed) -> tuple[Tensor, Tensor]:
+def no_anchors(fed: Federation) -> tuple[Tensor, Tensor]:
     """Zeros `[C, D]`, and `[C]` that no class has an anchor."""
     anchors = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
     return anchors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
 
 
-def exchange_anchors(clients: Client, state, cohort, fed, config: Config) -> tuple[Tensor, Tensor]:
+def exchange_anchors(clients: Client, state, cohort: Cohort, fed: Federation, config: Config) -> tuple[Tensor, Tensor]:
     """Eqs. 8 and 9: the clients' class means, sent and aggregated.
 
     Args:
@@ -309,18 +310,18 @@ def exchange_anchors(clients: Client, state, cohort, fed, config: Config) -> tup
     return anchors, state.has_anchor | (class_counts.sum(0) > 0)
 
 
-def matching_context(anchors: Tensor, has_anchor: Tensor, cohort, config: Config) -> Context:
+def matching_context(anchors: Tensor, has_anchor: Tensor, cohort: Cohort, config: Config) -> Context:
     """The anchors with lambda, which is 0 before round T_s."""
     weight = config.match_weight if cohort.round >= config.start_round else 0.0  # Reading 4
     return Context(anchors, has_anchor, anchors.new_tensor(weight))
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^(0); no class has an anchor."""
     return ServerState(*fed.initial_model(), *no_anchors(fed))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, round t; the lines are those of its for loop."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # line 1: w^(t) to every client
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # lines 2 and 3, Eqs. 8 and 9
@@ -755,12 +756,12 @@ class StateWithClients(NamedTuple):
     clients: dict[int, Any]
 
 
-def init_lite(fed, config) -> StateWithClients:
+def init_lite(fed: Federation, config) -> StateWithClients:
     """The initial model; no class has an anchor and no client a model of its own."""
     return StateWithClients(*fed.initial_model(), *no_anchors(fed), clients={})
 
 
-def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort, fed) -> Client:
+def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort: Cohort, fed: Federation) -> Client:
     """Each client's own model; the global one is sent to those that have none (Reading 10)."""
     newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in kept]
     fed.broadcast(state.params, state.buffers, cohort._replace(client_ids=cohort.client_ids[newcomers]))
@@ -768,7 +769,7 @@ def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort, fe
     return Client(own.params, own.buffers, optimizer={})  # Reading 9
 
 
-def run_lite_round(state: StateWithClients, cohort, fed, config) -> tuple[StateWithClients, dict[str, Tensor]]:
+def run_lite_round(state: StateWithClients, cohort: Cohort, fed: Federation, config) -> tuple[StateWithClients, Terms]:
     """Section VI and Fig. 5, round t of FedFM-Lite."""
     after_exchange = cohort.round % config.model_interval == 0
     with_exchange = (cohort.round + 1) % config.model_interval == 0 or cohort.round + 1 == fed.num_rounds  # Reading 11
@@ -787,7 +788,7 @@ def run_lite_round(state: StateWithClients, cohort, fed, config) -> tuple[StateW
     return StateWithClients(*model, anchors, has_anchor, kept), terms  # Reading 14
 
 
-def lite_costs(state: StateWithClients, cohort, fed, config) -> tuple[int, int]:
+def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config) -> tuple[int, int]:
     """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
     size, model = len(cohort.client_ids), fed.sizes.parameters
     anchors = size * fed.num_classes * fed.feature_dim
@@ -862,11 +863,11 @@ def with_matching(base: ModuleType) -> Method:
     plain, (config_type, of_base) = base.METHOD, joined_options(base)
     state_type = StateWithClients if "clients" in base.ServerState._fields else ServerState
 
-    def init(fed, config):
+    def init(fed: Federation, config):
         anchors, has_anchor = no_anchors(fed)
         return state_type(**base.init(fed, of_base(config))._asdict(), anchors=anchors, has_anchor=has_anchor)
 
-    def run_round(state, cohort, fed, config):
+    def run_round(state, cohort: Cohort, fed: Federation, config):
         own = of_base(config)
         clients = fed.broadcast(state.params, state.buffers, cohort)
         anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
@@ -878,7 +879,7 @@ def with_matching(base: ModuleType) -> Method:
         after = base.aggregate(state, clients, cohort, fed, own)
         return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
-    def costs(state, cohort, fed, config):
+    def costs(state, cohort: Cohort, fed: Federation, config):
         down, up = plain.costs(state, cohort, fed, of_base(config))
         anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
         return down + anchors, up + anchors

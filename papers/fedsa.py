@@ -84,19 +84,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Claim, DataSetting, Method, Protocol, Table, grid, option, rows_by_class
-from fedcli.core import (
-    Aux,
-    Client,
-    LocalLoss,
-    Network,
-    Params,
-    Step,
-    class_means,
-    class_sums,
-    cross_entropy,
-    generator,
-    masked_mean,
-)
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, masked_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.papers.baselines.fedtgp import distance
 
 
@@ -144,13 +134,6 @@ class Context(NamedTuple):
 
 
 CONTEXT_AXES = Context(anchors=None, margin=0)
-
-
-class Gathered(NamedTuple):
-    """What a client gathers while it trains."""
-
-    sums: Tensor  # [C, D], features of each class
-    counts: Tensor  # [C], int64, how many
 
 
 class ClientState(NamedTuple):
@@ -269,7 +252,7 @@ def classifier_calibration(head_weight: Tensor, head_bias: Tensor, anchors: Tens
 
 def local_prototypes(sums: Tensor, counts: Tensor) -> Tensor:
     """Eq. 2: P_i^c, `[K, C, D]`, from sums `[K, C, D]` and counts `[K, C]`; 0 for a class without a feature."""
-    return sums / counts.clamp(min=1)[..., None]
+    return mean_by_class(sums, counts)
 
 
 def aggregate_prototypes(local: Tensor, counts: Tensor, mean: str = "clients") -> Tensor:
@@ -326,45 +309,33 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def gathering(step: Step, num_classes: int) -> Step:
-    """The step, which also adds its batch's features to what the client has gathered."""
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)  # aux.outputs: the features before the step; Reading 6
-        sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
-        return client._replace(memory=Gathered(client.memory.sums + sums, client.memory.counts + counts)), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The anchors, from the run's seed; nobody has trained yet.
 
     Raises:
         UserError: If the networks' features have different widths.
     """
     draw = semantic_anchors if config.embedding else class_anchors  # Reading 12
-    anchors = draw(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "anchors")).to(fed.device, fed.dtype)
-    nobody = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-    return ServerState(anchors, torch.zeros_like(anchors), nobody, {})
+    anchors = draw(fed.num_classes, fed.feature_dim, fed.generator("anchors")).to(fed.device, fed.dtype)
+    return ServerState(anchors, *no_vectors(fed), {})
 
 
-def train_group(state: ServerState, group, fed, config: Config) -> tuple[Client, Tensor, dict[str, Tensor]]:
+def train_group(state: ServerState, group: Cohort, fed: Federation, config: Config) -> tuple[Client, Tensor, Terms]:
     """Local training of the clients with one network: their models, their own margins d_i, and the loss's terms."""
-    anchors, size = state.anchors, len(group.client_ids)
+    anchors = state.anchors
     first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
     own = fed.recall(state.clients, group, first)
     global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
     context = Context(anchors, torch.maximum(own.margin, global_margin))  # d_i^*; Reading 5
-    counts = torch.zeros(size, len(anchors), dtype=torch.int64, device=fed.device)
-    clients = Client(own.params, own.buffers, {}, Gathered(anchors.new_zeros(size, *anchors.shape), counts))
-    step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))
+    clients = Client(own.params, own.buffers, {}, nothing_gathered(len(group.client_ids), anchors))
+    step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
-    pairs = zip(local_prototypes(*clients.memory), clients.memory.counts > 0, strict=True)
+    sums, counts, _ = clients.memory
+    pairs = zip(local_prototypes(sums, counts), counts > 0, strict=True)
     return clients, torch.stack([margin(*pair, config.margin_form) for pair in pairs]), terms
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the paper has no algorithm box, the order is that of its sections."""
     fed.download(state.anchors, cohort)
     states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
@@ -373,7 +344,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
         states = fed.remember(states, group, ClientState(clients.params, clients.buffers, margins))
         gathered.append(clients.memory)
         terms.append(group_terms)
-    sums, counts = fed.in_order(cohort, groups, gathered)
+    sums, counts, _ = fed.in_order(cohort, groups, gathered)
     local = fed.upload(local_prototypes(sums, counts), counts > 0)  # Eq. 2
     prototypes, has_class = aggregate_prototypes(local, counts, config.prototype_mean), (counts > 0).any(0)  # Eq. 3
     anchors = update_anchors(state.anchors, prototypes, has_class, config.anchor_decay)  # Eq. 10, Reading 8

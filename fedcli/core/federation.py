@@ -16,7 +16,7 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, adam_step, sgd_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import use_live_taps
@@ -319,7 +319,7 @@ class Federation:
         context: Tree = None,
         axes: Tree = None,
         epochs: range | None = None,
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, Terms]:
         """Trains the clients of a cohort on their own data.
 
         Args:
@@ -493,7 +493,7 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
     return kept, testing, training, validation
 
 
-def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:
+def _refuse_non_finite(terms: Terms, cohort: Cohort) -> None:
     for name, values in terms.items():
         bad = ~torch.isfinite(values.detach().cpu())
         if bad.any():

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from fedcli import Post, option
 from fedcli.core import Aux, Batch, Client, Params, cross_entropy, generator
+from fedcli.core.federation import Federation
 
 HEAD = ("head.weight", "head.bias")  # phi
 _SOURCE = "from others' code"
@@ -161,7 +162,7 @@ def virtual_features(statistics: Statistics, examples: int, seed: int) -> tuple[
     return torch.cat(drawn), torch.tensor(present).repeat_interleave(examples)
 
 
-def retrain(params: Params, features: Tensor, labels: Tensor, fed, config: Config) -> Params:
+def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, config: Config) -> Params:
     """Cross-entropy of the classifier alone on the drawn features, by SGD from the classifier of the global model.
 
     Args:
@@ -182,14 +183,14 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed, config: Confi
     client = Client(params, {}, step.init_optimizer(params))
     unused = torch.zeros((), dtype=fed.dtype, device=fed.device)  # of a batch's fields; the learning rate is the step's
     for epoch in range(config.ccvr_epochs):
-        order = torch.as_tensor(generator(fed.config.seed, "ccvr order", epoch).permutation(len(labels)))
+        order = torch.as_tensor(fed.generator("ccvr order", epoch).permutation(len(labels)))
         for index in order.to(fed.device).split(config.ccvr_batch_size):
             batch = Batch(features[index], labels[index], None, unused, unused, unused)
             client, _ = step.update(client, batch, None)
     return client.params
 
 
-def apply(params: Params, buffers: Params, fed, config: Config) -> tuple[Params, Params, int]:
+def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> tuple[Params, Params, int]:
     """Section 4: the model with its classifier trained anew, and the floats that a client sends."""
     sent: list[int] = []
 
@@ -200,7 +201,7 @@ def apply(params: Params, buffers: Params, fed, config: Config) -> tuple[Params,
             sent.append(floats_sent(own.counts, fed.feature_dim))
             yield own
 
-    features, labels = virtual_features(pool(statistics()), config.ccvr_examples, fed.config.seed)
+    features, labels = virtual_features(pool(statistics()), config.ccvr_examples, fed.seed)
     params = retrain(params, features.to(fed.device, fed.dtype), labels.to(fed.device), fed, config)
     return params, buffers, round(sum(sent) / len(sent))
 

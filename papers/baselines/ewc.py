@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli.core import Client, LocalLoss, Network, Params, generator, select, stack
+from fedcli.core import Client, LocalLoss, Network, Params, select, stack
+from fedcli.core.federation import Cohort, Federation
 from fedcli.papers.baselines import fedavg
 
 
@@ -82,11 +83,11 @@ def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor
     return {name: value / len(x) for name, value in total.items()}
 
 
-def anchors(clients: Client, cohort, fed, x: Tensor) -> Anchor:
+def anchors(clients: Client, cohort: Cohort, fed: Federation, x: Tensor) -> Anchor:
     """The clients' models as they are, with F on the images `x` that all are given; stacked `[K, ...]`."""
     found = []
     for k, client in enumerate(cohort.client_ids):
-        draws = generator(fed.config.seed, cohort.round, client, "fisher").random(len(x))
+        draws = fed.generator(cohort.round, client, "fisher").random(len(x))
         uniform = torch.as_tensor(draws, dtype=fed.dtype, device=fed.device)
         found.append(fisher_diagonal(cohort.network, *select((clients.params, clients.buffers), k), x, uniform))
     return Anchor(clients.params, stack(found))

@@ -20,10 +20,9 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fedcli import Method, both_ways
 from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,12 @@ def make_local_loss(network: Network) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model."""
     return ServerState(*fed.initial_model())
 
 
-def run_round(state: ServerState, cohort, fed, config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # S_t receives w_t
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))  # ClientUpdate(k, w_t), in parallel

@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
 
 
@@ -86,12 +86,12 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return fedavg.make_local_loss(network)
 
 
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[None, None]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[None, None]:
     """Nothing: a client is given the model alone."""
     return None, None
 
 
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """w_g <- w_g - eta v."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     delta = tree_map(torch.sub, state.params, params)  # Delta = w_g - sum_k p_k w_k
@@ -100,13 +100,13 @@ def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) 
     return ServerState(params, buffers, velocity)
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model, at rest."""
     params, buffers = fed.initial_model()
     return ServerState(params, buffers, tree_map(torch.zeros_like, params))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """A round of FedAvg, its change of the model passed through the server's momentum."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context, axes = local_context(state, cohort, fed, config)

@@ -38,6 +38,7 @@ Run it
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean
-from fedcli.papers.baselines.fedproto_general import aggregate_prototypes
+from fedcli.core import Aux, LocalLoss, Network, cross_entropy, masked_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import (
+    aggregate_prototypes,
+    gathering,
+    mean_by_class,
+    no_vectors,
+    nothing_gathered,
+)
+from fedcli.papers.baselines.local import ClientState, own_models
 
 
 @dataclass(frozen=True)
@@ -72,20 +81,6 @@ class Context(NamedTuple):
 
     teacher: Tensor  # [C, C]
     has_teacher: Tensor  # [C], bool
-
-
-class Gathered(NamedTuple):
-    """What a client gathers while it trains: its outputs, by class."""
-
-    sums: Tensor  # [C, C]
-    counts: Tensor  # [C], int64
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -144,39 +139,26 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def gathering(step: Step, averaged: str) -> Step:
-    """The step, which also adds the outputs for its batch to what the client has gathered."""
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)
-        outputs = aux.outputs if averaged == "logits" else aux.outputs.softmax(-1)
-        sums, counts = class_sums(outputs, batch.y, outputs.shape[-1], batch.mask)
-        return client._replace(memory=Gathered(client.memory.sums + sums, client.memory.counts + counts)), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, and no class has a teacher."""
-    teacher = torch.zeros(fed.num_classes, fed.num_classes, dtype=fed.dtype, device=fed.device)
-    return ServerState(teacher, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
+    return ServerState(*no_vectors(fed, fed.num_classes), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     context = Context(fed.download(state.teacher, cohort), state.has_teacher)
+    output = partial(torch.softmax, dim=-1) if config.averaged == "probabilities" else None
     states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        sums = state.teacher.new_zeros(len(group.client_ids), *state.teacher.shape)
-        memory = Gathered(sums, torch.zeros_like(sums[..., 0], dtype=torch.int64))
-        step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), config.averaged)
-        clients, group_terms = fed.train(Client(own.params, own.buffers, {}, memory), group, step, context)
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
-        gathered.append(clients.memory)
+        memory = nothing_gathered(len(group.client_ids), state.teacher)
+        model = own_models(states, group, fed)._replace(memory=memory)
+        step = fed.optimizer_step(make_local_loss(group.network, config))
+        trained, group_terms = fed.train(model, group, gathering(step, fed.num_classes, output=output), context)
+        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
+        gathered.append(trained.memory)
         terms.append(group_terms)
-    sums, counts = fed.in_order(cohort, groups, gathered)
-    class_means = fed.upload(sums / counts.clamp(min=1)[..., None], counts > 0)
+    sums, counts, _ = fed.in_order(cohort, groups, gathered)
+    class_means = fed.upload(mean_by_class(sums, counts), counts > 0)
     teacher = aggregate_prototypes(class_means, counts, state.teacher)  # each client that has the class counts once
     return ServerState(teacher, (counts > 0).any(0), states), fed.in_order(cohort, groups, terms)
 

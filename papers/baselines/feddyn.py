@@ -49,6 +49,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,15 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; h is zero, as every h_i."""
     params, buffers = fed.initial_model()
     return ServerState(params, buffers, tree_map(torch.zeros_like, params), {})
 
 
-def train_locally(state: ServerState, h_i: Params, cohort, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
+def train_locally(
+    state: ServerState, h_i: Params, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[Client, Terms]:
     """The cohort's clients, each at the minimum (in so many steps) of its regularized objective; and their terms."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     num_examples = torch.as_tensor(cohort.num_examples, dtype=fed.dtype, device=fed.device)
@@ -198,7 +201,7 @@ def train_locally(state: ServerState, h_i: Params, cohort, fed, config: Config) 
     return fed.train(clients, cohort, step, context, CONTEXT_AXES)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     if config.form == "simplified":
         return run_simplified_round(state, cohort, fed, config)
@@ -211,7 +214,9 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, h, kept), terms
 
 
-def run_simplified_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_simplified_round(
+    state: ServerState, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[ServerState, Terms]:
     """Reading 8: the last local model in place of the sum of gradients, and FedAvg's server."""
     last = fed.recall(state.clients, cohort, ClientState(state.params)).dual
     clients, terms = train_locally(state, tree_map(torch.sub, last, state.params), cohort, fed, config)

@@ -52,7 +52,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, generator, tree_map, weighted_mean
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, without_head
 
 NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
@@ -211,20 +212,20 @@ def sampling(step: Step) -> Step:
     return Step(update, step.init_optimizer)
 
 
-def client_samples(class_counts: Tensor, cohort, fed, code: bool = False) -> Samples:
+def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, code: bool = False) -> Samples:
     """Every client's draws for the round, `[K, steps, ...]`: enough for the client with the most steps."""
-    size = max(fed.config.batch_size, 2 if code else 1)  # batch normalisation in training mode needs two
-    steps = fed.config.local_epochs * -(-max(map(len, fed.training)) // size)
-    draws = [generator(fed.config.seed, cohort.round, client, "generated") for client in cohort.client_ids]
+    size = max(fed.batch_size, 2 if code else 1)  # batch normalisation in training mode needs two
+    steps = fed.local_epochs * -(-max(map(len, fed.training)) // size)
+    draws = [fed.generator(cohort.round, client, "generated") for client in cohort.client_ids]
     samples = [draw_samples(class_counts, steps, size, draw, code) for draw in draws]
     noise, labels = (torch.stack(parts).to(fed.device) for parts in zip(*samples, strict=True))
     return Samples(noise.to(fed.dtype), labels)
 
 
-def server_samples(class_counts: Tensor, cohort, fed, config: Config) -> Samples:
+def server_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, config: Config) -> Samples:
     """The server's draws for a round; two at least in a minibatch, which batch normalisation needs."""
-    draw = generator(fed.config.seed, cohort.round, "generator")
-    noise, labels = draw_samples(class_counts, config.generator_steps, max(fed.config.batch_size, 2), draw)
+    draw = fed.generator(cohort.round, "generator")
+    noise, labels = draw_samples(class_counts, config.generator_steps, max(fed.batch_size, 2), draw)
     return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
 
 
@@ -234,13 +235,13 @@ def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
     return torch.where(total.sum() > 0, total, previous)
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet.
 
     Raises:
         UserError: If the networks' features have different widths.
     """
-    first = initial_generator(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "generator"))
+    first = initial_generator(fed.num_classes, fed.feature_dim, fed.generator("generator"))
     params, _ = fed.initial_model(fed.networks[0])
     class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
     if config.form == "code":  # Reading 4
@@ -249,7 +250,9 @@ def init(fed, config: Config) -> ServerState:
     return ServerState({name: params[name] for name in HEAD}, on_device, class_counts, {})
 
 
-def train_clients(state: ServerState, head: Params, cohort, fed, config: Config) -> tuple[dict, Params, dict]:
+def train_clients(
+    state: ServerState, head: Params, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[dict, Params, dict]:
     """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
     states, results, groups = state.clients, [], fed.groups(cohort)
     for group in groups:  # clients with the same network
@@ -269,7 +272,7 @@ def train_clients(state: ServerState, head: Params, cohort, fed, config: Config)
     return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     code, head = config.form == "code", fed.download(state.head, cohort)
     local = config if cohort.round or code else replace(config, generator_weight=0.0)  # Reading 6
@@ -288,7 +291,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(head, trained, class_counts, states), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The head both ways, and the generator down wherever it is used."""
     size, head = len(cohort.client_ids), fed.num_classes * (fed.feature_dim + 1)
     used = config.generator_weight and (cohort.round or config.form == "code")

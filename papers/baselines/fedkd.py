@@ -70,11 +70,11 @@ from fedcli.core import (
     Network,
     Params,
     cross_entropy,
-    generator,
     masked_mean,
     tree_map,
     weighted_mean,
 )
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
 
 LEAST = 0.01  # the divisor's least value
@@ -188,22 +188,22 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
     return local_loss
 
 
-def initial_projection(mentor: Network, mentee: Network, fed) -> Tensor:
+def initial_projection(mentor: Network, mentee: Network, fed: Federation) -> Tensor:
     """W of a client that begins, from U(-1/sqrt(D), 1/sqrt(D)), D that of the mentee, as torch draws a layer."""
     bound = mentee.feature_dim**-0.5
     shape = mentor.feature_dim, mentee.feature_dim
-    drawn = generator(fed.config.seed, "projection").uniform(-bound, bound, shape)
+    drawn = fed.generator("projection").uniform(-bound, bound, shape)
     return torch.from_numpy(drawn).to(fed.device, fed.dtype)
 
 
-def send_mentee(state: ServerState, cohort, fed) -> None:
+def send_mentee(state: ServerState, cohort: Cohort, fed: Federation) -> None:
     """Counts what clients are sent at the beginning: running statistics, and the mentee where they lack it."""
     fed.broadcast({}, state.buffers, cohort)
     behind = cohort._replace(client_ids=np.setdiff1d(cohort.client_ids, state.in_step.cpu()))
     fed.broadcast(state.params, {}, behind)
 
 
-def exchange(trained: Params, state: ServerState, cohort, fed, share: float) -> Params:
+def exchange(trained: Params, state: ServerState, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The clients send their changes of the mentee, and the server sends the mean; both truncated.
 
     Args:
@@ -226,12 +226,14 @@ def exchange(trained: Params, state: ServerState, cohort, fed, share: float) -> 
     return {name: value + restore(sent[name], value) for name, value in state.params.items()}
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The first mentee, which everybody can make from the seed; nobody has trained yet."""
     return ServerState(*fed.initial_model(fed.networks[0]), torch.arange(fed.num_clients), {})
 
 
-def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict, tuple[Params, Params], dict]:
+def train_clients(
+    state: ServerState, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[dict, tuple[Params, Params], dict]:
     """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
     states, results, groups, mentee = state.clients, [], fed.groups(cohort), fed.networks[0]
     for group in groups:  # clients with the same mentor
@@ -249,7 +251,7 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict
     return states, fed.in_order(cohort, groups, shared), fed.in_order(cohort, groups, terms)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
     if config.form == "code":
         return run_code_round(state, cohort, fed, config)
@@ -260,7 +262,9 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return next_state(params, buffers, cohort, fed, states), terms
 
 
-def next_state(params: Params, buffers: Params, cohort, fed, states: dict[int, ClientState]) -> ServerState:
+def next_state(
+    params: Params, buffers: Params, cohort: Cohort, fed: Federation, states: dict[int, ClientState]
+) -> ServerState:
     """The state after a round, with the mean of the clients' running statistics `[K, ...]`, which are sent as well."""
     _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
     buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
@@ -313,7 +317,7 @@ def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
     return Factors(u[..., :rank], s[..., :rank], v[..., :rank, :])
 
 
-def exchange_mentees(trained: Params, cohort, fed, share: float) -> Params:
+def exchange_mentees(trained: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The mean of the clients' truncated mentees `[K, ...]`, which is sent truncated as well. Reading 10."""
     left = []
     for k in range(len(cohort.client_ids)):
@@ -324,7 +328,7 @@ def exchange_mentees(trained: Params, cohort, fed, share: float) -> Params:
     return {name: restore(sent[name], value) for name, value in mean.items()}
 
 
-def run_code_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_code_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round of the code's form."""
     states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
     share = energy_share(config.energy_start, config.energy_end, cohort.round - 1, fed.num_rounds)  # Reading 10

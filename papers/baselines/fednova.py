@@ -51,6 +51,7 @@ from torch import Tensor
 
 from fedcli import Method
 from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
 
 
@@ -107,14 +108,14 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return fedavg.make_local_loss(network)
 
 
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[None, None]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[None, None]:
     """Nothing: a client is given the model alone."""
     return None, None
 
 
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """Parameters by normalised averaging, buffers as in FedAvg."""
-    momentum = fed.config.momentum if fed.config.optimizer == "sgd" else 0.0
+    momentum = fed.momentum if fed.optimizer == "sgd" else 0.0
     local_steps = torch.as_tensor(fed.plan(cohort).steps, device=fed.device)
     effective = fed.upload(effective_steps(local_steps, momentum))
     local_params, local_buffers = fed.upload_model(clients)
@@ -122,12 +123,12 @@ def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) 
     return ServerState(params, weighted_mean(local_buffers, cohort.weights))
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model."""
     return ServerState(*fed.initial_model())
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Local training as in FedAvg, then normalised averaging."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context, axes = local_context(state, cohort, fed, config)
@@ -135,7 +136,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return aggregate(state, clients, cohort, fed, config), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The model down; the model and the effective steps, one float, up."""
     size = len(cohort.client_ids)
     return size * fed.sizes.parameters, size * (fed.sizes.parameters + 1)

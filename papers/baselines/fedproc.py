@@ -65,6 +65,7 @@ from torch import Tensor
 
 from fedcli import Method, UserError, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 FAR = -1e9  # logit of a class without a prototype: finite, so that no gradient is NaN
@@ -178,7 +179,7 @@ def identity_contrastive(features: Tensor, labels: Tensor, prototypes: Tensor, m
     return cross_entropy(features @ prototypes.T, labels, mask)
 
 
-def local_class_sums(clients: Client, cohort, fed) -> tuple[Tensor, Tensor]:
+def local_class_sums(clients: Client, cohort: Cohort, fed: Federation) -> tuple[Tensor, Tensor]:
     """Each client's sums of normalised features by class, over its training part, by its own model.
 
     Returns:
@@ -233,7 +234,7 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model, and prototypes of no class, or a row of the identity for each.
 
     Raises:
@@ -250,11 +251,11 @@ def init(fed, config: Config) -> ServerState:
     return ServerState(*fed.initial_model(), prototypes, has_prototype)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
     identity = config.prototypes == "identity"
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    weight = schedule(cohort.round, config.ramp_rounds, fed.config.rounds, config.cross_entropy_weight)
+    weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
     weight = weight if identity or cohort.round > 0 else 1.0  # Reading 2
     old = state.prototypes if identity else fed.download(state.prototypes, cohort)
     context = Context(old, state.has_prototype, old.new_tensor(weight))
@@ -267,7 +268,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, new, state.has_prototype | (class_counts > 0).any(0)), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The model and, where they move, the prototypes, both ways."""
     prototypes = 0 if config.prototypes == "identity" else fed.num_classes * fed.feature_dim
     total = len(cohort.client_ids) * (fed.sizes.parameters + prototypes)

@@ -37,12 +37,20 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Client, Params, Step
-from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import (
+    Context,
+    aggregate_prototypes,
+    gathering,
+    make_local_loss,
+    mean_by_class,
+    no_vectors,
+    nothing_gathered,
+)
+from fedcli.papers.baselines.local import ClientState, own_models
 
 
 @dataclass(frozen=True)
@@ -61,13 +69,6 @@ class Config:
     )
 
 
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
-
-
 class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
@@ -76,46 +77,31 @@ class ServerState(NamedTuple):
     clients: dict[int, ClientState]  # of those that have taken part
 
 
-def nothing_gathered(size: int, prototypes: Tensor) -> Gathered:
-    """What `size` clients have gathered before they train."""
-    counts = torch.zeros(size, len(prototypes), dtype=torch.int64, device=prototypes.device)
-    return Gathered(prototypes.new_zeros(size, *prototypes.shape), counts, torch.zeros_like(counts[:, 0]).bool())
-
-
-def without_ends(step: Step) -> Step:
-    """The step in local epochs that never end, so that what is gathered by epoch is of all of them."""
-
-    def update(client, batch, context):
-        return step.update(client, batch._replace(epoch_end=torch.zeros_like(batch.epoch_end)), context)
-
-    return Step(update, step.init_optimizer)
-
-
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, and no class has a prototype.
 
     Raises:
         UserError: If the networks' features have different widths.
     """
-    prototypes = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    return ServerState(prototypes, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
+    return ServerState(*no_vectors(fed), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
     states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        memory = nothing_gathered(len(group.client_ids), state.prototypes)
-        step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), fed.num_classes)  # Eq. 7
-        step = without_ends(step) if config.gathered_epochs == "all" else step  # Reading 4
-        clients, group_terms = fed.train(Client(own.params, own.buffers, {}, memory), group, step, context)
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
-        gathered.append(clients.memory)
+        model = own_models(states, group, fed)._replace(
+            memory=nothing_gathered(len(group.client_ids), context.prototypes)
+        )
+        step = fed.optimizer_step(make_local_loss(group.network, config))  # Eq. 7
+        step = gathering(step, fed.num_classes, last_epoch=config.gathered_epochs == "last")  # Reading 4
+        trained, group_terms = fed.train(model, group, step, context)
+        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
+        gathered.append(trained.memory)
         terms.append(group_terms)
     sums, counts, _ = fed.in_order(cohort, groups, gathered)
-    class_means = fed.upload(sums / counts.clamp(min=1)[..., None], counts > 0)  # Eq. 3
+    class_means = fed.upload(mean_by_class(sums, counts), counts > 0)  # Eq. 3
     prototypes = aggregate_prototypes(class_means, counts, state.prototypes)  # Eq. 6
     return ServerState(prototypes, (counts > 0).any(0), states), fed.in_order(cohort, groups, terms)
 

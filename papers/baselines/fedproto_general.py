@@ -36,14 +36,28 @@ Run it
     fedcli run fedproto-general --dataset digits
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import (
+    Aux,
+    Batch,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    class_sums,
+    cross_entropy,
+    masked_mean,
+    weighted_mean,
+)
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,11 @@ class Context(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a client gathers while it trains: the features of the running local epoch, by class."""
+    """What a client gathers while it trains: outputs of its network, by class."""
 
     sums: Tensor  # [C, D]
     counts: Tensor  # [C], int64
-    epoch_over: Tensor  # scalar bool: the next batch begins an epoch
+    epoch_over: Tensor  # scalar bool: the last batch has ended an epoch
 
 
 class ServerState(NamedTuple):
@@ -127,47 +141,61 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def gathering(step: Step, num_classes: int) -> Step:
-    """The step, which also gathers the features of its batch by class, anew in every epoch.
+def gathering(
+    step: Step, num_classes: int, last_epoch: bool = False, output: Callable[[Tensor], Tensor] | None = None
+) -> Step:
+    """The step, which also gathers by class what the network gave for its batch, before the step.
 
-    What is left after the last step is of the last epoch.
+    Args:
+        step: One local step, whose objective returns outputs `[B, D]`.
+        num_classes: C.
+        last_epoch: Gather anew in every local epoch, so that what is left is of the last one.
+        output: What is gathered of the outputs; these themselves where None.
     """
 
-    def update(client, batch, context):
+    def update(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
         client, aux = step.update(client, batch, context)
-        sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
-        so_far = client.memory
-        gathered = Gathered(
-            sums + torch.where(so_far.epoch_over, 0.0, so_far.sums),
-            counts + torch.where(so_far.epoch_over, 0, so_far.counts),
-            batch.epoch_end,
-        )
-        return client._replace(memory=gathered), aux
+        outputs = aux.outputs if output is None else output(aux.outputs)
+        sums, counts, over = client.memory
+        if last_epoch:
+            sums, counts = torch.where(over, 0.0, sums), torch.where(over, 0, counts)
+        more, number = class_sums(outputs, batch.y, num_classes, batch.mask)
+        return client._replace(memory=Gathered(sums + more, counts + number, batch.epoch_end)), aux
 
     return Step(update, step.init_optimizer)
 
 
-def init(fed, config: Config) -> ServerState:
+def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
+    """What `size` clients have gathered before they train; zeros like the vectors `[C, D]`."""
+    counts = torch.zeros(size, len(vectors), dtype=torch.int64, device=vectors.device)
+    return Gathered(vectors.new_zeros(size, *vectors.shape), counts, torch.zeros_like(counts[:, 0], dtype=torch.bool))
+
+
+def mean_by_class(sums: Tensor, counts: Tensor) -> Tensor:
+    """The means `[K, C, D]` of sums `[K, C, D]` over counts `[K, C]`; 0 for a class without any."""
+    return sums / counts.clamp(min=1)[..., None]
+
+
+def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """A vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
+    vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
+    return vectors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+
+
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; no class has a prototype."""
-    prototypes = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    has_prototype = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-    return ServerState(*fed.initial_model(), prototypes, has_prototype)
+    return ServerState(*fed.initial_model(), *no_vectors(fed))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
-    size = len(cohort.client_ids)
-    nothing = Gathered(
-        state.prototypes.new_zeros(size, fed.num_classes, fed.feature_dim),
-        torch.zeros(size, fed.num_classes, dtype=torch.int64, device=fed.device),
-        torch.zeros(size, dtype=torch.bool, device=fed.device),
-    )
-    step = gathering(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)
-    clients, terms = fed.train(clients._replace(memory=nothing), cohort, step, context)
+    clients = clients._replace(memory=nothing_gathered(len(cohort.client_ids), state.prototypes))
+    step = fed.optimizer_step(make_local_loss(fed.network, config))
+    clients, terms = fed.train(clients, cohort, gathering(step, fed.num_classes, last_epoch=True), context)
     sums, counts, _ = clients.memory
-    class_means, counts = fed.upload((sums / counts.clamp(min=1)[..., None], counts))
+    class_means, counts = fed.upload((mean_by_class(sums, counts), counts))
     prototypes = aggregate_prototypes(class_means, counts, state.prototypes)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     return ServerState(params, buffers, prototypes, state.has_prototype | (counts > 0).any(0)), terms

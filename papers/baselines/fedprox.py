@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
 
 
@@ -85,22 +86,22 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Context, Context]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:
     """The received model, which the term needs a second time; nothing more is sent."""
     return Context(state.params), CONTEXT_AXES
 
 
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """FedAvg's mean, sum_k n_k / n w_k."""
     return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model."""
     return ServerState(*fed.initial_model())
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 2, one round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server sends w^t to all chosen devices
     context, axes = local_context(state, cohort, fed, config)

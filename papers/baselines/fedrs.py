@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, cross_entropy, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, init
 
 
@@ -54,7 +55,7 @@ class Context(NamedTuple):
 CONTEXT_AXES = Context(scales=0)
 
 
-def class_shares(fed, cohort) -> Tensor:
+def class_shares(fed: Federation, cohort: Cohort) -> Tensor:
     """p_k: shares of the classes in each client's training part, `[K, C]`; zeros for a client without examples."""
     counts = fed.class_counts(cohort)  # Reading 3
     return counts.to(fed.dtype) / counts.sum(1, keepdim=True).clamp(min=1)
@@ -100,7 +101,7 @@ def make_local_loss(network: Network) -> LocalLoss:
     return local_loss
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """A round of FedAvg with restricted softmax."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context = Context(class_scales(class_shares(fed, cohort), config.scaling, config.form))

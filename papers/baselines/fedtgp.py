@@ -50,8 +50,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Client, Params, generator
+from fedcli.core import Params
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
+from fedcli.papers.baselines.local import ClientState, own_models
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,6 @@ class Config:
     server_epochs: int = option(100, "Epochs of the server's training", symbol="S", source="Table 7", low=0)
     server_batch_size: int = option(10, "Prototypes in a batch of the server's training", low=1)
     server_lr: float = option(0.01, "Learning rate of the server's training", low=0, open_low=True)
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -175,16 +170,12 @@ def train_network(
     return {name: value.detach() for name, value in network.items()}
 
 
-def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort, fed, config: Config) -> Params:
-    """Algorithm 1, lines 8 and 9; clients in order of id, so that the cohort's order does not matter.
+def update_network(
+    network: Params, class_means: Tensor, counts: Tensor, cohort: Cohort, fed: Federation, config: Config
+) -> Params:
+    """Algorithm 1, lines 8 and 9, from prototypes P_i^c `[K, C, D]` of as many examples as `counts` `[K, C]`.
 
-    Args:
-        network: Before.
-        class_means: P_i^c, `[K, C, D]`.
-        counts: `[K, C]`, 0 for a class that a client lacks.
-        cohort: The clients.
-        fed: For the seed.
-        config: The method's.
+    Clients are taken in order of id, so that the cohort's order does not matter.
     """
     by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
     class_means, counts = class_means[by_id], counts[by_id]
@@ -194,30 +185,29 @@ def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort,
     if config.form == "code":  # Reading 2
         margin = torch.where(has_class.sum() < 2, config.margin_threshold, margin)
     client, labels = (counts > 0).nonzero(as_tuple=True)
-    draws = (generator(fed.config.seed, cohort.round, "server order", e) for e in range(config.server_epochs))
+    draws = [fed.generator(cohort.round, "server order", epoch) for epoch in range(config.server_epochs)]
     order = [draw.permutation(len(labels)) for draw in draws]
     return train_network(network, class_means[client, labels], labels, margin, order, config)
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The server's first network; nobody has trained yet.
 
     Raises:
         UserError: If the networks' features have different widths.
     """
-    network = initial_network(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "server network"))
+    network = initial_network(fed.num_classes, fed.feature_dim, fed.generator("server network"))
     network = {name: value.to(fed.device, fed.dtype) for name, value in network.items()}
     return ServerState(network, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, iteration t."""
     context = Context(fed.download(global_prototypes(state.network), cohort), state.has_prototype)  # line 3
     states, means, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+        before = own_models(states, group, fed)
         local_loss = make_local_loss(group.network, config)  # Eq. 11
-        before = Client(own.params, own.buffers, optimizer={})
         trained, group_terms = fed.train(before, group, local_loss, context)  # line 5
         states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
         means.append(fed.class_means(before if config.form == "code" else trained, group))  # line 6, Reading 3

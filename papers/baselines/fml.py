@@ -44,6 +44,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
 CLIP_NORM = 10.0  # of the code's form
@@ -162,12 +163,12 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The first shared network; nobody has trained yet."""
     return ServerState(*fed.initial_model(fed.networks[0]), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the shared network down, training of both, the shared network up."""
     states, results, groups = state.clients, [], fed.groups(cohort)
     for group in groups:  # clients with the same private network

@@ -30,10 +30,9 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fedcli import Method, both_ways, option
 from fedcli.core import Client, Params, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import make_local_loss
 
 HEAD = ("head.weight", "head.bias")
@@ -65,7 +64,7 @@ def without_head(params: Params, head: Params) -> Params:
     return {name: value for name, value in params.items() if name not in head}
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The first head; nobody has trained yet.
 
     Raises:
@@ -78,7 +77,7 @@ def init(fed, config: Config) -> ServerState:
     return ServerState({name: params[name] for name in HEAD}, {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the head down, training of everything, the head up."""
     states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network

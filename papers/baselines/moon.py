@@ -47,6 +47,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 
@@ -154,12 +155,12 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; no client has taken part."""
     return ServerState(*fed.initial_model(), clients={})
 
 
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Context, Context]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:
     """What the cohort's clients train with, and its axes: the received model, and each client's own last one.
 
     Args:
@@ -175,14 +176,14 @@ def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Cont
     return context, CONTEXT_AXES
 
 
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """The mean of the models, weighted by examples; each client keeps its own."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     kept = fed.remember(state.clients, cohort, ClientState(clients.params, clients.buffers))
     return ServerState(params, buffers, kept)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, round t."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # w^t to every party
     context, axes = local_context(state, cohort, fed, config)

@@ -50,6 +50,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,13 @@ def make_local_loss(network: Network) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; all control variates are zero."""
     params, buffers = fed.initial_model()
     return ServerState(params, buffers, tree_map(torch.zeros_like, params), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round; the lines are the paper's."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # line 5: x and c to the sampled clients
     c = fed.download(state.c, cohort)
@@ -192,7 +193,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     step = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)  # Readings 2 and 8
     clients, terms = fed.train(clients, cohort, step, Context(c, c_i), CONTEXT_AXES)  # lines 7 to 11
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
-    lr = step_length(fed.lr(cohort.round), fed.config.optimizer, fed.config.momentum)  # Reading 3
+    lr = step_length(fed.lr(cohort.round), fed.optimizer, fed.momentum)  # Reading 3
     new = update_control(c_i, c, state.params, clients.params, local_steps, lr)  # line 12
     change = fed.upload(tree_map(torch.sub, new, c_i))  # line 13
     kept = fed.remember(state.clients, cohort, ClientState(new))  # line 14
