@@ -38,9 +38,9 @@ from typing import NamedTuple
 import torch
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core import Client, Params, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines import fedavg
+from fedcli.papers.baselines.fedavg import make_local_loss
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,7 @@ class Config:
     """What FedAvgM adds to FedAvg."""
 
     server_momentum: float = option(
-        0.9,
-        "Momentum of the server's update",
-        symbol="β",
-        low=0,
-        high=1,
-        open_high=True,
-        off=0,
-        tune=(0.5, 0.7, 0.9),
+        0.9, "Momentum of the server's update", symbol="β", low=0, high=1, open_high=True, off=0, tune=(0.5, 0.7, 0.9)
     )
     server_lr: float = option(
         1.0, "Server's step along the velocity; 1 - β makes the damped form", symbol="η", low=0, open_low=True
@@ -81,16 +74,6 @@ def momentum_update(velocity: Params, delta: Params, beta: float) -> Params:
     return tree_map(lambda v, d: beta * v + d, velocity, delta)
 
 
-def make_local_loss(network: Network, config: Config) -> LocalLoss:
-    """FedAvg's local objective."""
-    return fedavg.make_local_loss(network)
-
-
-def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[None, None]:
-    """Nothing: a client is given the model alone."""
-    return None, None
-
-
 def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """w_g <- w_g - eta v."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
@@ -109,8 +92,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """A round of FedAvg, its change of the model passed through the server's momentum."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    context, axes = local_context(state, cohort, fed, config)
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context, axes)
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
     return aggregate(state, clients, cohort, fed, config), terms
 
 

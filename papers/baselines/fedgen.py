@@ -43,6 +43,7 @@ Run it
     fedcli run fedgen --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -252,9 +253,9 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def train_clients(
     state: ServerState, head: Params, cohort: Cohort, fed: Federation, config: Config
-) -> tuple[dict, Params, dict]:
+) -> tuple[Mapping[int, ClientState], Params, Terms]:
     """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
-    states, results, groups = state.clients, [], fed.groups(cohort)
+    states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
         size = len(group.client_ids)
         params, buffers = fed.initial_model(group.network)
@@ -262,13 +263,12 @@ def train_clients(
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
         clients = Client({**own.params, **copies}, own.buffers, {}, memory=state.class_counts.new_zeros(size))
         step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
-        samples = client_samples(state.class_counts, group, fed, config.form == "code")
-        context = Context(state.generator, samples)
-        clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
+        context = Context(state.generator, client_samples(state.class_counts, group, fed, config.form == "code"))
+        clients, group_terms = fed.train(clients, group, step, context, CONTEXT_AXES)
         kept = ClientState(without_head(clients.params, head), clients.buffers)
         states = fed.remember(states, group, kept)
-        results.append(({name: clients.params[name] for name in HEAD}, terms))
-    heads, terms = zip(*results, strict=True)
+        heads.append({name: clients.params[name] for name in HEAD})
+        terms.append(group_terms)
     return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)
 
 

@@ -55,6 +55,7 @@ Run it
     fedcli run fedkd --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -163,25 +164,36 @@ def restore(sent: Factors | Tensor, like: Tensor) -> Tensor:
 
 
 def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
-    """The sum of the two networks' objectives: either depends on the parameters of its own network, and on W."""
-    if config.form == "code":
-        return make_code_loss(mentor, mentee, config)
+    """The sum of the two networks' objectives.
+
+    In the paper's form either depends on the parameters of its own network, and on W (Readings 7 and 8); in the code's
+    on all of them (Readings 9 and 11).
+    """
+    code = config.form == "code"
+
+    def gate(params: Params) -> Params:
+        return clipped(params) if code else params
+
+    def constant(value: Tensor) -> Tensor:
+        return value if code else value.detach()
 
     def local_loss(params, buffers, batch, context):
-        own = mentor(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-        shared = mentee(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
-        task, shared_task = (cross_entropy(logits, batch.y, batch.mask) for logits in (own.logits, shared.logits))
-        projected = shared.features @ params["projection"].T
-        hidden = masked_mean((own.features - projected).square().mean(-1), batch.mask)
+        own = mentor(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
+        shared = mentee(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
+        (projection,) = gate({"": params["projection"]}).values()
+        task = cross_entropy(own.logits, batch.y, batch.mask)
+        shared_task = cross_entropy(shared.logits, batch.y, batch.mask)
+        hidden = masked_mean((own.features - shared.features @ projection.T).square().mean(-1), batch.mask)
+        classes = own.logits.shape[-1] if code else 1
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(own.logits, shared.logits.detach(), batch.mask),  # Readings 7 and 8
+            "divergence": divergence(own.logits, constant(shared.logits), batch.mask) / classes,
             "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, own.logits.detach(), batch.mask),
+            "shared_divergence": divergence(shared.logits, constant(own.logits), batch.mask) / classes,
             "hidden": hidden,
         }
-        learned = terms["divergence"] + terms["shared_divergence"] + hidden
-        divisor = (task + shared_task).detach().clamp(min=LEAST)  # Reading 7
+        learned = terms["divergence"] + terms["shared_divergence"] + (2 if code else 1) * hidden
+        divisor = constant(task + shared_task).clamp(min=torch.finfo(task.dtype).eps if code else LEAST)
         loss = task + shared_task + config.distillation_weight * learned / divisor
         return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
 
@@ -204,17 +216,9 @@ def send_mentee(state: ServerState, cohort: Cohort, fed: Federation) -> None:
 
 
 def exchange(trained: Params, state: ServerState, cohort: Cohort, fed: Federation, share: float) -> Params:
-    """The clients send their changes of the mentee, and the server sends the mean; both truncated.
+    """The mentee after the clients have sent its changes in `trained` `[K, ...]`, and the server the mean of these.
 
-    Args:
-        trained: The clients' mentees, `[K, ...]`.
-        state: Of the server, with the mentee they began with.
-        cohort: The clients.
-        fed: Counts what is sent.
-        share: T.
-
-    Returns:
-        The new mentee.
+    Both are truncated to a share T of their energy.
     """
     total = tree_map(torch.zeros_like, state.params)
     for k in range(len(cohort.client_ids)):
@@ -233,9 +237,9 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def train_clients(
     state: ServerState, cohort: Cohort, fed: Federation, config: Config
-) -> tuple[dict, tuple[Params, Params], dict]:
+) -> tuple[Mapping[int, ClientState], tuple[Params, Params], Terms]:
     """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
-    states, results, groups, mentee = state.clients, [], fed.groups(cohort), fed.networks[0]
+    states, mentees, terms, groups, mentee = state.clients, [], [], fed.groups(cohort), fed.networks[0]
     for group in groups:  # clients with the same mentor
         size = len(group.client_ids)
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers))
@@ -243,57 +247,12 @@ def train_clients(
         own = fed.recall(states, group, first)
         params = {**joined(own.params, copies[0]), "projection": own.projection}
         both = Client(params, joined(own.buffers, copies[1]), optimizer={})
-        both, terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
+        both, group_terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
         kept = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
         states = fed.remember(states, group, kept)
-        results.append(((part(both.params, SHARED), part(both.buffers, SHARED)), terms))
-    shared, terms = zip(*results, strict=True)
-    return states, fed.in_order(cohort, groups, shared), fed.in_order(cohort, groups, terms)
-
-
-def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
-    """One round."""
-    if config.form == "code":
-        return run_code_round(state, cohort, fed, config)
-    send_mentee(state, cohort, fed)  # Reading 2
-    states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
-    share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)  # Reading 5
-    params = exchange(trained, state, cohort, fed, share)
-    return next_state(params, buffers, cohort, fed, states), terms
-
-
-def next_state(
-    params: Params, buffers: Params, cohort: Cohort, fed: Federation, states: dict[int, ClientState]
-) -> ServerState:
-    """The state after a round, with the mean of the clients' running statistics `[K, ...]`, which are sent as well."""
-    _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
-    buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
-    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states)
-
-
-def make_code_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
-    """The sum of the two objectives in HtFLlib, which both networks and W follow. Reading 9."""
-
-    def local_loss(params, buffers, batch, context):
-        own = mentor(clipped(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
-        shared = mentee(clipped(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
-        (projection,) = clipped({"": params["projection"]}).values()
-        task, shared_task = (cross_entropy(logits, batch.y, batch.mask) for logits in (own.logits, shared.logits))
-        hidden = masked_mean((own.features - shared.features @ projection.T).square().mean(-1), batch.mask)
-        classes = own.logits.shape[-1]
-        terms = {
-            "cross_entropy": task,
-            "divergence": divergence(own.logits, shared.logits, batch.mask) / classes,
-            "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, own.logits, batch.mask) / classes,
-            "hidden": hidden,
-        }
-        learned = terms["divergence"] + terms["shared_divergence"] + 2 * hidden
-        divisor = (task + shared_task).clamp(min=torch.finfo(task.dtype).eps)  # Reading 11
-        loss = task + shared_task + config.distillation_weight * learned / divisor
-        return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
-
-    return local_loss
+        mentees.append((part(both.params, SHARED), part(both.buffers, SHARED)))
+        terms.append(group_terms)
+    return states, fed.in_order(cohort, groups, mentees), fed.in_order(cohort, groups, terms)
 
 
 def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
@@ -328,11 +287,18 @@ def exchange_mentees(trained: Params, cohort: Cohort, fed: Federation, share: fl
     return {name: restore(sent[name], value) for name, value in mean.items()}
 
 
-def run_code_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
-    """One round of the code's form."""
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """One round."""
+    code = config.form == "code"
+    if not code:
+        send_mentee(state, cohort, fed)  # Reading 2
     states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
-    share = energy_share(config.energy_start, config.energy_end, cohort.round - 1, fed.num_rounds)  # Reading 10
-    return next_state(exchange_mentees(trained, cohort, fed, share), buffers, cohort, fed, states), terms
+    number = cohort.round - 1 if code else cohort.round  # Readings 10 and 5
+    share = energy_share(config.energy_start, config.energy_end, number, fed.num_rounds)
+    params = exchange_mentees(trained, cohort, fed, share) if code else exchange(trained, state, cohort, fed, share)
+    _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
+    buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
+    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
 
 
 METHOD = Method(

@@ -44,27 +44,19 @@ Run it
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedcli import Method
-from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core import Client, Params, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines import fedavg
+from fedcli.papers.baselines.fedavg import ServerState, init, local_context, make_local_loss  # noqa: F401
 
 
 @dataclass(frozen=True)
 class Config:
     """FedNova adds no option."""
-
-
-class ServerState(NamedTuple):
-    """What the server keeps between rounds."""
-
-    params: Params  # global model w_g
-    buffers: Params
 
 
 def effective_steps(local_steps: Tensor, momentum: float) -> Tensor:
@@ -103,36 +95,19 @@ def normalised_average(global_params: Params, local_params: Params, effective: T
     return tree_map(move, global_params, local_params)
 
 
-def make_local_loss(network: Network, config: Config) -> LocalLoss:
-    """FedAvg's local objective."""
-    return fedavg.make_local_loss(network)
-
-
-def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[None, None]:
-    """Nothing: a client is given the model alone."""
-    return None, None
-
-
 def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """Parameters by normalised averaging, buffers as in FedAvg."""
-    momentum = fed.momentum if fed.optimizer == "sgd" else 0.0
     local_steps = torch.as_tensor(fed.plan(cohort).steps, device=fed.device)
-    effective = fed.upload(effective_steps(local_steps, momentum))
+    effective = effective_steps(local_steps, fed.momentum if fed.optimizer == "sgd" else 0.0)  # Reading 3
     local_params, local_buffers = fed.upload_model(clients)
-    params = normalised_average(state.params, local_params, effective, cohort.weights)
+    params = normalised_average(state.params, local_params, fed.upload(effective), cohort.weights)
     return ServerState(params, weighted_mean(local_buffers, cohort.weights))
-
-
-def init(fed: Federation, config: Config) -> ServerState:
-    """The initial model."""
-    return ServerState(*fed.initial_model())
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Local training as in FedAvg, then normalised averaging."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    context, axes = local_context(state, cohort, fed, config)
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context, axes)
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
     return aggregate(state, clients, cohort, fed, config), terms
 
 

@@ -64,11 +64,23 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, UserError, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    class_sums,
+    cross_entropy,
+    select,
+    stack,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
-FAR = -1e9  # logit of a class without a prototype: finite, so that no gradient is NaN
+FAR = -1e9  # logit of a class without a prototype or anchor: finite, so that no gradient is NaN
 
 
 @dataclass(frozen=True)
@@ -180,18 +192,13 @@ def identity_contrastive(features: Tensor, labels: Tensor, prototypes: Tensor, m
 
 
 def local_class_sums(clients: Client, cohort: Cohort, fed: Federation) -> tuple[Tensor, Tensor]:
-    """Each client's sums of normalised features by class, over its training part, by its own model.
-
-    Returns:
-        Sums `[K, C, D]` and counts `[K, C]`.
-    """
+    """Sums `[K, C, D]` and counts `[K, C]` of normalised features by class, of the training parts, by own models."""
     per_client = []
     for k, client in enumerate(cohort.client_ids):
         model = select((clients.params, clients.buffers), k)
         features, _, labels = fed.predict(*model, fed.training[client])  # Reading 4
         per_client.append(class_sums(unit(features), labels, fed.num_classes))  # Reading 3
-    sums, class_counts = stack(per_client)
-    return sums.to(fed.device), class_counts.to(fed.device)
+    return tree_map(lambda leaf: leaf.to(fed.device), stack(per_client))
 
 
 def aggregate_prototypes(

@@ -34,9 +34,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
+from fedcli.core import LocalLoss, Network, Params
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
+from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,6 @@ class Context(NamedTuple):
 
 
 CONTEXT_AXES = Context(global_params=None)
-
-
-class ServerState(NamedTuple):
-    """What the server keeps between rounds."""
-
-    params: Params  # global model w_g
-    buffers: Params
 
 
 def proximal_term(params: Params, global_params: Params) -> Tensor:
@@ -89,16 +83,6 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:
     """The received model, which the term needs a second time; nothing more is sent."""
     return Context(state.params), CONTEXT_AXES
-
-
-def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
-    """FedAvg's mean, sum_k n_k / n w_k."""
-    return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
-
-
-def init(fed: Federation, config: Config) -> ServerState:
-    """The initial model."""
-    return ServerState(*fed.initial_model())
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

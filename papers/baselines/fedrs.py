@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, cross_entropy, weighted_mean
+from fedcli.core import Aux, LocalLoss, Network, cross_entropy
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedavg import ServerState, init
+from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context = Context(class_scales(class_shares(fed, cohort), config.scaling, config.form))
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network), context, CONTEXT_AXES)
-    model = weighted_mean(fed.upload_model(clients), cohort.weights)
-    return ServerState(*model), terms
+    return aggregate(state, clients, cohort, fed, config), terms
 
 
 METHOD = Method(

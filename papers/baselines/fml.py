@@ -45,6 +45,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.local import ClientState
 
 PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
 CLIP_NORM = 10.0  # of the code's form
@@ -68,13 +69,6 @@ class Config:
         choices=("paper", "code"),
         before="paper",
     )
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its private network
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -170,16 +164,16 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the shared network down, training of both, the shared network up."""
-    states, results, groups = state.clients, [], fed.groups(cohort)
+    states, shared, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
         own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
         both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
-        both, terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
+        both, group_terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
         states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
         trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
-        results.append((fed.upload_model(trained), terms))
-    shared, terms = zip(*results, strict=True)
+        shared.append(fed.upload_model(trained))
+        terms.append(group_terms)
     mean = weighted_mean(fed.in_order(cohort, groups, shared), torch.ones_like(cohort.weights))
     return ServerState(*mean, states), fed.in_order(cohort, groups, terms)
 

@@ -48,6 +48,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.local import ClientState
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 
@@ -57,14 +58,9 @@ class Config:
     """What MOON adds to FedAvg."""
 
     contrastive_weight: float = option(
-        1.0,
-        "Weight of the model-contrastive term",
-        symbol="μ",
-        source="Eq. 4",
-        low=0,
-        off=0,
+        1.0, "Weight of the model-contrastive term", symbol="μ", source="Eq. 4", low=0, off=0,
         tune=(0.1, 1.0, 5.0, 10.0),
-    )
+    )  # fmt: skip
     temperature: float = option(0.5, "Temperature of the cosines", symbol="τ", source="Eq. 3", low=0, open_low=True)
 
 
@@ -79,13 +75,6 @@ class Context(NamedTuple):
 
 
 CONTEXT_AXES = Context(None, None, previous_params=0, previous_buffers=0, has_previous=0)
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between the rounds it takes part in: its last local model."""
-
-    params: Params
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -161,14 +150,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 
 def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:
-    """What the cohort's clients train with, and its axes: the received model, and each client's own last one.
-
-    Args:
-        state: Whatever has the fields `params`, `buffers` and `clients` of `ServerState`; so in `aggregate`.
-        cohort: The clients of the round.
-        fed: The federation.
-        config: Not used; the same arguments as its neighbours'.
-    """
+    """What the cohort's clients train with, and its axes: the received model, and each client's own last one."""
     received = ClientState(state.params, state.buffers)  # stands in for a last model that there is not
     previous = fed.recall(state.clients, cohort, received)
     has_previous = [int(client) in state.clients for client in cohort.client_ids]
