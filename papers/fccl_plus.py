@@ -37,16 +37,16 @@ Readings and deviations
         which updates the running statistics twice and drops other units. Here they are updated once a batch.
     6.  A public batch of one image has no correlation and no similarity: it is left out.
     7.  FNTD is the code's: softmax over all classes, without the target's entry, not renormalised, times tau^2, which
-        Eq. 10 has and Eqs. 13 and 14 leave out (`--distillation-factor one`). What it sums over is no distribution, so
-        it can be negative. Its gradient at the target logit is tau p_S (1 - p_T), not 0 as Eq. 12 says; it is 0 for the
-        renormalised form (`--renormalize`). So it pushes the target down, and tau^2 makes that strong: where teacher
-        and student agree, of ten classes, the target's probability is held at 0.53; without tau^2 at 0.92.
+        Eq. 10 has and Eqs. 13 and 14 leave out (`--distillation-factor one`). So it can be negative, and its gradient
+        at the target logit is tau p_S (1 - p_T), not 0 as Eq. 12 says and as the renormalised form has it
+        (`--renormalize`). It pushes the target down: where teacher and student agree, of ten classes, the target's
+        probability is held at 0.53; without tau^2 at 0.92.
     8.  The teacher is in evaluation mode and constant. FCCL+'s code never sets it so: it takes the statistics of the
         private batch and drops units of its own (`--teacher-mode train`, which the protocols of the paper have).
         FCCL's first code has it as here.
-    9.  A client stores one model: at the end of a round the current and the previous one are the same. While it trains
-        it holds both. In round 0 the teacher is the initial network, as in the code. `--teacher collaborative` has the
-        model after the collaborative phase instead, which Fig. 9 compares with.
+    9.  A client stores one model, since at the end of a round the current and the previous one are the same. In round 0
+        the teacher is the initial network, as in the code. `--teacher collaborative` has the model after the
+        collaborative phase instead, which Fig. 9 compares with.
     10. A new Adam for every public batch and client, as in the code: without momentum a step is nearly lr times the
         sign of the gradient. `--public-optimizer phase` keeps one for the phase. Weight decay is that of the local
         phase only, as in the code.
@@ -115,11 +115,9 @@ class CollaborativeConfig:
     )
     public_epochs: int = option(1, "Passes over the public images in a round", source="authors' code", low=1)
     public_optimizer: str = option(
-        "batch",
-        "When the optimizer of the collaborative phase is new",
-        source="authors' code",
+        "batch", "When the optimizer of the collaborative phase is new", source="authors' code",
         choices=("batch", "phase"),
-    )
+    )  # fmt: skip
     average_parameters: bool = option(
         False, "Average the models between the two phases, for equal networks", source="Section 4.4"
     )
@@ -225,28 +223,22 @@ def standardize(logits: Tensor) -> Tensor:
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
-    """Eq. 1: M_i = Phi(Z_i)^T Phi(Z-bar) / B.
+    """Eq. 1: M_i = Phi(Z_i)^T Phi(Z-bar) / B; `[C, C]`, in [-1, 1], row u is a class of Z_i, column v one of Z-bar.
 
     Args:
         logits: Z_i, `[B, C]`.
         mean_logits: Z-bar, `[B, C]`.
-
-    Returns:
-        `[C, C]`, in [-1, 1]; row u is a class of Z_i, column v one of Z-bar.
     """
     return standardize(logits).T @ standardize(mean_logits) / len(logits)
 
 
 def fccm_loss(correlation: Tensor, off_diagonal_weight: float, off_diagonal_target: float = -1.0) -> Tensor:
-    """Eq. 2: sum_u (1 - M_uu)^2 + lambda sum_{u != v} (M_uv - target)^2.
+    """Eq. 2: sum_u (1 - M_uu)^2 + lambda sum_{u != v} (M_uv - target)^2; a scalar.
 
     Args:
         correlation: M, `[C, C]`.
         off_diagonal_weight: lambda.
         off_diagonal_target: -1 in Eq. 2.
-
-    Returns:
-        Scalar.
     """
     same = torch.eye(len(correlation), dtype=torch.bool, device=correlation.device)
     on_diagonal = torch.where(same, 1 - correlation, 0.0).square().sum()
@@ -255,14 +247,11 @@ def fccm_loss(correlation: Tensor, off_diagonal_weight: float, off_diagonal_targ
 
 
 def similarity(features: Tensor, temperature: float) -> Tensor:
-    """Eqs. 3 and 4: S_i, the cosines of a batch's features over mu, without each image's with itself.
+    """Eqs. 3 and 4: S_i `[B, B-1]`, a batch's cosines over mu but each image's with itself; 0 for a zero feature.
 
     Args:
         features: H_i, `[B, D]`.
         temperature: mu, positive.
-
-    Returns:
-        `[B, B-1]`; 0 where a feature is zero.
     """
     size = len(features)
     squared = features.square().sum(1, keepdim=True)
@@ -275,14 +264,11 @@ def similarity(features: Tensor, temperature: float) -> Tensor:
 
 
 def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:
-    """Eq. 5: the mean over rows of KL(softmax(S-bar) || softmax(S_i)).
+    """Eq. 5: the mean over rows of KL(softmax(S-bar) || softmax(S_i)); a scalar, in nats, not negative.
 
     Args:
         similarity: S_i, `[B, B-1]`.
         mean_similarity: S-bar, `[B, B-1]`.
-
-    Returns:
-        Scalar, in nats; not negative.
     """
     target, own = F.log_softmax(mean_similarity, dim=1), F.log_softmax(similarity, dim=1)
     return (target.exp() * (target - own)).sum(1).mean()
@@ -332,14 +318,8 @@ def collaborate(
 ) -> tuple[list[Client], Terms]:
     """Algorithm 1, lines 2 to 11: the collaborative phase; with both weights 0 nobody sends anything or moves.
 
-    Args:
-        previous: The participants' models of each network, stacked.
-        cohort: All participants.
-        fed: The federation.
-        config: Options of the phase.
-
-    Returns:
-        The models of each network, without optimizer state, and the mean over batches of each term, `[K]`.
+    `previous` has the participants' models of each network, stacked. Returned are those after the phase, without
+    optimizer state, and the mean over batches of each term, `[K]`.
     """
     models = [Client(own.params, own.buffers, optimizer={}) for own in previous]
     losses = [make_collaborative_loss(group.network, config) for group in fed.groups(cohort)]
@@ -372,14 +352,9 @@ def kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float, 
 
 
 def fntd_loss(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    labels: Tensor,
-    temperature: float,
-    renormalize: bool = False,
-    mask: Tensor | None = None,
-    factor: str = "square",
-) -> Tensor:
+    student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float, renormalize: bool = False,
+    mask: Tensor | None = None, factor: str = "square",
+) -> Tensor:  # fmt: skip
     """Eq. 13 times tau^2: tau^2 sum_{u != y} p_T^u log(p_T^u / p_S^u), the mean over the batch (reading 7).
 
     Args:
@@ -420,10 +395,7 @@ def predict_in_training(network: Network, teacher: Teacher, student_buffers: Par
 def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
     """The objective of the local phase; its context is the `Teacher` theta^{e-1}.
 
-    Args:
-        network: The client's network.
-        config: Temperature and form of FNTD.
-        term: What is added to the cross-entropy: "fntd" (Eq. 14), "kd" (Eq. 10) or "none".
+    To the cross-entropy is added `term`: "fntd" (Eq. 14), "kd" (Eq. 10) or "none".
     """
 
     def local_loss(params, buffers, batch, teacher):
@@ -463,11 +435,7 @@ def update_locally(
 
 
 def init(fed: Federation, config: CollaborativeConfig) -> ServerState:
-    """Nobody has trained yet.
-
-    Raises:
-        UserError: If public batches have one image, or different networks are to be averaged.
-    """
+    """Nobody has trained yet; refuses public batches of one image, and different networks that are to be averaged."""
     if fed.public_batch_sizes[0] == 1:
         raise UserError(
             "public batches must have 2 images or more (got 1), since they are compared with each other; "
@@ -507,19 +475,11 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Collabora
 METHOD = Method(
     name="fccl-plus",
     title="FCCL+: cross-correlation, instance similarity and non-target distillation",
-    config=Config,
-    init=init,
-    run_round=run_round,
-    reduces_to=(
-        "local",
-        {
-            "correlation_weight": 0.0,
-            "similarity_weight": 0.0,
-            "regularizer": "none",
-            "plain_share": 0.0,
-            "average_parameters": False,
-        },
-    ),
+    config=Config, init=init, run_round=run_round,
+    reduces_to=("local", {
+        "correlation_weight": 0.0, "similarity_weight": 0.0, "regularizer": "none", "plain_share": 0.0,
+        "average_parameters": False,
+    }),
     state_types=(ServerState, ClientState),
     variants={
         "similarity": {"correlation_weight": 0.0, "public_epochs": 2, "plain_share": 0.5},
@@ -529,9 +489,8 @@ METHOD = Method(
     costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
     personal=lambda state: {client: own[:2] for client, own in state.clients.items()},
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 
 # The conference version, FCCL
@@ -580,9 +539,7 @@ def run_conference_round(
 CONFERENCE = Method(
     name="fccl",
     title="FCCL: cross-correlation, and distillation from the previous and a pre-trained model",
-    config=ConferenceConfig,
-    init=init,
-    run_round=run_conference_round,
+    config=ConferenceConfig, init=init, run_round=run_conference_round,
     reduces_to=(
         "local",
         {"correlation_weight": 0.0, "similarity_weight": 0.0, "distillation_weight": 0.0, "pretrain_epochs": 0},
@@ -592,9 +549,8 @@ CONFERENCE = Method(
     costs=costs,
     client_memory=lambda sizes: 3 * sizes.parameters,  # Table 3: the model and its two teachers
     personal=METHOD.personal,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 METHODS = (CONFERENCE,)
 

@@ -31,8 +31,8 @@ Readings and deviations
        50 times it. Eq. 3 has plain vectors and the sum (`--guiding l2-sum`). Section V analyses that form, and its
        Lemma 2 needs it: new anchors are the class means of plain features, which minimise no other sum.
     3. Anchors are taken over every example of a client's training part, without augmentation, by the received model in
-       evaluation mode; in FedFM-Lite by the client's own model after training (Reading 13). (The authors' loader
-       shuffles, augments and drops the last batch; the rows left over count as zero features of class 0.)
+       evaluation mode. (The authors' loader shuffles, augments and drops the last batch; the rows left over count as
+       zero features of class 0.)
     4. Rounds are counted from 0, so T_s = 20 makes rounds 0 to 19 FedAvg. Anchors are refreshed in them all the same.
     5. Uniform anchors (Sections IV-D.2 and VII-D.1): plain mean over clients; for a class that a client lacks, it
        contributes the previous anchor, as in the authors' code.
@@ -56,8 +56,7 @@ Readings of FedFM-Lite, of which the paper says little; no code is known
         mean, N / a + C D. The record's `cost` is that of the last round, which has an exchange.
 
 Readings of the add-on, lambda Q_k in the local objective of another method, whose other steps stay as they are
-    16. Anchors are made and sent as in FedFM. The matching enters the objective alone: FedNova's effective steps and
-        MOON's last local model are those of the training with it. FedFM itself is FedAvg with matching.
+    16. Anchors are made and sent as in FedFM, which is FedAvg with matching. The matching enters the objective alone.
     17. An option that both methods have is FedFM's; the other's has its method before its name (`--moon-temperature`).
 
 Known from the authors' code only
@@ -113,14 +112,11 @@ class Config:
 
 
 class Context(NamedTuple):
-    """What a client is given for a round."""
+    """What a client is given for a round; all clients share it."""
 
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool
     weight: Tensor  # scalar, lambda, 0 before round T_s
-
-
-CONTEXT_AXES = Context(anchors=None, has_anchor=None, weight=None)
 
 
 class ServerState(NamedTuple):
@@ -140,14 +136,10 @@ def _usable(labels: Tensor, has_class: Tensor | None, mask: Tensor | None) -> Te
 
 
 def contrastive_guiding(
-    features: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    temperature: float,
-    has_class: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, temperature: float, has_class: Tensor | None = None,
     mask: Tensor | None = None,
-) -> Tensor:
-    """Section IV-C: cross-entropy of softmax_n(<a_n, f> / alpha) against the label, mean over samples.
+) -> Tensor:  # fmt: skip
+    """Section IV-C: cross-entropy of softmax_n(<a_n, f> / alpha) against the label, mean over samples, in nats.
 
     Args:
         features: `[B, D]`; normalised here.
@@ -156,9 +148,6 @@ def contrastive_guiding(
         temperature: alpha, positive.
         has_class: `[C]`, whether a class has an anchor; None if all have.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     logits = unit(features) @ unit(anchors).T / temperature  # [B, C]; Reading 1
     if has_class is not None:
@@ -167,46 +156,22 @@ def contrastive_guiding(
 
 
 def l2_guiding(
-    features: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    has_class: Tensor | None = None,
-    mask: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, has_class: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 3 on normalised vectors: mean over samples and coordinates of (f - a_y)^2, which is (2 - 2 cos) / D.
 
-    Args:
-        features: `[B, D]`; normalised here.
-        labels: `[B]`.
-        anchors: `[C, D]`; normalised here.
-        has_class: `[C]`, whether a class has an anchor; None if all have.
-        mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
+    Arguments as of `contrastive_guiding`; a scalar.
     """
     squares = (unit(features) - unit(anchors)[labels]).square().mean(-1)  # [B]; Readings 1 and 2
     return masked_mean(squares, _usable(labels, has_class, mask))
 
 
 def plain_l2_guiding(
-    features: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    has_class: Tensor | None = None,
-    mask: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, has_class: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 3 as printed: mean over samples of ||f - a_y||^2, neither of them normalised.
 
-    Args:
-        features: `[B, D]`.
-        labels: `[B]`.
-        anchors: `[C, D]`.
-        has_class: `[C]`, whether a class has an anchor; None if all have.
-        mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
+    Arguments as of `contrastive_guiding`; a scalar.
     """
     squares = (features - anchors[labels]).square().sum(-1)  # [B]; Reading 2
     return masked_mean(squares, _usable(labels, has_class, mask))
@@ -215,7 +180,7 @@ def plain_l2_guiding(
 def aggregate_anchors(
     prototypes: Tensor, class_counts: Tensor, previous: Tensor, weighting: str = "weighted"
 ) -> Tensor:
-    """Eq. 9: a_c = sum_k |B_kc| a_kc / sum_k |B_kc|; or the plain mean over clients.
+    """Eq. 9: a_c = sum_k |B_kc| a_kc / sum_k |B_kc|; or the plain mean over clients; `[C, D]`.
 
     Args:
         prototypes: `[K, C, D]`, ignored where the count is 0.
@@ -223,9 +188,6 @@ def aggregate_anchors(
         previous: `[C, D]`, the anchors so far. Weighted: kept for a class that no client has. Uniform: also what a
             client contributes for a class it lacks.
         weighting: "weighted" or "uniform".
-
-    Returns:
-        `[C, D]`.
     """
     present = (class_counts > 0)[..., None]  # [K, C, 1]
     if weighting == "uniform":
@@ -285,7 +247,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # lines 2 and 3, Eqs. 8 and 9
     context = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
     local_loss = make_local_loss(fed.network, config)
-    clients, terms = fed.train(clients, cohort, local_loss, context, CONTEXT_AXES)  # line 4, Eq. 10
+    clients, terms = fed.train(clients, cohort, local_loss, context)  # line 4, Eq. 10
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 5, Eq. 11; Reading 8
     return ServerState(params, buffers, anchors, has_anchor), terms
 
@@ -293,9 +255,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedfm",
     title="FedFM: anchor-based feature matching",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"match_weight": 0.0}),
     state_types=(ServerState,),
     variants={
@@ -304,7 +264,7 @@ METHOD = Method(
     },
     costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),  # Table II: N + D
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,  # Table II: N + D
-)
+)  # fmt: skip
 
 
 # FedFM-Lite, Section VI
@@ -357,7 +317,7 @@ def run_lite_round(
         fed.download(state.anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
     context = matching_context(state.anchors, state.has_anchor, cohort, config)
     local_loss = make_local_loss(fed.network, config)
-    clients, terms = fed.train(clients, cohort, local_loss, context, CONTEXT_AXES)  # Eq. 10
+    clients, terms = fed.train(clients, cohort, local_loss, context)  # Eq. 10
     kept = fed.remember(kept, cohort, ClientState(clients.params, clients.buffers))
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # Eqs. 8 and 9; Reading 13
     model = state.params, state.buffers
@@ -453,7 +413,7 @@ def with_matching(base: ModuleType) -> Method:
         other, other_axes = base.local_context(state, cohort, fed, own)
         matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
         local_loss = add_matching(base.make_local_loss(fed.network, own), config)  # Reading 16
-        context, axes = AddOnContext(matching, other), AddOnContext(CONTEXT_AXES, other_axes)
+        context, axes = AddOnContext(matching, other), AddOnContext(None, other_axes)
         clients, terms = fed.train(clients, cohort, local_loss, context, axes)
         after = base.aggregate(state, clients, cohort, fed, own)
         return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms

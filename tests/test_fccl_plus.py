@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core import backbones
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
@@ -32,7 +31,7 @@ from fedcli.results.metrics import difference, find_metric
 from fedcli.results.tables import find_records
 from fedcli.runs.config import resolve
 from tests import laws
-from tests.reference import load, modules_of
+from tests.reference import modules_of
 
 PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
 SIXTEEN = {"data": laws.toy_dataset(size=16)}
@@ -316,17 +315,6 @@ def test_in_round_0_the_teacher_is_the_initial_network():
     assert terms["fntd"].abs().max() < 1e-12  # student and teacher are still one
 
 
-def test_the_teacher_is_in_evaluation_mode_and_constant():
-    _, fed = laws.federation(PLUS, backbone=laws.NORMED, data=laws.toy_dataset(num_train=12))
-    params, buffers = fed.initial_model()
-    wanted = {name: value.requires_grad_() for name, value in params.items()}
-    batch = next(iter(fed.public_batches(0)))
-    found = fccl_plus.predict(fed.network, Teacher(wanted, buffers), batch)
-    assert not found.requires_grad
-    one = fed.network(params, buffers, batch.x[:1], train=False).logits
-    torch.testing.assert_close(found[:1], one.detach())  # the rest of the batch does not matter
-
-
 def test_plain_distillation_comes_in_the_first_epochs():
     setup, fed, cohort, clients = started(PLUS, {**ALONE, "plain_share": 0.5})
     after, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
@@ -416,24 +404,6 @@ def test_conference_objective_has_both_teachers():
     expected = F.cross_entropy(own, batch.y) + 0.5 * (kd_loss(own, previous, 1.0) + kd_loss(own, pretrained, 1.0))
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(aux.terms["pretrained"], kd_loss(own, pretrained, 1.0))
-
-
-def test_the_teacher_of_the_code_takes_the_statistics_of_the_private_batch():
-    data = laws.toy_dataset(num_train=12)
-    _, fed = laws.federation(PLUS, backbone="resnet10-3x3", data=data)
-    params, buffers = fed.initial_model()
-    batch = next(iter(fed.public_batches(0)))
-    module = backbones.build("resnet10-3x3", data.channels, data.image_size, data.num_classes, 0).double()
-    expected = load(module, params, buffers).train()(batch.x)[1].detach()
-    wanted = {name: value.requires_grad_() for name, value in params.items()}
-    found = fccl_plus.predict_in_training(fed.network, Teacher(wanted, buffers), buffers, batch)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, expected)
-    mask = torch.arange(len(batch.x) + 2) < len(batch.x)
-    padded = batch._replace(x=torch.cat([batch.x, 1e3 * batch.x[:2]]), mask=mask)
-    again = fccl_plus.predict_in_training(fed.network, Teacher(wanted, buffers), buffers, padded)
-    torch.testing.assert_close(again[mask], expected)
-    assert laws.distance(found, fccl_plus.predict(fed.network, Teacher(params, buffers), batch)) > 1e-3
 
 
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():

@@ -195,6 +195,5 @@ def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> t
 POST = Post(
     name="ccvr",
     title="CCVR: classifier calibration with virtual representations",
-    config=Config,
-    apply=apply,
-)
+    config=Config, apply=apply,
+)  # fmt: skip

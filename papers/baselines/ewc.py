@@ -59,7 +59,7 @@ def draw_labels(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor, uniform: Tensor) -> Params:
-    """F: the mean over images of the squared gradient of log p(y | x), with y drawn from the model.
+    """F, as `params`: the mean over images of the squared gradient of log p(y | x), with y drawn from the model.
 
     Args:
         network: The client's network.
@@ -67,9 +67,6 @@ def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor
         buffers: Of the same model.
         x: `[B, channels, H, W]`.
         uniform: `[B]`, draws in [0, 1), one for each label.
-
-    Returns:
-        Not negative, as `params`.
     """
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
     total = {name: torch.zeros_like(value) for name, value in params.items()}

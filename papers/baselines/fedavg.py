@@ -73,11 +73,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedavg",
     title="FedAvg: federated averaging",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # the simplest of its family; the others are compared with it
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
-)
+)  # fmt: skip

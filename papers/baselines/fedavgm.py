@@ -22,7 +22,6 @@ Readings and deviations
        v <- beta v + (1 - beta) Delta.
     2. The velocity acts on parameters only. Running statistics of batch normalisation are averaged as in FedAvg: a
        variance with momentum could turn negative.
-    3. The weights are those of the cohort, as in FedAvg.
 
 Where popular code differs
     MOON's option for it damps, and keeps a velocity of the buffers too. Flower's baseline looks ahead as Nesterov
@@ -99,11 +98,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedavgm",
     title="FedAvgM: federated averaging with server momentum",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"server_momentum": 0.0}),
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
-)
+)  # fmt: skip

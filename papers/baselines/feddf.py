@@ -44,10 +44,10 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core import Batch, Client, Params, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines import fedmd
 from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.fedmd import all_logits, averaged, exchange_logits, learn_from_public, refuse_mixed_average
 from fedcli.papers.baselines.fml import divergence
 from fedcli.papers.baselines.local import ClientState, own_models, train_own_models
 
@@ -76,17 +76,6 @@ class ServerState(NamedTuple):
     architecture: Tensor  # [N], which of them a client has
 
 
-def make_distillation_loss(network: Network) -> LocalLoss:
-    """The objective on a public batch; its context is the mean logits `[B, C]`."""
-
-    def local_loss(params, buffers, batch, target):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = divergence(logits, target)
-        return loss, Aux(buffers, {"distillation": loss}, features)
-
-    return local_loss
-
-
 def mean_model(clients: Client, weights: Tensor, fed: Federation) -> Student:
     """The mean of clients' models, weighted by examples; the plain mean where none of them has any."""
     weights = weights if weights.sum() > 0 else torch.ones_like(weights)
@@ -103,19 +92,12 @@ def distil(
 ) -> tuple[list[Student], list[Tensor]]:
     """The ensemble of all teachers into each student.
 
-    Args:
-        starts: A student for each network of the cohort, the mean of its models.
-        teachers: The clients' models of each network, stacked.
-        cohort: All clients of the round.
-        fed: The federation.
-        config: The method's.
-
-    Returns:
-        The students, and the mean loss of each over its steps.
+    `starts` has a student for each network of the cohort, `teachers` the clients' models of each network, stacked.
+    Returned are the students and the mean loss of each over its steps.
     """
     students = [Client(*tree_map(lambda leaf: leaf[None], start), optimizer={}) for start in starts]  # stacks of one
     alone = [group._replace(client_ids=group.client_ids[:1]) for group in fed.groups(cohort)]
-    losses = [make_distillation_loss(group.network) for group in alone]
+    losses = [fedmd.make_public_loss(group.network, "distillation", divergence) for group in alone]
     steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
     total = [cohort.weights.new_zeros(()) for _ in alone]
     length, number = config.distillation_epochs * len(fed.public_batch_sizes), 0
@@ -123,7 +105,7 @@ def distil(
         for batch in fed.public_batches(cohort.round, epoch):
             rate = cosine_annealing(config.distillation_lr, number, length)
             batch, number = batch._replace(lr=torch.full_like(batch.lr, rate)), number + 1
-            target = all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
+            target = fedmd.all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
             for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
                 students[g], aux = fed.step(student, group, step, batch, target)
                 total[g] = total[g] + aux.terms["distillation"][0] / length
@@ -157,17 +139,14 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="feddf",
     title="FedDF: the averaged model learns from the ensemble of the clients' models",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # without distillation it is FedAvg, with a model for each client: see its tests
     state_types=(ServerState, Student),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fccl:digits-4",
     personal=lambda state: {client: state.students[kind] for client, kind in enumerate(state.architecture.tolist())},
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 
 # What FCCL+ compares with
@@ -197,18 +176,19 @@ def distil_into_clients(
 ) -> tuple[list[Client], Terms]:
     """The ensemble into each of its members; returns the models and the mean loss of each client, `[K]`."""
     how = {"optimizer": "sgd", "lr": config.distillation_lr, "momentum": 0.0, "key": "public"}
-    steps = [fed.optimizer_step(make_distillation_loss(group.network), **how) for group in fed.groups(cohort)]
+    losses = [fedmd.make_public_loss(group.network, "distillation", divergence) for group in fed.groups(cohort)]
+    steps = [fed.optimizer_step(loss, **how) for loss in losses]
 
     def exchange(models: list[Client], batch: Batch) -> Tensor:
-        return exchange_logits(models, cohort, fed, batch.x)
+        return fedmd.exchange_logits(models, cohort, fed, batch.x)
 
-    return learn_from_public(models, steps, exchange, cohort, fed, range(config.distillation_epochs))
+    return fedmd.learn_from_public(models, steps, exchange, cohort, fed, range(config.distillation_epochs))
 
 
 def init_clients(fed: Federation, config: ClientConfig) -> Clients:
     """Nobody has trained yet."""
     if config.average_parameters:
-        refuse_mixed_average(fed)
+        fedmd.refuse_mixed_average(fed)
     return Clients({})
 
 
@@ -217,7 +197,7 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
     models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
     models, terms = distil_into_clients(models, cohort, fed, config)
     if config.average_parameters:
-        models = [averaged(models[0], cohort, fed)]
+        models = [fedmd.averaged(models[0], cohort, fed)]
     states, trained = train_own_models(models, state.clients, cohort, fed)
     return Clients(states), {**terms, **trained}
 
@@ -232,17 +212,14 @@ def client_costs(state: Clients, cohort: Cohort, fed: Federation, config: Client
 CLIENT_FORM = Method(
     name="feddf-client",
     title="FedDF in the clients: each learns from the mean logits on public images",
-    config=ClientConfig,
-    init=init_clients,
-    run_round=run_client_round,
+    config=ClientConfig, init=init_clients, run_round=run_client_round,
     reduces_to=("local", {"distillation_epochs": 0, "average_parameters": False}),
     state_types=(Clients, ClientState),
     variants={"averaged": {"average_parameters": True}},
     costs=client_costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 METHODS = (CLIENT_FORM,)

@@ -46,16 +46,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Aux, LocalLoss, Network, cross_entropy, masked_mean
+from fedcli.core import Aux, LocalLoss, Network, Step, cross_entropy, masked_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedproto_general import (
-    aggregate_prototypes,
-    gathering,
-    mean_by_class,
-    no_vectors,
-    nothing_gathered,
-)
-from fedcli.papers.baselines.local import ClientState, own_models
+from fedcli.papers.baselines.fedproto import train_and_gather
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, gathering, no_vectors
+from fedcli.papers.baselines.local import ClientState
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,9 @@ class Config:
         "probabilities", "Output of a model that is averaged", source="Algorithm 1", choices=("probabilities", "logits")
     )
     distance: str = option(
-        "cross-entropy",
-        "Distance between a client's output and the teacher's",
-        source="Algorithm 1",
+        "cross-entropy", "Distance between a client's output and the teacher's", source="Algorithm 1",
         choices=("cross-entropy", "squared"),
-    )
+    )  # fmt: skip
 
 
 class Context(NamedTuple):
@@ -92,15 +85,10 @@ class ServerState(NamedTuple):
 
 
 def distillation(
-    logits: Tensor,
-    labels: Tensor,
-    teacher: Tensor,
-    has_teacher: Tensor,
-    averaged: str = "probabilities",
-    distance: str = "cross-entropy",
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Mean distance between the outputs and the teacher of their classes.
+    logits: Tensor, labels: Tensor, teacher: Tensor, has_teacher: Tensor, averaged: str = "probabilities",
+    distance: str = "cross-entropy", mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Mean distance between the outputs and the teacher of their classes; a scalar.
 
     Args:
         logits: `[B, C]`.
@@ -110,9 +98,6 @@ def distillation(
         averaged: "probabilities" or "logits".
         distance: "cross-entropy", in nats, or "squared".
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
     """
     target = teacher[labels]  # [B, C]
     if distance == "squared":
@@ -146,29 +131,21 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
-    context = Context(fed.download(state.teacher, cohort), state.has_teacher)
     output = partial(torch.softmax, dim=-1) if config.averaged == "probabilities" else None
-    states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
-    for group in groups:  # clients with the same network
-        memory = nothing_gathered(len(group.client_ids), state.teacher)
-        model = own_models(states, group, fed)._replace(memory=memory)
-        step = fed.optimizer_step(make_local_loss(group.network, config))
-        trained, group_terms = fed.train(model, group, gathering(step, fed.num_classes, output=output), context)
-        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
-        gathered.append(trained.memory)
-        terms.append(group_terms)
-    sums, counts, _ = fed.in_order(cohort, groups, gathered)
-    class_means = fed.upload(mean_by_class(sums, counts), counts > 0)
+
+    def make_step(network: Network) -> Step:
+        return gathering(fed.optimizer_step(make_local_loss(network, config)), fed.num_classes, output=output)
+
+    context = Context(fed.download(state.teacher, cohort), state.has_teacher)
+    states, class_means, counts, terms = train_and_gather(state.clients, context, make_step, cohort, fed)
     teacher = aggregate_prototypes(class_means, counts, state.teacher)  # each client that has the class counts once
-    return ServerState(teacher, (counts > 0).any(0), states), fed.in_order(cohort, groups, terms)
+    return ServerState(teacher, (counts > 0).any(0), states), terms
 
 
 METHOD = Method(
     name="feddistill",
     title="FedDistill: own models that share their mean output for each class",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"distillation_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"logits": {"averaged": "logits"}, "squared": {"distance": "squared"}},
@@ -177,4 +154,4 @@ METHOD = Method(
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes**2,  # the teacher and the gathered outputs
     personal=lambda state: state.clients,
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -27,9 +27,8 @@ Readings and deviations
        the label as one of C. Clients run it in evaluation mode, as in the authors' code.
     4. What the clients receive is the trained generator. In HtFLlib, on which FedSA's code is built, the trained one is
        not stored: clients learn random features of an untrained one, in training mode and from the first round on, with
-       labels from the class counts of all clients. That is `--form code`, which FedSA's protocols have. As nothing
-       comes of its training, the server has none here. Counts are of whole training parts, there without the last
-       batch where it is dropped.
+       labels from the class counts of all clients. That is `--form code`, which FedSA's protocols have; the server does
+       not train then. Counts are of whole training parts, there without a dropped last batch.
     5. The noise is normal, as in the paper; the authors' code and HtFLlib, and so the code's form, draw it uniformly
        from [0, 1).
     6. In the first round the generator is untrained and clients train without it, as in the authors' code.
@@ -55,7 +54,7 @@ from torch import Tensor
 from fedcli import Method, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, without_head
+from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, with_mean_head, without_head
 
 NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
 
@@ -75,11 +74,9 @@ class Config:
         only_with={"form": ("paper",)},
     )  # fmt: skip
     form: str = option(
-        "paper",
-        "The paper's method, or that of HtFLlib, whose generator is never trained",
-        choices=("paper", "code"),
+        "paper", "The paper's method, or that of HtFLlib, whose generator is never trained", choices=("paper", "code"),
         before="paper",
-    )
+    )  # fmt: skip
 
 
 class Generator(NamedTuple):
@@ -125,7 +122,7 @@ def initial_generator(num_classes: int, dim: int, draw: np.random.Generator) -> 
 
 
 def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num_classes: int, train: bool) -> Tensor:
-    """G(epsilon, y): features for some labels.
+    """G(epsilon, y): features for some labels; `[B, D]`.
 
     Args:
         params: Of the generator.
@@ -134,9 +131,6 @@ def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num
         labels: `[B]`.
         num_classes: C.
         train: Whether batch normalisation uses the batch's statistics.
-
-    Returns:
-        `[B, D]`.
     """
     one_hot = (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(noise)
     hidden = F.linear(torch.cat([noise, one_hot], 1), params["hidden.weight"], params["hidden.bias"])
@@ -237,11 +231,7 @@ def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
 
 
 def init(fed: Federation, config: Config) -> ServerState:
-    """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet.
-
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
+    """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet."""
     first = initial_generator(fed.num_classes, fed.feature_dim, fed.generator("generator"))
     params, _ = fed.initial_model(fed.networks[0])
     class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
@@ -302,20 +292,16 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
 METHOD = Method(
     name="fedgen",
     title="FedGen: own extractors under one averaged head that also learns generated features",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("lg-fedavg", {"generator_weight": 0.0}),
     state_types=(ServerState, ClientState, Generator),
     variants={"code": {"form": "code"}},
     costs=costs,
     default_protocol="fedsa:cifar10-silo",
     # The model and the generator.
-    client_memory=lambda sizes: (
-        sizes.parameters + HIDDEN * (NOISE + sizes.num_classes + 3) + sizes.feature_dim * (HIDDEN + 1)
+    client_memory=lambda sizes: sum(
+        (sizes.parameters, HIDDEN * (NOISE + sizes.num_classes + 3), sizes.feature_dim * (HIDDEN + 1))
     ),
-    personal=lambda state: {
-        client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()
-    },
+    personal=with_mean_head,
     mixed_networks=True,
-)
+)  # fmt: skip

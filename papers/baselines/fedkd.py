@@ -64,17 +64,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import (
-    Aux,
-    Client,
-    LocalLoss,
-    Network,
-    Params,
-    cross_entropy,
-    masked_mean,
-    tree_map,
-    weighted_mean,
-)
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
 
@@ -95,11 +85,9 @@ class Config:
         0.98, "Share that is kept at the end; 1 for both sends everything", symbol="T_end", low=0, high=1, open_low=True
     )
     form: str = option(
-        "paper",
-        "The paper's objective and exchange, or those of HtFLlib, where the mentee itself is truncated",
-        choices=("paper", "code"),
-        before="paper",
-    )
+        "paper", "The paper's objective and exchange, or those of HtFLlib, where the mentee itself is truncated",
+        choices=("paper", "code"), before="paper",
+    )  # fmt: skip
 
 
 class ClientState(NamedTuple):
@@ -304,9 +292,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedkd",
     title="FedKD: private mentors and a shared mentee, whose updates are sent as singular factors",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"distillation_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"code": {"form": "code"}},
@@ -315,4 +301,4 @@ METHOD = Method(
     client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,
     personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -64,15 +64,12 @@ class Config:
 
 
 def find_helpers(predictions: Tensor, client_ids: np.ndarray, count: int) -> Tensor:
-    """The clients whose predictions are nearest to each client's, nearest first; ties to the lower id.
+    """Places `[K, min(H, K - 1)]` of those whose predictions are nearest to each client's; ties to the lower id.
 
     Args:
         predictions: `[K, B, C]`.
         client_ids: `[K]`.
         count: H; fewer where there are fewer others.
-
-    Returns:
-        Places in the cohort, `[K, min(H, K - 1)]`.
     """
     by_id = torch.as_tensor(np.argsort(client_ids), device=predictions.device)
     rows = predictions[by_id].flatten(1)
@@ -157,14 +154,11 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
 METHOD = Method(
     name="fedmatch",
     title="FedMatch, adapted: its inter-client consistency alone, on public images",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"public_epochs": 0}),
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip

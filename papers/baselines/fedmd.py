@@ -58,11 +58,9 @@ class Config:
         1, "Passes over the public images in a round, towards the mean scores", source="Algorithm 1", low=0, off=0
     )
     exchange: str = option(
-        "round",
-        "When scores are exchanged: once for all public images of a round, or at every batch",
-        source="Algorithm 1: round; code of FCCL+: batch",
-        choices=("round", "batch"),
-    )
+        "round", "When scores are exchanged: once for all public images of a round, or at every batch",
+        source="Algorithm 1: round; code of FCCL+: batch", choices=("round", "batch"),
+    )  # fmt: skip
     pretrain_epochs: int = option(
         0, "Epochs on its own data before a client's first round", source="Algorithm 1; code of FCCL: 40", low=0, off=0
     )
@@ -76,13 +74,13 @@ def digest_loss(logits: Tensor, consensus: Tensor) -> Tensor:
     return (logits - consensus).abs().mean()
 
 
-def make_digest_loss(network: Network) -> LocalLoss:
-    """The objective of the digest; its context is the consensus on the batch."""
+def make_public_loss(network: Network, term: str, distance: Callable[[Tensor, Any], Tensor]) -> LocalLoss:
+    """The objective on a public batch: a distance of its logits from the context, which enters the record as `term`."""
 
-    def local_loss(params, buffers, batch, consensus):
+    def local_loss(params, buffers, batch, target):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = digest_loss(logits, consensus)
-        return loss, Aux(buffers, {"digest": loss}, features)
+        loss = distance(logits, target)
+        return loss, Aux(buffers, {term: loss}, features)
 
     return local_loss
 
@@ -119,7 +117,7 @@ def learn_from_public(
     Returns:
         The models, and each term's mean over the batches, `[K]`.
     """
-    groups, found = fed.groups(cohort), []
+    groups, terms = fed.groups(cohort), []
     rows = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
     for epoch in epochs:
         for batch in fed.public_batches(cohort.round, epoch):
@@ -128,16 +126,16 @@ def learn_from_public(
                 continue
             models = models if keep_optimizer else [model._replace(optimizer={}) for model in models]
             contexts = [context if axes is None else select(context, row) for row in rows]
-            each = zip(models, groups, steps, contexts, strict=True)
-            stepped = [fed.step(model, group, step, batch, own, axes) for model, group, step, own in each]
+            parts = zip(models, groups, steps, contexts, strict=True)
+            stepped = [fed.step(model, group, step, batch, context, axes) for model, group, step, context in parts]
             models = [model for model, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found) if found else {}
+            terms.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
+    return models, tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
 
 
 def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config) -> tuple[list[Client], Terms]:
     """Every client trains towards the mean scores; returns the models and the mean loss of each client, `[K]`."""
-    losses = [make_digest_loss(group.network) for group in fed.groups(cohort)]
+    losses = [make_public_loss(group.network, "digest", digest_loss) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 4
     if config.exchange == "batch":
 
@@ -180,11 +178,7 @@ def averaged(clients: Client, cohort: Cohort, fed: Federation) -> Client:
 
 
 def refuse_mixed_average(fed: Federation) -> None:
-    """Refuses to average parameters of different networks.
-
-    Raises:
-        UserError: If the clients have different ones.
-    """
+    """Refuses to average parameters where clients have different networks."""
     if len(fed.networks) > 1:
         raise UserError(
             f"--average-parameters needs one network for all clients (got --backbone {','.join(fed.backbones)}); "
@@ -225,19 +219,15 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
 METHOD = Method(
     name="fedmd",
     title="FedMD: mean class scores on public images",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"digest_epochs": 0, "average_parameters": False, "pretrain_epochs": 0}),
     state_types=(ServerState, ClientState),
     variants={
-        "by batch": {"exchange": "batch"},
-        "averaged": {"average_parameters": True},
+        "by batch": {"exchange": "batch"}, "averaged": {"average_parameters": True},
         "networks trained before": {"pretrain_epochs": 1},
     },
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip

@@ -120,11 +120,9 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
 METHOD = Method(
     name="fednova",
     title="FedNova: normalised averaging of local updates",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # it is FedAvg where clients take equally many steps, which no option of its own can arrange
     state_types=(ServerState,),
     costs=costs,
     default_protocol="fedfm:niid-1",
-)
+)  # fmt: skip

@@ -38,25 +38,13 @@ Run it
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import (
-    Aux,
-    Batch,
-    Client,
-    LocalLoss,
-    Network,
-    Params,
-    Step,
-    class_sums,
-    cross_entropy,
-    masked_mean,
-    weighted_mean,
-)
+from fedcli.core import Aux, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -94,7 +82,7 @@ class ServerState(NamedTuple):
 def prototype_distance(
     features: Tensor, labels: Tensor, prototypes: Tensor, has_prototype: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Squared error of each feature to its class's prototype, mean over samples and coordinates.
+    """Squared error of each feature to its class's prototype, mean over samples and coordinates; a scalar.
 
     Args:
         features: `[B, D]`.
@@ -102,9 +90,6 @@ def prototype_distance(
         prototypes: `[C, D]`.
         has_prototype: `[C]`; a sample of a class without one counts with distance 0.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
     """
     known = has_prototype[labels]  # [B]
     targets = torch.where(known[:, None], prototypes[labels], features.detach())
@@ -112,15 +97,12 @@ def prototype_distance(
 
 
 def aggregate_prototypes(class_means: Tensor, class_counts: Tensor, previous: Tensor) -> Tensor:
-    """The plain mean of a class's means over the clients that have it.
+    """The plain mean of a class's means over the clients that have it; `[C, D]`.
 
     Args:
         class_means: `[K, C, D]`, ignored where the count is 0.
         class_counts: `[K, C]`.
         previous: `[C, D]`, kept for a class that no client has.
-
-    Returns:
-        `[C, D]`.
     """
     present = (class_counts > 0)[..., None]  # [K, C, 1]
     owners = present.sum(0)  # [C, 1]
@@ -153,7 +135,7 @@ def gathering(
         output: What is gathered of the outputs; these themselves where None.
     """
 
-    def update(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+    def update(client, batch, context):
         client, aux = step.update(client, batch, context)
         outputs = aux.outputs if output is None else output(aux.outputs)
         sums, counts, over = client.memory
@@ -204,12 +186,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedproto-general",
     title="FedProto, generalized: one global model drawn to class prototypes",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"prototype_weight": 0.0}),
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,
-)
+)  # fmt: skip

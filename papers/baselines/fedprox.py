@@ -20,9 +20,7 @@ Readings and deviations
        gamma_k) are not simulated.
     3. The term covers parameters only, not the running statistics of batch normalisation.
     4. The gradient of the term goes through the run's optimizer with that of F_k, its momentum included. The paper's
-       local solver is plain SGD, where nothing depends on it.
-
-mu is to be tuned: the paper's grid is that of the option.
+       local solver is plain SGD, where nothing depends on it. mu is to be tuned: the option has the paper's grid.
 
 Run it
     fedcli run fedprox --dataset digits
@@ -50,12 +48,9 @@ class Config:
 
 
 class Context(NamedTuple):
-    """What a client is given for a round."""
+    """What a client is given for a round; all clients share it."""
 
     global_params: Params  # w_g, the model as received
-
-
-CONTEXT_AXES = Context(global_params=None)
 
 
 def proximal_term(params: Params, global_params: Params) -> Tensor:
@@ -80,9 +75,9 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, None]:
     """The received model, which the term needs a second time; nothing more is sent."""
-    return Context(state.params), CONTEXT_AXES
+    return Context(state.params), None
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
@@ -97,12 +92,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedprox",
     title="FedProx: federated averaging with a proximal term",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"proximal_weight": 0.0}),
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # the local model and w_g
-)
+)  # fmt: skip

@@ -62,15 +62,12 @@ def class_shares(fed: Federation, cohort: Cohort) -> Tensor:
 
 
 def class_scales(shares: Tensor, scaling: float, form: str = "hard") -> Tensor:
-    """alpha_k: 1 for a present class and alpha for an absent one; or alpha + (1 - alpha) p_c / max p.
+    """alpha_k: 1 for a present class and alpha for an absent one; or alpha + (1 - alpha) p_c / max p; `[..., C]`.
 
     Args:
         shares: `[..., C]`.
         scaling: alpha, in [0, 1].
         form: "hard" or "soft".
-
-    Returns:
-        `[..., C]`.
     """
     if form == "hard":  # Reading 1
         return torch.where(shares > 0, 1.0, torch.full_like(shares, scaling))
@@ -112,12 +109,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedrs",
     title="FedRS: restricted softmax",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"scaling": 1.0}),
     state_types=(ServerState,),
     variants={"soft": {"form": "soft"}},
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedcme:fmnist-a0.1-k50-m10",
-)
+)  # fmt: skip

@@ -65,17 +65,14 @@ class Config:
     )
     margin_threshold: float = option(100.0, "Largest margin", symbol="τ", source="Eq. 9", low=0, off=0)
     form: str = option(
-        "paper",
-        "Prototypes of the trained model, or as in the authors' code of the model before training",
-        source="Algorithm 1, line 6",
-        choices=("paper", "code"),
-    )
+        "paper", "Prototypes of the trained model, or as in the authors' code of the model before training",
+        source="Algorithm 1, line 6", choices=("paper", "code"),
+    )  # fmt: skip
     margin_form: str = option(
         "nearest",
         "Margin before the threshold: largest distance of a class's centre to the nearest other, or of any pair",
-        source="Eq. 9",
-        choices=("nearest", "pairs"),
-    )
+        source="Eq. 9", choices=("nearest", "pairs"),
+    )  # fmt: skip
     server_epochs: int = option(100, "Epochs of the server's training", symbol="S", source="Table 7", low=0)
     server_batch_size: int = option(10, "Prototypes in a batch of the server's training", low=1)
     server_lr: float = option(0.01, "Learning rate of the server's training", low=0, open_low=True)
@@ -111,16 +108,13 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def adaptive_margin(centres: Tensor, has_class: Tensor, threshold: float, form: str = "nearest") -> Tensor:
-    """Eq. 9: the largest distance between centres of classes, at most tau.
+    """Eq. 9: the largest distance between centres of classes, at most tau; 0 where there are fewer than two.
 
     Args:
         centres: `[C, D]`.
         has_class: `[C]`; the others do not count.
         threshold: tau.
         form: "nearest", each class's distance to the nearest other, or "pairs", all distances.
-
-    Returns:
-        Scalar; 0 where fewer than two classes are there.
     """
     others = has_class[:, None] & has_class & ~torch.eye(len(centres), dtype=torch.bool, device=centres.device)
     distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
@@ -191,11 +185,7 @@ def update_network(
 
 
 def init(fed: Federation, config: Config) -> ServerState:
-    """The server's first network; nobody has trained yet.
-
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
+    """The server's first network; nobody has trained yet. Refuses networks whose features differ in width."""
     network = initial_network(fed.num_classes, fed.feature_dim, fed.generator("server network"))
     network = {name: value.to(fed.device, fed.dtype) for name, value in network.items()}
     return ServerState(network, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
@@ -222,9 +212,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fedtgp",
     title="FedTGP: own models that share trained class prototypes",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"prototype_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"pairs": {"margin_form": "pairs"}, "code": {"form": "code"}},
@@ -234,4 +222,4 @@ METHOD = Method(
     personal=lambda state: state.clients,
     prototypes=lambda state: (global_prototypes(state.network), state.has_prototype),
     mixed_networks=True,
-)
+)  # fmt: skip

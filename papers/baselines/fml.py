@@ -66,9 +66,8 @@ class Config:
     form: str = option(
         "paper",
         "The paper's objective, or that of HtFLlib: weaker divergence, gradients through both networks, clipped",
-        choices=("paper", "code"),
-        before="paper",
-    )
+        choices=("paper", "code"), before="paper",
+    )  # fmt: skip
 
 
 class ServerState(NamedTuple):
@@ -91,15 +90,12 @@ def part(tree: Params, prefix: str) -> Params:
 
 
 def divergence(logits: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(softmax(teacher) || softmax(logits)), mean over samples.
+    """KL(softmax(teacher) || softmax(logits)), mean over samples; a scalar, in nats.
 
     Args:
         logits: `[B, C]`.
         teacher: Logits `[B, C]`.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     target = F.log_softmax(teacher, -1)
     return masked_mean((target.exp() * (target - F.log_softmax(logits, -1))).sum(-1), mask)
@@ -181,9 +177,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="fml",
     title="FML: private networks that learn from a shared one and it from them",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"private_task_share": 1.0, "shared_task_share": 1.0}),
     state_types=(ServerState, ClientState),
     variants={"code": {"form": "code", "private_task_share": 0.3, "shared_task_share": 0.6}},
@@ -192,4 +186,4 @@ METHOD = Method(
     client_memory=lambda sizes: 2 * sizes.parameters,  # two networks, each counted as the largest of the run
     personal=lambda state: state.clients,
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -64,12 +64,13 @@ def without_head(params: Params, head: Params) -> Params:
     return {name: value for name, value in params.items() if name not in head}
 
 
-def init(fed: Federation, config: Config) -> ServerState:
-    """The first head; nobody has trained yet.
+def with_mean_head(state: NamedTuple) -> dict[int, tuple[Params, Params]]:
+    """Each client's extractor under the averaged head (Reading 3)."""
+    return {client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()}
 
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
+
+def init(fed: Federation, config: Config) -> ServerState:
+    """The first head; nobody has trained yet. Refuses networks whose features differ in width."""
     if config.averaged == "nothing":
         return ServerState({}, {})
     _ = fed.feature_dim  # refuses networks whose heads have different shapes
@@ -97,15 +98,11 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="lg-fedavg",
     title="LG-FedAvg: own extractors under one averaged head",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"averaged": "nothing"}),
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: sizes.num_classes * (sizes.feature_dim + 1)),  # the head
     default_protocol="fedsa:cifar10-silo",
-    personal=lambda state: {
-        client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()
-    },
+    personal=with_mean_head,
     mixed_networks=True,
-)
+)  # fmt: skip

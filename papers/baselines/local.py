@@ -80,13 +80,11 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="local",
     title="Local training only",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # the simplest of its family; methods with personal models are compared with it
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: 0),
     default_protocol="fedfm:niid-1",
     personal=lambda state: state.clients,
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -33,7 +33,6 @@ Readings and deviations
        it had when it was kept; both are constants of the loss. That is what the authors' code does.
     5. The logarithm is taken for each sample, then the mean. FedFA's code averages the cosines of a batch first.
     6. A zero feature has no direction: its cosines are 0 and it gets no gradient.
-    7. Running statistics of batch normalisation are averaged like the parameters, as in FedAvg.
 
 Run it
     fedcli run moon --dataset digits
@@ -86,14 +85,11 @@ class ServerState(NamedTuple):
 
 
 def cosine(vectors: Tensor, others: Tensor) -> Tensor:
-    """The cosine of each pair, 0 without gradient where one of the two has (almost) no length.
+    """The cosine of each pair, 0 without gradient where one of the two has (almost) no length; `[...]`.
 
     Args:
         vectors: `[..., D]`.
         others: `[..., D]`.
-
-    Returns:
-        `[...]`.
     """
     squares, other_squares = vectors.square().sum(-1), others.square().sum(-1)
     long = (squares > SMALL**2) & (other_squares > SMALL**2)
@@ -102,13 +98,9 @@ def cosine(vectors: Tensor, others: Tensor) -> Tensor:
 
 
 def model_contrastive(
-    features: Tensor,
-    global_features: Tensor,
-    previous_features: Tensor,
-    temperature: float,
-    mask: Tensor | None = None,
+    features: Tensor, global_features: Tensor, previous_features: Tensor, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Eq. 3: -log of the softmax share of the global model's cosine, mean over samples.
+    """Eq. 3: -log of the softmax share of the global model's cosine, mean over samples; a scalar, in nats.
 
     Args:
         features: z, `[B, D]`.
@@ -116,9 +108,6 @@ def model_contrastive(
         previous_features: z_prev, `[B, D]`.
         temperature: tau, positive.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     positive = cosine(features, global_features) / temperature  # [B]
     negative = cosine(features, previous_features) / temperature
@@ -177,12 +166,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 METHOD = Method(
     name="moon",
     title="MOON: model-contrastive federated learning",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"contrastive_weight": 0.0}),
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 3 * sizes.parameters,  # the model in training, the global and the previous one
-)
+)  # fmt: skip

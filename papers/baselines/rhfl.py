@@ -48,7 +48,7 @@ from torch import Tensor
 from fedcli import Method, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedmd import all_logits, learn_from_public
+from fedcli.papers.baselines.fedmd import all_logits, learn_from_public, make_public_loss
 from fedcli.papers.baselines.local import ServerState, init
 
 LEAST_PROBABILITY, LOG_ZERO = 1e-7, math.log(1e-4)
@@ -82,16 +82,13 @@ class ClientState(NamedTuple):
 
 
 def symmetric_cross_entropy(logits: Tensor, labels: Tensor, config: Config, mask: Tensor | None = None) -> Tensor:
-    """L_SL, mean over samples.
+    """L_SL, mean over samples; a scalar, in nats.
 
     Args:
         logits: `[B, C]`.
         labels: `[B]`.
         config: The method's.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     wrong = labels[:, None] != torch.arange(logits.shape[-1], device=labels.device)  # [B, C]
     probability = logits.softmax(-1).clamp(min=LEAST_PROBABILITY)
@@ -100,16 +97,13 @@ def symmetric_cross_entropy(logits: Tensor, labels: Tensor, config: Config, mask
 
 
 def confidence_weights(previous: Tensor, current: Tensor, has_previous: Tensor, strength: float) -> Tensor:
-    """CCR: the weights of the clients.
+    """CCR: the weights of the clients; w, `[K]`.
 
     Args:
         previous: Their losses at the beginning of their last round, `[K]`.
         current: Their losses now, `[K]`, not negative.
         has_previous: `[K]`, bool; the others have q = 0.
         strength: eta.
-
-    Returns:
-        w, `[K]`.
     """
     base = torch.full_like(current, 1 / max(len(current) - 1, 1))
     if not has_previous.any():
@@ -122,14 +116,11 @@ def confidence_weights(previous: Tensor, current: Tensor, has_previous: Tensor, 
 
 
 def alignment(logits: Tensor, others: Others) -> Tensor:
-    """L_HHF: sum over the others of w_j KL(p_j || p), mean over images.
+    """L_HHF: sum over the others of w_j KL(p_j || p), mean over images; a scalar, in nats.
 
     Args:
         logits: `[B, C]`.
         others: Of one client.
-
-    Returns:
-        Scalar, in nats.
     """
     divergences = F.kl_div(F.log_softmax(logits, -1), others.predictions, reduction="none").sum(-1).mean(-1)  # [K-1]
     return (others.weights * divergences).sum()
@@ -142,17 +133,6 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         loss = symmetric_cross_entropy(logits, batch.y, config, batch.mask)
         return loss, Aux(buffers, {"symmetric_cross_entropy": loss}, features)
-
-    return local_loss
-
-
-def make_alignment_loss(network: Network) -> LocalLoss:
-    """The objective on a public batch, L_HHF; its context is `Others`."""
-
-    def local_loss(params, buffers, batch, others):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = alignment(logits, others)
-        return loss, Aux(buffers, {"alignment": loss}, features)
 
     return local_loss
 
@@ -176,7 +156,7 @@ def align(
     size = len(cohort.client_ids)
     others = torch.tensor([[j for j in range(size) if j != k] for k in range(size)], device=fed.device)  # [K, K-1]
     fed.download_each(weights[others])
-    losses = [make_alignment_loss(group.network) for group in fed.groups(cohort)]
+    losses = [make_public_loss(group.network, "alignment", alignment) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]
 
     def exchange(models: list[Client], batch: Batch) -> Others:
@@ -220,14 +200,11 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
 METHOD = Method(
     name="rhfl",
     title="RHFL: alignment on public images by confidence, and a loss that minds wrong labels less",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"cross_entropy_weight": 1.0, "reverse_weight": 0.0, "public_epochs": 0}),
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
