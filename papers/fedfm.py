@@ -31,8 +31,8 @@ Readings and deviations
        50 times it. Eq. 3 has plain vectors and the sum (`--guiding l2-sum`). Section V analyses that form, and its
        Lemma 2 needs it: new anchors are the class means of plain features, which minimise no other sum.
     3. Anchors are taken over every example of a client's training part, without augmentation, by the received model in
-       evaluation mode. (The authors' loader shuffles, augments and drops the last batch; the rows left over count as
-       zero features of class 0.)
+       evaluation mode; in FedFM-Lite by the client's own model after training (Reading 13). (The authors' loader
+       shuffles, augments and drops the last batch; the rows left over count as zero features of class 0.)
     4. Rounds are counted from 0, so T_s = 20 makes rounds 0 to 19 FedAvg. Anchors are refreshed in them all the same.
     5. Uniform anchors (Sections IV-D.2 and VII-D.1): plain mean over clients; for a class that a client lacks, it
        contributes the previous anchor, as in the authors' code.
@@ -56,7 +56,8 @@ Readings of FedFM-Lite, of which the paper says little; no code is known
         mean, N / a + C D. The record's `cost` is that of the last round, which has an exchange.
 
 Readings of the add-on, lambda Q_k in the local objective of another method, whose other steps stay as they are
-    16. Anchors are made and sent as in FedFM, which is FedAvg with matching. The matching enters the objective alone.
+    16. Anchors are made and sent as in FedFM, which is FedAvg with matching. The matching enters the objective alone:
+        FedNova's effective steps and MOON's last local model are those of the training with it.
     17. An option that both methods have is FedFM's; the other's has its method before its name (`--moon-temperature`).
 
 Known from the authors' code only

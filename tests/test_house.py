@@ -26,7 +26,7 @@ MOST_LINES = {
     "scripts": 1055,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 21065, "bytes": 983_000, "statements": 11200}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 21030}
+MOST_ELSEWHERE = {"papers": 7990, "tests": 20980}
 
 
 def level(module: str) -> int:

@@ -36,7 +36,6 @@ Run it
     fedcli run feddf-client --dataset digit-domains
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +47,7 @@ from fedcli.core import Batch, Client, Params, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedmd
 from fedcli.papers.baselines.fedavg import make_local_loss
+from fedcli.papers.baselines.fedmd import cosine_annealing
 from fedcli.papers.baselines.fml import divergence
 from fedcli.papers.baselines.local import ClientState, own_models, train_own_models
 
@@ -80,11 +80,6 @@ def mean_model(clients: Client, weights: Tensor, fed: Federation) -> Student:
     """The mean of clients' models, weighted by examples; the plain mean where none of them has any."""
     weights = weights if weights.sum() > 0 else torch.ones_like(weights)
     return Student(*weighted_mean(fed.upload_model(clients), weights))
-
-
-def cosine_annealing(lr: float, step: int, steps: int) -> float:
-    """The learning rate of a step, from `lr` down towards 0."""
-    return lr * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def distil(

@@ -217,13 +217,6 @@ def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, code: 
     return Samples(noise.to(fed.dtype), labels)
 
 
-def server_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, config: Config) -> Samples:
-    """The server's draws for a round; two at least in a minibatch, which batch normalisation needs."""
-    draw = fed.generator(cohort.round, "generator")
-    noise, labels = draw_samples(class_counts, config.generator_steps, max(fed.batch_size, 2), draw)
-    return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
-
-
 def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
     """Class counts of the cohort, `[C]`, from those of its clients `[K, C]`; the previous ones where all are 0."""
     total = counts.sum(0)
@@ -276,7 +269,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
     trained = state.generator
     if config.generator_weight:
-        samples = server_samples(class_counts, cohort, fed, config)
+        draw, size = fed.generator(cohort.round, "generator"), max(fed.batch_size, 2)  # batch normalisation needs two
+        noise, labels = draw_samples(class_counts, config.generator_steps, size, draw)
+        samples = Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
         trained = train_generator(state.generator, head, samples, config.generator_lr)
     return ServerState(head, trained, class_counts, states), terms
 

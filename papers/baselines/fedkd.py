@@ -196,13 +196,6 @@ def initial_projection(mentor: Network, mentee: Network, fed: Federation) -> Ten
     return torch.from_numpy(drawn).to(fed.device, fed.dtype)
 
 
-def send_mentee(state: ServerState, cohort: Cohort, fed: Federation) -> None:
-    """Counts what clients are sent at the beginning: running statistics, and the mentee where they lack it."""
-    fed.broadcast({}, state.buffers, cohort)
-    behind = cohort._replace(client_ids=np.setdiff1d(cohort.client_ids, state.in_step.cpu()))
-    fed.broadcast(state.params, {}, behind)
-
-
 def exchange(trained: Params, state: ServerState, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The mentee after the clients have sent its changes in `trained` `[K, ...]`, and the server the mean of these.
 
@@ -266,11 +259,11 @@ def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
 
 def exchange_mentees(trained: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The mean of the clients' truncated mentees `[K, ...]`, which is sent truncated as well. Reading 10."""
-    left = []
+    total = {name: torch.zeros_like(value[0]) for name, value in trained.items()}
     for k in range(len(cohort.client_ids)):
         sent = fed.upload({name: code_factors(value[k], share) for name, value in trained.items()})
-        left.append({name: restore(sent[name], value[k]) for name, value in trained.items()})
-    mean = {name: sum(params[name] for params in left) / len(left) for name in trained}
+        total = {name: value + restore(sent[name], value) for name, value in total.items()}
+    mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
     sent = fed.download({name: code_factors(value, share) for name, value in mean.items()}, cohort)
     return {name: restore(sent[name], value) for name, value in mean.items()}
 
@@ -278,8 +271,10 @@ def exchange_mentees(trained: Params, cohort: Cohort, fed: Federation, share: fl
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
     code = config.form == "code"
-    if not code:
-        send_mentee(state, cohort, fed)  # Reading 2
+    if not code:  # the running statistics, and the mentee to those that lack it (Reading 2)
+        behind = np.setdiff1d(cohort.client_ids, state.in_step.cpu())
+        fed.broadcast({}, state.buffers, cohort)
+        fed.broadcast(state.params, {}, cohort._replace(client_ids=behind))
     states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
     number = cohort.round - 1 if code else cohort.round  # Readings 10 and 5
     share = energy_share(config.energy_start, config.energy_end, number, fed.num_rounds)

@@ -151,6 +151,11 @@ def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config
     return learn_from_public(models, steps, lambda models, batch: next(consensus), cohort, fed, passes)
 
 
+def cosine_annealing(lr: float, step: int, steps: int) -> float:
+    """The learning rate of a step, from `lr` down towards 0."""
+    return lr * (1 + math.cos(math.pi * step / steps)) / 2
+
+
 def train_newcomers(
     states: Mapping[int, Any], cohort: Cohort, fed: Federation, epochs: int, cosine: bool = False
 ) -> Iterator[tuple[Cohort, Client]]:
@@ -165,7 +170,7 @@ def train_newcomers(
         if not cosine:
             model, _ = fed.train(model, group, loss, epochs=range(first, first + epochs))
         for epoch in range(epochs if cosine else 0):
-            rate = fed.lr(cohort.round) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+            rate = cosine_annealing(fed.lr(cohort.round), epoch, epochs)
             step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
             model, _ = fed.train(model, group, step, epochs=range(first + epoch, first + epoch + 1))
         yield group, model

@@ -80,8 +80,8 @@ class ServerState(NamedTuple):
 
 def joined(private: Params, shared: Params) -> Params:
     """The tensors of both networks in one dict, told apart by the beginnings of their names."""
-    both = ((PRIVATE, private), (SHARED, shared))
-    return {prefix + name: value for prefix, tree in both for name, value in tree.items()}
+    both = {PRIVATE + name: value for name, value in private.items()}
+    return both | {SHARED + name: value for name, value in shared.items()}
 
 
 def part(tree: Params, prefix: str) -> Params:

@@ -153,8 +153,8 @@ def align(
     models: list[Client], weights: Tensor, cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[list[Client], Terms]:
     """The public phase; returns the models and each client's mean loss, `[K]`."""
-    size = len(cohort.client_ids)
-    others = torch.tensor([[j for j in range(size) if j != k] for k in range(size)], device=fed.device)  # [K, K-1]
+    places = torch.arange(len(cohort.client_ids), device=fed.device)
+    others = torch.stack([places[places != k] for k in places])  # [K, K-1]
     fed.download_each(weights[others])
     losses = [make_public_loss(group.network, "alignment", alignment) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]
