@@ -37,16 +37,16 @@ Readings and deviations
         which updates the running statistics twice and drops other units. Here they are updated once a batch.
     6.  A public batch of one image has no correlation and no similarity: it is left out.
     7.  FNTD is the code's: softmax over all classes, without the target's entry, not renormalised, times tau^2, which
-        Eq. 10 has and Eqs. 13 and 14 leave out (`--distillation-factor one`). What it sums over is no distribution, so
-        it can be negative. Its gradient at the target logit is tau p_S (1 - p_T), not 0 as Eq. 12 says; it is 0 for the
-        renormalised form (`--renormalize`). So it pushes the target down, and tau^2 makes that strong: where teacher
-        and student agree, of ten classes, the target's probability is held at 0.53; without tau^2 at 0.92.
+        Eq. 10 has and Eqs. 13 and 14 leave out (`--distillation-factor one`). So it can be negative, and its gradient
+        at the target logit is tau p_S (1 - p_T), not 0 as Eq. 12 says and as the renormalised form has it
+        (`--renormalize`). It pushes the target down: where teacher and student agree, of ten classes, the target's
+        probability is held at 0.53; without tau^2 at 0.92.
     8.  The teacher is in evaluation mode and constant. FCCL+'s code never sets it so: it takes the statistics of the
         private batch and drops units of its own (`--teacher-mode train`, which the protocols of the paper have).
         FCCL's first code has it as here.
-    9.  A client stores one model: at the end of a round the current and the previous one are the same. While it trains
-        it holds both. In round 0 the teacher is the initial network, as in the code. `--teacher collaborative` has the
-        model after the collaborative phase instead, which Fig. 9 compares with.
+    9.  A client stores one model, since at the end of a round the current and the previous one are the same. In round 0
+        the teacher is the initial network, as in the code. `--teacher collaborative` has the model after the
+        collaborative phase instead, which Fig. 9 compares with.
     10. A new Adam for every public batch and client, as in the code: without momentum a step is nearly lr times the
         sign of the gradient. `--public-optimizer phase` keeps one for the phase. Weight decay is that of the local
         phase only, as in the code.
@@ -81,6 +81,7 @@ Run it
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -88,9 +89,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, PublicSetting, Table, UserError, grid, option
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, tree_map
+from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import ewc
-from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average, train_newcomers
+from fedcli.papers.baselines.fedmd import averaged, learn_from_public, refuse_mixed_average, train_newcomers
 
 SMALL = 1e-5  # added to deviations
 ABSENT = -1e9  # logit of a class that is left out: finite, so that no gradient is NaN
@@ -113,11 +115,9 @@ class CollaborativeConfig:
     )
     public_epochs: int = option(1, "Passes over the public images in a round", source="authors' code", low=1)
     public_optimizer: str = option(
-        "batch",
-        "When the optimizer of the collaborative phase is new",
-        source="authors' code",
+        "batch", "When the optimizer of the collaborative phase is new", source="authors' code",
         choices=("batch", "phase"),
-    )
+    )  # fmt: skip
     average_parameters: bool = option(
         False, "Average the models between the two phases, for equal networks", source="Section 4.4"
     )
@@ -223,28 +223,22 @@ def standardize(logits: Tensor) -> Tensor:
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
-    """Eq. 1: M_i = Phi(Z_i)^T Phi(Z-bar) / B.
+    """Eq. 1: M_i = Phi(Z_i)^T Phi(Z-bar) / B; `[C, C]`, in [-1, 1], row u is a class of Z_i, column v one of Z-bar.
 
     Args:
         logits: Z_i, `[B, C]`.
         mean_logits: Z-bar, `[B, C]`.
-
-    Returns:
-        `[C, C]`, in [-1, 1]; row u is a class of Z_i, column v one of Z-bar.
     """
     return standardize(logits).T @ standardize(mean_logits) / len(logits)
 
 
 def fccm_loss(correlation: Tensor, off_diagonal_weight: float, off_diagonal_target: float = -1.0) -> Tensor:
-    """Eq. 2: sum_u (1 - M_uu)^2 + lambda sum_{u != v} (M_uv - target)^2.
+    """Eq. 2: sum_u (1 - M_uu)^2 + lambda sum_{u != v} (M_uv - target)^2; a scalar.
 
     Args:
         correlation: M, `[C, C]`.
         off_diagonal_weight: lambda.
         off_diagonal_target: -1 in Eq. 2.
-
-    Returns:
-        Scalar.
     """
     same = torch.eye(len(correlation), dtype=torch.bool, device=correlation.device)
     on_diagonal = torch.where(same, 1 - correlation, 0.0).square().sum()
@@ -253,14 +247,11 @@ def fccm_loss(correlation: Tensor, off_diagonal_weight: float, off_diagonal_targ
 
 
 def similarity(features: Tensor, temperature: float) -> Tensor:
-    """Eqs. 3 and 4: S_i, the cosines of a batch's features over mu, without each image's with itself.
+    """Eqs. 3 and 4: S_i `[B, B-1]`, a batch's cosines over mu but each image's with itself; 0 for a zero feature.
 
     Args:
         features: H_i, `[B, D]`.
         temperature: mu, positive.
-
-    Returns:
-        `[B, B-1]`; 0 where a feature is zero.
     """
     size = len(features)
     squared = features.square().sum(1, keepdim=True)
@@ -273,14 +264,11 @@ def similarity(features: Tensor, temperature: float) -> Tensor:
 
 
 def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:
-    """Eq. 5: the mean over rows of KL(softmax(S-bar) || softmax(S_i)).
+    """Eq. 5: the mean over rows of KL(softmax(S-bar) || softmax(S_i)); a scalar, in nats, not negative.
 
     Args:
         similarity: S_i, `[B, B-1]`.
         mean_similarity: S-bar, `[B, B-1]`.
-
-    Returns:
-        Scalar, in nats; not negative.
     """
     target, own = F.log_softmax(mean_similarity, dim=1), F.log_softmax(similarity, dim=1)
     return (target.exp() * (target - own)).sum(1).mean()
@@ -304,57 +292,45 @@ def make_collaborative_loss(network: Network, config: CollaborativeConfig) -> Lo
     return loss
 
 
-def exchange(models: list[Client], batch: Batch, groups: list, cohort, fed, config: CollaborativeConfig) -> Exchanged:
+def exchange(
+    models: list[Client], batch: Batch, cohort: Cohort, fed: Federation, config: CollaborativeConfig
+) -> Exchanged | None:
     """Algorithm 1, lines 2 to 6: all participants' outputs of one public batch, before any update, and their means."""
-    outputs = [fed.forward(model, group, batch.x) for model, group in zip(models, groups, strict=True)]
+    if len(batch.x) == 1:  # Reading 6
+        return None
+    groups, logits, similarities = fed.groups(cohort), None, None
 
     def mean(own: list[Tensor]) -> Tensor:
         sent = fed.upload(fed.in_order(cohort, groups, own))  # [K, ...]
         return fed.download(sent.mean(0), cohort)
 
-    def similarities(features: Tensor) -> Tensor:
-        return torch.stack([similarity(own, config.similarity_temperature) for own in features])
-
-    return Exchanged(
-        logits=mean([output.logits for output in outputs]) if config.correlation_weight else None,
-        similarity=mean([similarities(output.features) for output in outputs]) if config.similarity_weight else None,
-    )
+    outputs = [fed.forward(model, group, batch.x) for model, group in zip(models, groups, strict=True)]
+    if config.correlation_weight:
+        logits = mean([output.logits for output in outputs])
+    if config.similarity_weight:
+        of_image = partial(similarity, temperature=config.similarity_temperature)
+        similarities = mean([torch.stack([*map(of_image, output.features)]) for output in outputs])
+    return Exchanged(logits, similarities)
 
 
 def collaborate(
-    previous: list[ClientState], groups: list, cohort, fed, config: CollaborativeConfig
-) -> tuple[list[Client], dict[str, Tensor]]:
-    """Algorithm 1, lines 2 to 11: the collaborative phase.
+    previous: list[ClientState], cohort: Cohort, fed: Federation, config: CollaborativeConfig
+) -> tuple[list[Client], Terms]:
+    """Algorithm 1, lines 2 to 11: the collaborative phase; with both weights 0 nobody sends anything or moves.
 
-    Args:
-        previous: The participants' models of each group, stacked.
-        groups: The participants by their networks.
-        cohort: All participants.
-        fed: The federation.
-        config: Options of the phase. With both weights 0 nobody sends anything and the models stay as they are.
-
-    Returns:
-        The models of each group, without optimizer state, and the mean over batches of each term, `[K]`.
+    `previous` has the participants' models of each network, stacked. Returned are those after the phase, without
+    optimizer state, and the mean over batches of each term, `[K]`.
     """
     models = [Client(own.params, own.buffers, optimizer={}) for own in previous]
-    losses, found = [make_collaborative_loss(group.network, config) for group in groups], []
+    losses = [make_collaborative_loss(group.network, config) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 10
-    for epoch in range(config.public_epochs if config.correlation_weight or config.similarity_weight else 0):
-        for batch in fed.public_batches(cohort.round, epoch):
-            if len(batch.x) == 1:  # Reading 6
-                continue
-            exchanged = exchange(models, batch, groups, cohort, fed, config)  # lines 2 to 6
-            if config.public_optimizer == "batch":
-                models = [model._replace(optimizer={}) for model in models]
-            together = zip(models, groups, steps, strict=True)
-            stepped = [
-                fed.step(model, group, step, batch, exchanged) for model, group, step in together
-            ]  # lines 7 to 11
-            models = [model for model, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
+    epochs = range(config.public_epochs if config.correlation_weight or config.similarity_weight else 0)
+    models, terms = learn_from_public(
+        models, steps, lambda models, batch: exchange(models, batch, cohort, fed, config), cohort, fed, epochs,
+        keep_optimizer=config.public_optimizer == "phase",
+    )  # lines 7 to 11  # fmt: skip
     if config.average_parameters:  # Reading 13
         models = [averaged(models[0], cohort, fed)]
-    terms = tree_map(lambda *values: torch.stack(values).mean(0), *found) if found else {}
     return [model._replace(optimizer={}) for model in models], terms
 
 
@@ -376,14 +352,9 @@ def kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float, 
 
 
 def fntd_loss(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    labels: Tensor,
-    temperature: float,
-    renormalize: bool = False,
-    mask: Tensor | None = None,
-    factor: str = "square",
-) -> Tensor:
+    student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float, renormalize: bool = False,
+    mask: Tensor | None = None, factor: str = "square",
+) -> Tensor:  # fmt: skip
     """Eq. 13 times tau^2: tau^2 sum_{u != y} p_T^u log(p_T^u / p_S^u), the mean over the batch (reading 7).
 
     Args:
@@ -424,10 +395,7 @@ def predict_in_training(network: Network, teacher: Teacher, student_buffers: Par
 def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
     """The objective of the local phase; its context is the `Teacher` theta^{e-1}.
 
-    Args:
-        network: The client's network.
-        config: Temperature and form of FNTD.
-        term: What is added to the cross-entropy: "fntd" (Eq. 14), "kd" (Eq. 10) or "none".
+    To the cross-entropy is added `term`: "fntd" (Eq. 14), "kd" (Eq. 10) or "none".
     """
 
     def local_loss(params, buffers, batch, teacher):
@@ -450,13 +418,15 @@ def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
     return local_loss
 
 
-def update_locally(model: Client, teacher: Teacher, group, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
+def update_locally(
+    model: Client, teacher: Teacher, group: Cohort, fed: Federation, config: Config
+) -> tuple[Client, Terms]:
     """Algorithm 1, line 12: all local epochs of the clients of one network; returns their models and terms."""
     if config.regularizer == "ewc":  # Reading 15
         unseen = next(iter(fed.public_batches(group.round, epoch=config.public_epochs))).x
         penalised = ewc.make_local_loss(group.network, config.ewc_weight)
         return fed.train(model, group, penalised, ewc.anchors(model, group, fed, unseen), 0)
-    epochs, terms = fed.config.local_epochs, {}
+    epochs, terms = fed.local_epochs, {}
     plain = round(config.plain_share * epochs)  # Reading 16
     for term, part in (("kd", range(plain)), (config.regularizer, range(plain, epochs))):
         model, found = fed.train(model, group, make_local_loss(group.network, config, term), teacher, 0, part)
@@ -464,13 +434,9 @@ def update_locally(model: Client, teacher: Teacher, group, fed, config: Config) 
     return model, terms
 
 
-def init(fed, config: CollaborativeConfig) -> ServerState:
-    """Nobody has trained yet.
-
-    Raises:
-        UserError: If public batches have one image, or different networks are to be averaged.
-    """
-    if min(fed.config.public_batch_size, len(fed.public_images)) == 1:
+def init(fed: Federation, config: CollaborativeConfig) -> ServerState:
+    """Nobody has trained yet; refuses public batches of one image, and different networks that are to be averaged."""
+    if fed.public_batch_sizes[0] == 1:
         raise UserError(
             "public batches must have 2 images or more (got 1), since they are compared with each other; "
             "raise --public-batch-size or --public-examples."
@@ -480,12 +446,11 @@ def init(fed, config: CollaborativeConfig) -> ServerState:
     return ServerState({})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, communication epoch e."""
     states, groups, found = state.clients, fed.groups(cohort), []
-    initial = [ClientState(*fed.initial_model(group.network)) for group in groups]
-    previous = [fed.recall(states, group, first) for group, first in zip(groups, initial, strict=True)]  # theta^{e-1}
-    models, terms = collaborate(previous, groups, cohort, fed, config)  # lines 2 to 11
+    previous = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
+    models, terms = collaborate(previous, cohort, fed, config)  # lines 2 to 11
     for model, before, group in zip(models, previous, groups, strict=True):
         known = before if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
         teacher = Teacher(known.params, known.buffers)
@@ -495,14 +460,13 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
-def costs(state: ServerState, cohort, fed, config: CollaborativeConfig) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: CollaborativeConfig) -> tuple[int, int]:
     """Logits and similarities of the public images both ways, batch by batch; and the model where it is averaged."""
-    count, size = len(fed.public_images), fed.config.public_batch_size
     shared = 0
-    for batch in (*[size] * (count // size), count % size):
-        if batch > 1:  # Reading 6
-            shared += batch * fed.num_classes * bool(config.correlation_weight)
-            shared += batch * (batch - 1) * bool(config.similarity_weight)
+    for size in fed.public_batch_sizes:
+        if size > 1:  # Reading 6
+            shared += size * fed.num_classes * bool(config.correlation_weight)
+            shared += size * (size - 1) * bool(config.similarity_weight)
     model = config.average_parameters * fed.sizes.parameters
     total = len(cohort.client_ids) * (config.public_epochs * shared + model)
     return total, total
@@ -511,19 +475,11 @@ def costs(state: ServerState, cohort, fed, config: CollaborativeConfig) -> tuple
 METHOD = Method(
     name="fccl-plus",
     title="FCCL+: cross-correlation, instance similarity and non-target distillation",
-    config=Config,
-    init=init,
-    run_round=run_round,
-    reduces_to=(
-        "local",
-        {
-            "correlation_weight": 0.0,
-            "similarity_weight": 0.0,
-            "regularizer": "none",
-            "plain_share": 0.0,
-            "average_parameters": False,
-        },
-    ),
+    config=Config, init=init, run_round=run_round,
+    reduces_to=("local", {
+        "correlation_weight": 0.0, "similarity_weight": 0.0, "regularizer": "none", "plain_share": 0.0,
+        "average_parameters": False,
+    }),
     state_types=(ServerState, ClientState),
     variants={
         "similarity": {"correlation_weight": 0.0, "public_epochs": 2, "plain_share": 0.5},
@@ -533,9 +489,8 @@ METHOD = Method(
     costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
     personal=lambda state: {client: own[:2] for client, own in state.clients.items()},
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 
 # The conference version, FCCL
@@ -562,22 +517,17 @@ def make_conference_loss(network: Network, config: ConferenceConfig) -> LocalLos
     return local_loss
 
 
-def pretrain_newcomers(states: dict[int, ClientState], cohort, fed, config: ConferenceConfig) -> dict[int, ClientState]:
-    """The states with those of clients that take part for the first time: both models are theta* (reading 12)."""
-    count = fed.config.local_epochs if config.pretrain_epochs is None else config.pretrain_epochs
-    for group, model in train_newcomers(states, cohort, fed, count, cosine=config.pretraining == "code"):
-        trained = Teacher(model.params, model.buffers)
-        states = fed.remember(states, group, ClientState(*trained, pretrained=trained))
-    return states
-
-
 def run_conference_round(
-    state: ServerState, cohort, fed, config: ConferenceConfig
-) -> tuple[ServerState, dict[str, Tensor]]:
+    state: ServerState, cohort: Cohort, fed: Federation, config: ConferenceConfig
+) -> tuple[ServerState, Terms]:
     """One communication epoch of FCCL: as in FCCL+, but for theta* and the local objective."""
-    states, groups, found = pretrain_newcomers(state.clients, cohort, fed, config), fed.groups(cohort), []
+    states, groups, found = state.clients, fed.groups(cohort), []
+    epochs = fed.local_epochs if config.pretrain_epochs is None else config.pretrain_epochs
+    for group, model in train_newcomers(states, cohort, fed, epochs, cosine=config.pretraining == "code"):
+        pretrained = Teacher(model.params, model.buffers)  # theta*, Reading 12
+        states = fed.remember(states, group, ClientState(*pretrained, pretrained))
     previous = [fed.recall(states, group, None) for group in groups]  # all of them have a state by now
-    models, terms = collaborate(previous, groups, cohort, fed, config)
+    models, terms = collaborate(previous, cohort, fed, config)
     for model, before, group in zip(models, previous, groups, strict=True):
         teachers = Teachers(Teacher(before.params, before.buffers), before.pretrained)
         model, group_terms = fed.train(model, group, make_conference_loss(group.network, config), teachers, 0)
@@ -589,9 +539,7 @@ def run_conference_round(
 CONFERENCE = Method(
     name="fccl",
     title="FCCL: cross-correlation, and distillation from the previous and a pre-trained model",
-    config=ConferenceConfig,
-    init=init,
-    run_round=run_conference_round,
+    config=ConferenceConfig, init=init, run_round=run_conference_round,
     reduces_to=(
         "local",
         {"correlation_weight": 0.0, "similarity_weight": 0.0, "distillation_weight": 0.0, "pretrain_epochs": 0},
@@ -601,9 +549,8 @@ CONFERENCE = Method(
     costs=costs,
     client_memory=lambda sizes: 3 * sizes.parameters,  # Table 3: the model and its two teachers
     personal=METHOD.personal,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 METHODS = (CONFERENCE,)
 

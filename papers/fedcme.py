@@ -12,36 +12,32 @@ Notation
     code                    paper           shape
     params                  w = (theta, phi)    dict of tensors; phi is `head.*`, theta the rest
     global_features         zeta^t          [C, D]
-    Recorded                zeta_k^t        sums [K, C, D] and counts [K, C] while a client trains
+    Gathered                zeta_k^t        sums [K, C, D] and counts [K, C] while a client trains
     evaluation              epsilon^t       [N, C]; that of a cohort [M, C] is epsilon*
     partner                 nu^t            [M], positions in the cohort
     cohort.weights          D_k / D         [M]
     alignment_weight        mu
 
 Readings and deviations
-    1.  What is exchanged is the classifier. One sentence of Section IV-A says "feature extractor"; the formula after
-        it, Algorithm 2, the title and Fig. 5, where the extractor's exchange is the worse ablation, say classifier.
+    1.  What is exchanged is the classifier, as in Algorithm 2, the title and Fig. 5, where the extractor's exchange is
+        the worse ablation. One sentence of Section IV-A says "feature extractor".
     2.  A client is never its own counterpart (Algorithm 1, line 19 takes k out before line 20 looks for j).
     3.  In a cohort of odd size the client left over keeps its own classifier; the paper's cohorts are even.
-    4.  epsilon^0 is not given: zeros, and the cosine with a zero vector is 0, the least that vectors without negative
-        entries can have. A client that has never taken part so is unlike everybody. Ties, all of the first round
-        among them, are broken at random, by a draw per client and round. Vectors of clients that were not selected of
-        late are as old as their last round, by design.
+    4.  epsilon^0 is not given: zeros, and the cosine with a zero vector is 0, so that a client that has never taken
+        part is unlike everybody. Ties, all of the first round among them, are broken by a draw per client and round.
     5.  |D_k| / |D| is taken over the cohort, so that the weights of Eq. 3 sum to one.
     6.  For a class that a client lacks, its blank takes the old global feature (Algorithm 1, line 31); the sentence
         before Eq. 6 has it the other way round.
-    7.  zeta^0 is not given: a class without a global feature has no alignment term, where a zero target would draw its
-        features to 0. A class's first global feature is the mean over the clients that have it, because there is no
-        old one to fill the blanks with. A class nobody in the cohort has keeps its global feature.
+    7.  zeta^0 is not given: a class without a global feature has no alignment term, and its first one is the mean over
+        the clients that have the class. A class nobody in the cohort has keeps its global feature.
     8.  Eq. 9 sums over the classes that are in the batch (0/0 for the others) and over the D coordinates; it is not a
         mean over either. With a wide feature it is large: see the paper's mu = 0.01 against 0.1.
     9.  Recorded features come from a model that moves, under two classifiers, each batch's before its own step
-        (Algorithm 2, lines 8 to 15), over all epochs. Instead of E |D_kc| (line 18) the sum is divided by the number of
-        features in it, which is the same unless --drop-last leaves some out.
-    10. The exchange comes at the start of epoch floor(E/2), from 0 (Algorithm 2, line 4). With E = 1 that is before
-        any training, when all classifiers are equal: it changes nothing. Only parameters are exchanged: with momentum
-        or Adam each client keeps its own optimizer state, that of the classifier too, as if it had loaded other
-        weights into its own model. With momentum 0, the paper's Eq. 10, there is none.
+        (Algorithm 2, lines 8 to 15), over all epochs. The sum is divided by the number of features in it, which is
+        line 18's E |D_kc| unless --drop-last leaves some out.
+    10. The exchange comes at the start of epoch floor(E/2), from 0 (Algorithm 2, line 4); with E = 1 all classifiers
+        are still equal then. Only parameters are exchanged: under momentum or Adam, which the paper's Eq. 10 has not,
+        each client keeps its own optimizer state, that of the classifier too.
     11. The evaluation examples are drawn after training from the client's training part, without replacement: round of
         20 % of them, at least one. So they were trained on. The model is in evaluation mode.
     12. The classifier is the last linear layer and D the width before it, for both networks. "The final linear layers"
@@ -56,9 +52,8 @@ Readings and deviations
         `--exchange none` evaluation vectors are. `--matching random` is ours, a control for the evaluation vectors.
     18. Running statistics of batch normalisation, which the paper's networks do not have, are averaged like the
         parameters and go with the extractor where that is exchanged.
-    19. Neither the number of trials nor what the printed deviations are of is stated; some are as small as 0.02, which
-        seeds that each draw their own Dir(0.1) are not likely to give. So the partition's seed is 0 whatever the run's,
-        and tables give the mean over the last tenth of the rounds beside the last round.
+    19. Neither the number of trials nor what the printed deviations are of is stated; some are as small as 0.02. So
+        the partition's seed is 0 whatever the run's, and tables have the mean over the last tenth of the rounds, too.
 
 Run it
     fedcli run fedcme --dataset fmnist
@@ -74,20 +69,9 @@ import torch
 from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option
-from fedcli.core import (
-    Aux,
-    Client,
-    LocalLoss,
-    Network,
-    Params,
-    Step,
-    class_means,
-    class_sums,
-    cross_entropy,
-    generator,
-    select,
-    weighted_mean,
-)
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, select, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 
 EVALUATION_SHARE = 0.2  # of a client's training examples, Appendix
 
@@ -108,20 +92,10 @@ class Config:
 
 
 class Context(NamedTuple):
-    """What a client is given for a round beside the model."""
+    """What a client is given for a round beside the model; all clients share it."""
 
     global_features: Tensor  # [C, D]
     has_class: Tensor  # [C], bool: whether a class has a global feature
-
-
-CONTEXT_AXES = Context(global_features=None, has_class=None)
-
-
-class Recorded(NamedTuple):
-    """What a client gathers while it trains, zeta_k before its division."""
-
-    sums: Tensor  # [C, D], features of each class
-    counts: Tensor  # [C], int64, how many
 
 
 class ServerState(NamedTuple):
@@ -148,9 +122,7 @@ def _by_priority(evaluation: Tensor, priority: Tensor | None) -> tuple[Tensor, T
 
 def _as_given(partner: list[int], order: Tensor, device: torch.device) -> Tensor:
     """Partners among clients in order of priority, as partners among the clients as they were given."""
-    given = torch.empty_like(order)
-    given[order] = order[torch.tensor(partner)]
-    return given.to(device)
+    return torch.empty_like(order).index_copy(0, order, order[torch.tensor(partner)]).to(device)
 
 
 def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
@@ -189,7 +161,7 @@ def exchange(params: Params, partner: Tensor, names: Iterable[str]) -> Params:
 def alignment_loss(
     features: Tensor, labels: Tensor, global_features: Tensor, has_class: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Eq. 9: sum over the batch's classes of |mean feature of the class in the batch - global feature|^2.
+    """Eq. 9: sum over the batch's classes of |mean feature of the class in the batch - global feature|^2; a scalar.
 
     Args:
         features: `[B, D]`.
@@ -197,25 +169,19 @@ def alignment_loss(
         global_features: zeta^t, `[C, D]`.
         has_class: `[C]`; a class without a global feature has no term.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
     """
     means, counts = class_means(features, labels, len(global_features), mask)  # [C, D], [C]
     aligned = (counts > 0) & has_class  # Readings 7, 8
     return torch.where(aligned[:, None], means - global_features, 0.0).square().sum()
 
 
-def mean_features(recorded: Recorded) -> tuple[Tensor, Tensor]:
-    """Eq. 5 and Algorithm 2, line 18: zeta_k.
+def mean_features(recorded: Gathered) -> tuple[Tensor, Tensor]:
+    """Eq. 5 and Algorithm 2, line 18: zeta_k `[K, C, D]`, and `[K, C]` whether a client has recorded a class.
 
     Args:
         recorded: Stacked.
-
-    Returns:
-        `[K, C, D]`, zero where a client has recorded no feature of a class, and `[K, C]`, whether it has.
     """
-    return recorded.sums / recorded.counts.clamp(min=1)[..., None], recorded.counts > 0  # Reading 9
+    return mean_by_class(recorded.sums, recorded.counts), recorded.counts > 0  # Reading 9
 
 
 def aggregate_features(features: Tensor, present: Tensor, previous: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,18 +204,15 @@ def aggregate_features(features: Tensor, present: Tensor, previous: Tensor, has_
 
 
 def evaluation_vector(correct: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Eq. 4: epsilon_k, the accuracy on each class, 0 for a class without examples.
+    """Eq. 4: epsilon_k, the accuracy on each class, 0 for a class without examples; `[C]`, fractions in float64.
 
     Args:
         correct: `[n]`, bool.
         labels: `[n]`.
         num_classes: C.
-
-    Returns:
-        `[C]`, fractions in float64.
     """
-    hits, counts = class_sums(correct.double()[:, None], labels, num_classes)  # [C, 1], [C]
-    return hits[:, 0] / counts.clamp(min=1)
+    shares, _ = class_means(correct.double()[:, None], labels, num_classes)  # [C, 1]
+    return shares[:, 0]
 
 
 def evaluation_sample(part: np.ndarray, draw: np.random.Generator) -> np.ndarray:
@@ -271,21 +234,9 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def recording(step: Step, num_classes: int) -> Step:
-    """Algorithm 2, lines 8 to 15: a local step that also adds the batch's features to what the client has recorded."""
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)  # aux.outputs: the features before the step, Reading 9
-        sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
-        recorded = Recorded(client.memory.sums + sums, client.memory.counts + counts)
-        return client._replace(memory=recorded), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def find_partners(evaluation: Tensor, cohort, fed, config: Config) -> Tensor:
+def find_partners(evaluation: Tensor, cohort: Cohort, fed: Federation, config: Config) -> Tensor:
     """Algorithm 1, line 4: MakeMatching; ties by a draw per client and round."""
-    draws = [generator(fed.config.seed, cohort.round, client, "matching").random() for client in cohort.client_ids]
+    draws = [fed.generator(cohort.round, client, "matching").random() for client in cohort.client_ids]
     priority = torch.tensor(draws, dtype=torch.float64)
     if config.matching == "many-to-one":
         return match_many_to_one(evaluation, priority)
@@ -299,7 +250,7 @@ def exchanged_names(tree: Params, part: str) -> list[str]:
     return [name for name in tree if part == "model" or part == ("head" if name.startswith("head.") else "body")]
 
 
-def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed) -> Client:
+def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
     """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server."""
     receiver = partner != torch.arange(len(partner), device=partner.device)  # Reading 15
     sender = partner[receiver].unique()  # of pairs the same clients; in many-to-one matching some are not asked
@@ -314,40 +265,36 @@ def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed) -> 
     return clients._replace(params=exchanged(clients.params), buffers=exchanged(clients.buffers))
 
 
-def evaluate_clients(clients: Client, cohort, fed) -> Tensor:
+def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor:
     """Algorithm 2, lines 19 and 20: every client's evaluation vector, by its own model; `[K, C]`."""
     rows = []
     for k, client in enumerate(cohort.client_ids):
-        draw = generator(fed.config.seed, cohort.round, client, "evaluation")
+        draw = fed.generator(cohort.round, client, "evaluation")
         index = evaluation_sample(fed.training[client], draw)
         _, logits, labels = fed.predict(*select((clients.params, clients.buffers), k), index)
         rows.append(evaluation_vector(logits.argmax(1) == labels, labels, fed.num_classes))
     return torch.stack(rows).to(fed.device, fed.dtype)
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^0; no class has a global feature, and nobody has been evaluated."""
-    zeros = {"dtype": fed.dtype, "device": fed.device}
-    global_features = torch.zeros(fed.num_classes, fed.feature_dim, **zeros)
-    has_class = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-    evaluation = torch.zeros(fed.num_clients, fed.num_classes, **zeros)
-    return ServerState(*fed.initial_model(), global_features, has_class, evaluation)
+    evaluation = torch.zeros(fed.num_clients, fed.num_classes, dtype=fed.dtype, device=fed.device)
+    return ServerState(*fed.initial_model(), *no_vectors(fed), evaluation)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the lines are those of Algorithm 1 (server) and Algorithm 2 (client)."""
     ids = torch.as_tensor(cohort.client_ids, device=fed.device)
     partner = fed.download_each(find_partners(state.evaluation[ids], cohort, fed, config))  # server, line 4
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server, line 6
     context = Context(fed.download(state.global_features, cohort), state.has_class)
-    nothing = Recorded(torch.zeros_like(state.global_features), torch.zeros_like(state.has_class, dtype=torch.int64))
-    clients = clients._replace(memory=Recorded(*(leaf.expand(len(ids), *leaf.shape) for leaf in nothing)))  # line 2
-    step = recording(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)
+    clients = clients._replace(memory=nothing_gathered(len(ids), state.global_features))  # client, line 2
+    step = gathering(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)  # lines 8 to 15
 
-    epochs, half = fed.config.local_epochs, fed.config.local_epochs // 2  # Readings 10, 14
-    clients, first = fed.train(clients, cohort, step, context, CONTEXT_AXES, range(half))  # client, lines 3 to 17
+    epochs, half = fed.local_epochs, fed.local_epochs // 2  # Readings 10, 14
+    clients, first = fed.train(clients, cohort, step, context, epochs=range(half))  # client, lines 3 to 17
     clients = exchange_with_partners(clients, partner, config.exchange, fed)  # client, line 5
-    clients, second = fed.train(clients, cohort, step, context, CONTEXT_AXES, range(half, epochs))
+    clients, second = fed.train(clients, cohort, step, context, epochs=range(half, epochs))
     terms = {name: (half * first.get(name, 0.0) + (epochs - half) * second[name]) / epochs for name in second}
 
     local_features, present = fed.upload(mean_features(clients.memory))  # client, line 18
@@ -360,7 +307,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, features, has_class, evaluation), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """Model and class features both ways, the evaluation vector up, and what clients exchange through the server."""
     size, model, head = len(cohort.client_ids), fed.sizes.parameters, fed.num_classes * (fed.feature_dim + 1)
     partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)
@@ -374,9 +321,7 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="fedcme",
     title="FedCME: client matching and classifier exchange",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"alignment_weight": 0.0, "exchange": "none"}),
     state_types=(ServerState,),
     variants={
@@ -386,7 +331,7 @@ METHOD = Method(
     costs=costs,
     # The model, the global features, the recorded ones and the evaluation vector.
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * (2 * sizes.feature_dim + 1),
-)
+)  # fmt: skip
 
 # A variant: many-to-one matching (Section V-B, Fig. 4).
 
@@ -394,18 +339,14 @@ METHOD = Method(
 def match_many_to_one(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
     """Section V-B, Reading 16: each client with the one least like it, whoever else has that one.
 
-    Args:
-        evaluation: epsilon*, `[M, C]`.
-        priority: `[M]`; among equals a client takes the next after itself, so that not all take the same.
-
-    Returns:
-        `[M]`: the position of the client whose classifier each receives; its own in a cohort of one.
+    Arguments as of `match_clients`; among equals a client takes the next after itself by `priority`, so that not all
+    take the same. Returns `[M]`, the position of the client whose classifier each receives; its own if it is alone.
     """
     vectors, order = _by_priority(evaluation, priority)
-    likeness = cosine(vectors[:, None], vectors).tolist()
-    size = len(vectors)
-    others = [[(k + step) % size for step in range(1, size)] for k in range(size)]
-    partner = [min(others[k], key=likeness[k].__getitem__, default=k) for k in range(size)]
+    likeness, size, partner = cosine(vectors[:, None], vectors).tolist(), len(vectors), []
+    for k in range(size):
+        others = [(k + step) % size for step in range(1, size)]
+        partner.append(min(others, key=likeness[k].__getitem__, default=k))
     return _as_given(partner, order, evaluation.device)
 
 

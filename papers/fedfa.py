@@ -24,41 +24,36 @@ Notation
     calibration_lr             eta, in Eq. 7's step
 
 Readings and deviations
-    1.  Anchor loss. Eq. 5 is half the mean over samples of ||h - a_y||^2. The authors' code has the mean over the
-        samples of a class, summed over the classes of the batch and divided by the number C of all classes, without the
-        half: with two classes of ten in a batch 2.5 times weaker. Their released notebooks, whose accuracies lie within
-        the printed spread, have the latter: the default here (`--anchor-form`).
-    2.  The learning rate is multiplied by .99 after every round, by the code alone; the protocols have it, as the
-        notebooks do (`--lr-decay 1` is the paper to the letter).
-    3.  Calibration is by Adam with its default rate of .001, as in the code; Algorithm 1 has eta, the rate of the SGD
-        (`--calibration-optimizer sgd --calibration-lr 0.01`). Momentum, weight decay and the factor on the learning
-        rate are those of the other step alone. Adam's state is carried on through a client's round.
-    4.  Eq. 16 divides a batch's class mean by |B_c| once more, Step 3 of Section 4 divides the sum by it once. Once, so
-        m_c is the sum over the batches of their class means, over B. A batch that lacks c adds nothing: m_c shrinks
-        towards zero for a class that some batches lack.
-    5.  Eq. 17 mixes the m_c of the last two epochs, and m^(0) is not defined. As in the code, the mean runs on from the
-        received anchor, a-bar <- lambda a-bar + (1 - lambda) m_c after each epoch. Table 6 says that lambda = 1 never
-        updates the anchors, which fits this form alone.
-    6.  A class that a client lacks keeps the received anchor, and this is averaged in with the client's full weight, as
-        in the code. With two classes a client, four fifths of the weight on a class are its old anchor.
-    7.  Both averages over clients weigh by n_i / n_S (Eq. 8 and the code; Algorithm 1 has 1 / |S|).
+    | | Paper | Authors' code | Here |
+    |---|---|---|---|
+    | 1 | Eq. 5, half the mean over samples | mean over a class's samples, summed, over C | code's (`--anchor-form`) |
+    | 2 | constant learning rate | times .99 after every round | code's (`--lr-decay 1` is the paper to the letter) |
+    | 3 | calibration by SGD of rate eta | by Adam of rate .001 | code's (`--calibration-optimizer sgd`) |
+    | 4 | Eq. 16 divides by a class's samples twice, Step 3 of Section 4 once | once | once: class means, over B |
+    | 5 | Eq. 17 mixes the m_c of the last two epochs | a-bar <- lambda a-bar + (1 - lambda) m_c | code's |
+    | 6 | a class that a client lacks: not said | its received anchor, at the client's full weight | code's |
+    | 7 | n_i / n_S in Eq. 8, one over the size of S in Algorithm 1 | n_i / n_S | n_i / n_S, in both averages |
+
+    To 1: without the half, so with two classes of ten in a batch 2.5 times weaker; the released notebooks, whose
+    accuracies lie within the printed spread, have it. To 3: `--calibration-lr 0.01` is eta. Momentum, weight decay and
+    the .99 are those of the other step alone; Adam's state lasts a client's round. To 5: m^(0) is not defined, so the
+    mean runs on from the received anchor; Table 6 says that lambda = 1 never updates, which fits this form alone. To 6:
+    with two classes a client, four fifths of the weight on a class are its old anchor.
+
     8.  Order in a minibatch: step on Eq. 6, step on Eq. 7, then m_c takes the features of the forward pass before the
-        first of them. Anchors are constants of a round: both losses have the received ones in every epoch.
+        first of them. A batch that lacks a class adds nothing to its m_c, which so shrinks. Both losses have the
+        received anchors in every epoch.
     9.  "One-round-FedAvg initialisation" (Table 7) is not described. Here round 0 is FedAvg, and its last epoch's m_c,
         averaged over the clients that have the class, are the anchors; orthogonal where nobody in the cohort has it.
-        (The code starts from random anchors and leaves the anchor loss out of round 0, but not the calibration.)
+        (The code leaves the anchor loss out of round 0, but not the calibration.)
     10. Random anchors are directions drawn uniformly, as is done with orthogonal ones where C > D.
     11. Calibration "at the end of each local epoch" (Table 5) is one step of Eq. 7 after an epoch's last minibatch.
-    12. Table 4's FMNIST network cannot have FC(992, 384), as 28 x 28 pixels leave 512 values: `cnn-2x32`. The third
-        convolution for digits must have 64 channels in, and its GroupNorm layers are made but not used by the code:
-        `cnn-3conv`.
-    13. Fig. 4's means over pairs of clients count each client with itself in the code, and its classifier's bias is a
-        coordinate of the update. Ours are of different clients and of the weights alone, so that they do not depend on
-        the number of clients; the table's note has the conversion.
-
-    14. Of the methods that are compared FedDyn alone shortens its gradients, in its authors' code and in FedFA's, which
-        keeps its training stable at rates where the others' diverge. `--clip-norm 10` does it here too, for a
-        comparison of like with like.
+    12. Table 4's FMNIST network cannot have FC(992, 384), as 28 x 28 pixels leave 512 values (`cnn-2x32`); the third
+        convolution for digits must have 64 channels in, and the code does not use its GroupNorm layers (`cnn-3conv`).
+    13. Fig. 4's means over pairs count each client with itself in the code, and the classifier's bias is a coordinate
+        of the update; ours are of different clients and the weights alone, and the table's note has the conversion.
+    14. FedDyn alone shortens its gradients, in both authors' codes; `--clip-norm 10` does it here, to compare like with
+        like.
 
 Known from the authors' code only
     The optimizer is new in every round, no augmentation, the constants of the normalisation, two groups in GroupNorm.
@@ -91,13 +86,12 @@ from fedcli.core import (
     Step,
     class_means,
     cross_entropy,
-    generator,
     masked_mean,
     tree_map,
     weighted_mean,
 )
-
-HEAD = ("head.weight", "head.bias")  # phi
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.lg_fedavg import HEAD  # phi
 
 
 @dataclass(frozen=True)
@@ -106,32 +100,22 @@ class Config:
 
     anchor_weight: float = option(0.1, "Weight of the anchor loss", symbol="μ", source="Eq. 6", low=0, off=0)
     anchor_form: str = option(
-        "code",
-        "Form of the anchor loss: Eq. 5, or that of the authors' code, which weighs classes alike",
-        source="Eq. 5",
-        choices=("paper", "code"),
-    )
+        "code", "Form of the anchor loss: Eq. 5, or that of the authors' code, which weighs classes alike",
+        source="Eq. 5", choices=("paper", "code"),
+    )  # fmt: skip
     anchor_decay: float = option(
-        0.5,
-        "Share of the old anchor that stays after an epoch; 1 never updates",
-        symbol="λ",
-        source="Eq. 17",
-        low=0,
+        0.5, "Share of the old anchor that stays after an epoch; 1 never updates", symbol="λ", source="Eq. 17", low=0,
         high=1,
-    )
+    )  # fmt: skip
     anchor_init: str = option(
         "orthogonal",
         "First anchors: rows of the identity, random directions, or class features of a first round of FedAvg",
-        source="Section 5.1, Table 7",
-        choices=("orthogonal", "random", "fedavg-round"),
-    )
+        source="Section 5.1, Table 7", choices=("orthogonal", "random", "fedavg-round"),
+    )  # fmt: skip
     calibration: str = option(
-        "batch",
-        "When the classifier is calibrated: at every minibatch, at the end of an epoch, or never",
-        source="Eq. 7, Table 5",
-        choices=("batch", "epoch", "never"),
-        off="never",
-    )
+        "batch", "When the classifier is calibrated: at every minibatch, at the end of an epoch, or never",
+        source="Eq. 7, Table 5", choices=("batch", "epoch", "never"), off="never",
+    )  # fmt: skip
     calibration_optimizer: str = option(
         "adam", "Optimizer of calibration", source="Algorithm 1", choices=("adam", "sgd"),
         only_with={"calibration": ("batch", "epoch")},
@@ -172,15 +156,12 @@ class ServerState(NamedTuple):
 
 
 def orthogonal_anchors(num_classes: int, dim: int, generator: np.random.Generator) -> Tensor:
-    """Section 5.1: distinct rows of the identity in random order; random directions where there are too few rows.
+    """Section 5.1: distinct rows of the identity in random order, float64 `[C, D]`; random directions where C > D.
 
     Args:
         num_classes: C.
         dim: D.
         generator: Where the draws come from.
-
-    Returns:
-        float64 `[C, D]`, rows of length one.
     """
     if num_classes > dim:
         return random_anchors(num_classes, dim, generator)
@@ -189,23 +170,14 @@ def orthogonal_anchors(num_classes: int, dim: int, generator: np.random.Generato
 
 
 def random_anchors(num_classes: int, dim: int, generator: np.random.Generator) -> Tensor:
-    """Table 7, Reading 10: directions drawn uniformly.
-
-    Args:
-        num_classes: C.
-        dim: D.
-        generator: Where the draws come from.
-
-    Returns:
-        float64 `[C, D]`, rows of length one.
-    """
+    """Table 7, Reading 10: directions drawn uniformly; otherwise as `orthogonal_anchors`."""
     return F.normalize(torch.as_tensor(generator.standard_normal((num_classes, dim))))
 
 
 def anchor_loss(
     features: Tensor, labels: Tensor, anchors: Tensor, form: str = "code", mask: Tensor | None = None
 ) -> Tensor:
-    """Eq. 5, 1/2 mean_j ||h_j - a_y||^2; or in the code's form 1/C sum_{c in batch} mean_{y_j = c} ||h_j - a_c||^2.
+    """Eq. 5, mean_j ||h_j - a_y||^2 / 2; in the code's form sum_{c in batch} mean_{y_j = c} ||h_j - a_c||^2 / C.
 
     Args:
         features: `[B, D]`.
@@ -213,9 +185,6 @@ def anchor_loss(
         anchors: `[C, D]`.
         form: "paper" or "code".
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
     """
     difference = features - anchors[labels]
     if mask is not None:  # here, so that a NaN in the padding does not reach the gradient of the square
@@ -228,15 +197,12 @@ def anchor_loss(
 
 
 def calibration_loss(head_weight: Tensor, head_bias: Tensor, anchors: Tensor) -> Tensor:
-    """Eq. 7: cross-entropy of the classifier on the C pairs (a_c, c).
+    """Eq. 7: cross-entropy of the classifier on the C pairs (a_c, c); a scalar, in nats.
 
     Args:
         head_weight: `[C, D]`.
         head_bias: `[C]`.
         anchors: `[C, D]`.
-
-    Returns:
-        Scalar, in nats.
     """
     return cross_entropy(anchors @ head_weight.T + head_bias, torch.arange(len(anchors), device=anchors.device))
 
@@ -244,7 +210,7 @@ def calibration_loss(head_weight: Tensor, head_bias: Tensor, anchors: Tensor) ->
 def batch_class_features(
     features: Tensor, labels: Tensor, num_classes: int, num_batches: Tensor | int, mask: Tensor | None = None
 ) -> Tensor:
-    """What a minibatch adds to m_c (Eq. 16, Step 3): its mean feature of class c over B, zero for a class it lacks.
+    """What a minibatch adds to m_c (Eq. 16, Step 3), `[C, D]`: its mean feature of class c over B, zero without one.
 
     Args:
         features: `[B, D]`.
@@ -252,39 +218,30 @@ def batch_class_features(
         num_classes: C.
         num_batches: Minibatches in an epoch of the client.
         mask: `[B]`, False for padding.
-
-    Returns:
-        `[C, D]`.
     """
     means, _ = class_means(features, labels, num_classes, mask)
     return means / num_batches  # Reading 4
 
 
 def decay_anchors(previous: Tensor, accumulated: Tensor, has_class: Tensor, decay: float) -> Tensor:
-    """Eq. 17 as the code has it: a-bar <- lambda a-bar + (1 - lambda) m; a class the client lacks keeps its anchor.
+    """Eq. 17, a-bar <- lambda a-bar + (1 - lambda) m, `[C, D]`; a class that the client lacks keeps its anchor.
 
     Args:
         previous: `[C, D]`, a-bar after the epoch before; the received anchors at first.
         accumulated: `[C, D]`, m of the epoch.
         has_class: `[C]`, bool.
         decay: lambda, in [0, 1].
-
-    Returns:
-        `[C, D]`.
     """
     moved = decay * previous + (1 - decay) * accumulated  # Reading 5
     return torch.where(has_class[:, None], moved, previous)  # Reading 6
 
 
 def aggregate_anchors(local: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 8: a_c = sum_i n_i / n_S a-bar_ci, over all clients, whether they have the class or not.
+    """Eq. 8: a_c = sum_i n_i / n_S a-bar_ci, over all clients, whether they have the class or not; `[C, D]`.
 
     Args:
         local: `[K, C, D]`.
         weights: `[K]`, n_i / n_S.
-
-    Returns:
-        `[C, D]`.
     """
     return weighted_mean(local, weights)  # Readings 6, 7
 
@@ -325,7 +282,7 @@ def calibration_objective(params, buffers, batch, context) -> tuple[Tensor, Aux]
     return loss, Aux(buffers, {"calibration": loss})
 
 
-def make_local_step(fed, config: Config) -> Step:
+def make_local_step(fed: Federation, config: Config) -> Step:
     """A client's minibatch in Algorithm 1, in its order (Reading 8)."""
     align = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)  # Reading 14
     calibrate = fed.optimizer_step(
@@ -349,14 +306,14 @@ def make_local_step(fed, config: Config) -> Step:
     return Step(update, lambda params: {**align.init_optimizer(params), **calibrate.init_optimizer(params)})
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model and the initial anchors, both from the run's seed."""
     draw = random_anchors if config.anchor_init == "random" else orthogonal_anchors
-    anchors = draw(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "anchors"))
+    anchors = draw(fed.num_classes, fed.feature_dim, fed.generator("anchors"))
     return ServerState(*fed.initial_model(), anchors.to(fed.device, fed.dtype))
 
 
-def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
+def train_clients(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Client, Terms]:
     """The part of Algorithm 1 from the server's message to the clients' answer."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # the server communicates w^(t-1)
     anchors = fed.download(state.anchors, cohort)  # and a^(t-1)
@@ -366,7 +323,7 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[Clie
     return fed.train(clients, cohort, make_local_step(fed, config), context, CONTEXT_AXES)  # in parallel
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, round t."""
     if config.anchor_init == "fedavg-round" and cohort.round == 0:
         return round_of_fedavg(state, cohort, fed, config)
@@ -379,29 +336,24 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fedfa",
     title="FedFA: feature anchors to align features and classifiers",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"anchor_weight": 0.0, "calibration": "never", "clip_norm": 0.0}),
     state_types=(ServerState,),
     variants={
         "clipped": {"clip_norm": 0.5},
         "paper": {
-            "anchor_form": "paper",
-            "anchor_init": "random",
-            "calibration_optimizer": "sgd",
-            "calibration_lr": 0.1,
+            "anchor_form": "paper", "anchor_init": "random", "calibration_optimizer": "sgd", "calibration_lr": 0.1,
         },
         "after FedAvg": {"anchor_init": "fedavg-round", "calibration": "never"},
     },
     costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),
     client_memory=lambda sizes: sizes.parameters + 3 * sizes.num_classes * sizes.feature_dim,  # a, a-bar and m
-)
+)  # fmt: skip
 
 # A variant: one round of FedAvg before the first of FedFA (Table 7, Reading 9).
 
 
-def round_of_fedavg(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def round_of_fedavg(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round 0: FedAvg, whose class features become the anchors."""
     config = replace(config, anchor_weight=0.0, anchor_decay=0.0, calibration="never")
     clients, terms = train_clients(state, cohort, fed, config)
@@ -412,16 +364,13 @@ def round_of_fedavg(state: ServerState, cohort, fed, config: Config) -> tuple[Se
 
 
 def aggregate_present(local: Tensor, weights: Tensor, has_class: Tensor, previous: Tensor) -> Tensor:
-    """The mean over the clients that have a class, by n_i; the previous anchor where none has it.
+    """The mean over the clients that have a class, by n_i; the previous anchor where none has it; `[C, D]`.
 
     Args:
         local: `[K, C, D]`.
         weights: `[K]`.
         has_class: `[K, C]`, bool.
         previous: `[C, D]`.
-
-    Returns:
-        `[C, D]`.
     """
     shares = weights[:, None] * has_class  # [K, C]
     total = shares.sum(0)[:, None]  # [C, 1]

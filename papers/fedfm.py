@@ -8,7 +8,7 @@ drawn to the anchor of its class and, with contrastive guiding, kept away from t
 8 to 11 and the contrastive-guiding loss of Section IV-C.
 
 FedFM-Lite (`fedfm-lite`, Section VI) and feature matching as an add-on (`fedprox-fm`, `fednova-fm`, `moon-fm`, Section
-VII-D.2) follow after the paper's experiments.
+VII-D.2) follow after it.
 
 Notation
     code                    paper           shape
@@ -56,8 +56,8 @@ Readings of FedFM-Lite, of which the paper says little; no code is known
         mean, N / a + C D. The record's `cost` is that of the last round, which has an exchange.
 
 Readings of the add-on, lambda Q_k in the local objective of another method, whose other steps stay as they are
-    16. Anchors are made and sent as in FedFM. The matching enters the objective alone: FedNova's effective steps and
-        MOON's last local model are those of the training with it. FedFM itself is FedAvg with matching.
+    16. Anchors are made and sent as in FedFM, which is FedAvg with matching. The matching enters the objective alone:
+        FedNova's effective steps and MOON's last local model are those of the training with it.
     17. An option that both methods have is FedFM's; the other's has its method before its name (`--moon-temperature`).
 
 Known from the authors' code only
@@ -80,10 +80,11 @@ from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, both_ways, grid, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fednova, fedprox, moon
-
-SMALL = 1e-6  # a feature shorter than this has no direction worth following
-FAR = -1e9  # logit of a class without an anchor: finite, so that no gradient is NaN
+from fedcli.papers.baselines.fedproc import FAR, unit
+from fedcli.papers.baselines.fedproto_general import no_vectors
+from fedcli.papers.baselines.local import ClientState
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,9 @@ class Config:
     """What FedFM adds to FedAvg."""
 
     match_weight: float = option(
-        50.0,
-        "Weight of feature matching",
-        symbol="λ",
-        source="Eq. 2",
-        low=0,
-        off=0,
+        50.0, "Weight of feature matching", symbol="λ", source="Eq. 2", low=0, off=0,
         tune=(0.1, 0.5, 1.0, 5.0, 10.0, 50.0),
-    )
+    )  # fmt: skip
     temperature: float = option(
         0.1, "Temperature of contrastive guiding", symbol="α", source="Section IV-C", low=0, open_low=True,
         only_with={"guiding": ("contrastive",)},
@@ -107,28 +103,21 @@ class Config:
         20, "Rounds of plain FedAvg before matching starts", symbol="T_s", source="Section VII-A", unit="rounds", low=0
     )
     guiding: str = option(
-        "contrastive",
-        "Form of the matching loss: contrastive, or squared distance, as in the authors' code or as Eq. 3 prints it",
-        source="Eq. 3, Section IV-C",
-        choices=("contrastive", "l2", "l2-sum"),
-    )
+        "contrastive", "Form of the matching loss: contrastive, or squared distance, as in the authors' code or as "
+        "Eq. 3 prints it", source="Eq. 3, Section IV-C", choices=("contrastive", "l2", "l2-sum"),
+    )  # fmt: skip
     anchor_weighting: str = option(
-        "weighted",
-        "Mean over clients that makes the anchors",
-        source="Eq. 9, Table VIII",
+        "weighted", "Mean over clients that makes the anchors", source="Eq. 9, Table VIII",
         choices=("weighted", "uniform"),
-    )
+    )  # fmt: skip
 
 
 class Context(NamedTuple):
-    """What a client is given for a round."""
+    """What a client is given for a round; all clients share it."""
 
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool
     weight: Tensor  # scalar, lambda, 0 before round T_s
-
-
-CONTEXT_AXES = Context(anchors=None, has_anchor=None, weight=None)
 
 
 class ServerState(NamedTuple):
@@ -140,17 +129,6 @@ class ServerState(NamedTuple):
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """The vectors at length one; those of length (almost) zero become zero and pass no gradient (Reading 7).
-
-    Args:
-        vectors: `[..., D]`.
-    """
-    squares = vectors.square().sum(-1, keepdim=True)
-    long = squares > SMALL**2
-    return torch.where(long, vectors * torch.where(long, squares, 1.0).rsqrt(), 0.0)
-
-
 def _usable(labels: Tensor, has_class: Tensor | None, mask: Tensor | None) -> Tensor | None:
     """The samples `[B]` that are real and whose class has an anchor (Reading 6); None if all are."""
     if has_class is None:
@@ -159,14 +137,10 @@ def _usable(labels: Tensor, has_class: Tensor | None, mask: Tensor | None) -> Te
 
 
 def contrastive_guiding(
-    features: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    temperature: float,
-    has_class: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, temperature: float, has_class: Tensor | None = None,
     mask: Tensor | None = None,
-) -> Tensor:
-    """Section IV-C: cross-entropy of softmax_n(<a_n, f> / alpha) against the label, mean over samples.
+) -> Tensor:  # fmt: skip
+    """Section IV-C: cross-entropy of softmax_n(<a_n, f> / alpha) against the label, mean over samples, in nats.
 
     Args:
         features: `[B, D]`; normalised here.
@@ -175,9 +149,6 @@ def contrastive_guiding(
         temperature: alpha, positive.
         has_class: `[C]`, whether a class has an anchor; None if all have.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     logits = unit(features) @ unit(anchors).T / temperature  # [B, C]; Reading 1
     if has_class is not None:
@@ -186,46 +157,22 @@ def contrastive_guiding(
 
 
 def l2_guiding(
-    features: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    has_class: Tensor | None = None,
-    mask: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, has_class: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 3 on normalised vectors: mean over samples and coordinates of (f - a_y)^2, which is (2 - 2 cos) / D.
 
-    Args:
-        features: `[B, D]`; normalised here.
-        labels: `[B]`.
-        anchors: `[C, D]`; normalised here.
-        has_class: `[C]`, whether a class has an anchor; None if all have.
-        mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
+    Arguments as of `contrastive_guiding`; a scalar.
     """
     squares = (unit(features) - unit(anchors)[labels]).square().mean(-1)  # [B]; Readings 1 and 2
     return masked_mean(squares, _usable(labels, has_class, mask))
 
 
 def plain_l2_guiding(
-    features: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    has_class: Tensor | None = None,
-    mask: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, has_class: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 3 as printed: mean over samples of ||f - a_y||^2, neither of them normalised.
 
-    Args:
-        features: `[B, D]`.
-        labels: `[B]`.
-        anchors: `[C, D]`.
-        has_class: `[C]`, whether a class has an anchor; None if all have.
-        mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
+    Arguments as of `contrastive_guiding`; a scalar.
     """
     squares = (features - anchors[labels]).square().sum(-1)  # [B]; Reading 2
     return masked_mean(squares, _usable(labels, has_class, mask))
@@ -234,7 +181,7 @@ def plain_l2_guiding(
 def aggregate_anchors(
     prototypes: Tensor, class_counts: Tensor, previous: Tensor, weighting: str = "weighted"
 ) -> Tensor:
-    """Eq. 9: a_c = sum_k |B_kc| a_kc / sum_k |B_kc|; or the plain mean over clients.
+    """Eq. 9: a_c = sum_k |B_kc| a_kc / sum_k |B_kc|; or the plain mean over clients; `[C, D]`.
 
     Args:
         prototypes: `[K, C, D]`, ignored where the count is 0.
@@ -242,9 +189,6 @@ def aggregate_anchors(
         previous: `[C, D]`, the anchors so far. Weighted: kept for a class that no client has. Uniform: also what a
             client contributes for a class it lacks.
         weighting: "weighted" or "uniform".
-
-    Returns:
-        `[C, D]`.
     """
     present = (class_counts > 0)[..., None]  # [K, C, 1]
     if weighting == "uniform":
@@ -256,14 +200,7 @@ def aggregate_anchors(
 
 
 def feature_matching(features: Tensor, batch: Batch, context: Context, config: Config) -> Tensor:
-    """Q_k of Eq. 2 on a minibatch, in the chosen form of guiding; a scalar.
-
-    Args:
-        features: `[B, D]`.
-        batch: With the labels `[B]` and the mask.
-        context: With the anchors.
-        config: With the form and its temperature.
-    """
+    """Q_k of Eq. 2 on the features `[B, D]` of a minibatch, in the chosen form of guiding; a scalar."""
     anchors, has_anchor = context.anchors, context.has_anchor
     if config.guiding == "l2":
         return l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
@@ -285,48 +222,33 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def no_anchors(fed) -> tuple[Tensor, Tensor]:
-    """Zeros `[C, D]`, and `[C]` that no class has an anchor."""
-    anchors = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    return anchors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-
-
-def exchange_anchors(clients: Client, state, cohort, fed, config: Config) -> tuple[Tensor, Tensor]:
-    """Eqs. 8 and 9: the clients' class means, sent and aggregated.
-
-    Args:
-        clients: Whose models take the means.
-        state: With the anchors so far.
-        cohort: The clients of the round.
-        fed: The federation.
-        config: With the weighting.
-
-    Returns:
-        Anchors `[C, D]`, and `[C]` whether any client has ever had the class.
-    """
+def exchange_anchors(
+    clients: Client, state: NamedTuple, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[Tensor, Tensor]:
+    """Eqs. 8 and 9: anchors `[C, D]` by the clients' models, and `[C]` whether any client has ever had the class."""
     prototypes, class_counts = fed.upload(fed.class_means(clients, cohort))  # Eq. 8; Reading 3
     anchors = aggregate_anchors(prototypes, class_counts, state.anchors, config.anchor_weighting)
     return anchors, state.has_anchor | (class_counts.sum(0) > 0)
 
 
-def matching_context(anchors: Tensor, has_anchor: Tensor, cohort, config: Config) -> Context:
+def matching_context(anchors: Tensor, has_anchor: Tensor, cohort: Cohort, config: Config) -> Context:
     """The anchors with lambda, which is 0 before round T_s."""
     weight = config.match_weight if cohort.round >= config.start_round else 0.0  # Reading 4
     return Context(anchors, has_anchor, anchors.new_tensor(weight))
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^(0); no class has an anchor."""
-    return ServerState(*fed.initial_model(), *no_anchors(fed))
+    return ServerState(*fed.initial_model(), *no_vectors(fed))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, round t; the lines are those of its for loop."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # line 1: w^(t) to every client
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # lines 2 and 3, Eqs. 8 and 9
     context = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
     local_loss = make_local_loss(fed.network, config)
-    clients, terms = fed.train(clients, cohort, local_loss, context, CONTEXT_AXES)  # line 4, Eq. 10
+    clients, terms = fed.train(clients, cohort, local_loss, context)  # line 4, Eq. 10
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 5, Eq. 11; Reading 8
     return ServerState(params, buffers, anchors, has_anchor), terms
 
@@ -334,9 +256,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fedfm",
     title="FedFM: anchor-based feature matching",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"match_weight": 0.0}),
     state_types=(ServerState,),
     variants={
@@ -345,7 +265,179 @@ METHOD = Method(
     },
     costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),  # Table II: N + D
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,  # Table II: N + D
+)  # fmt: skip
+
+
+# FedFM-Lite, Section VI
+
+
+def _copies(options: type) -> list[tuple[str, type, Field]]:
+    """The options of a Config, for another one that has them too."""
+    return [(own.name, own.type, field(default=own.default, metadata=own.metadata)) for own in fields(options)]
+
+
+_INTERVAL = option(5, "Rounds between two exchanges of models", symbol="a", source="Section VI", unit="rounds", low=1)
+LiteConfig = make_dataclass("LiteConfig", [*_copies(Config), ("model_interval", int, _INTERVAL)], frozen=True)
+
+
+class StateWithClients(NamedTuple):
+    """What the server keeps between rounds, and by client id what the clients keep."""
+
+    params: Params  # last global model
+    buffers: Params
+    anchors: Tensor  # [C, D]
+    has_anchor: Tensor  # [C], bool: whether any client has ever had the class
+    clients: dict[int, Any]
+
+
+def init_lite(fed: Federation, config) -> StateWithClients:
+    """The initial model; no class has an anchor and no client a model of its own."""
+    return StateWithClients(*fed.initial_model(), *no_vectors(fed), clients={})
+
+
+def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort: Cohort, fed: Federation) -> Client:
+    """Each client's own model; the global one is sent to those that have none (Reading 10)."""
+    newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in kept]
+    fed.broadcast(state.params, state.buffers, cohort._replace(client_ids=cohort.client_ids[newcomers]))
+    own = fed.recall(kept, cohort, ClientState(state.params, state.buffers))
+    return Client(own.params, own.buffers, optimizer={})  # Reading 9
+
+
+def has_exchange(round: int, fed: Federation, config: Any) -> bool:
+    """Whether a round ends with an exchange of models: every a-th, and the last (Reading 11)."""
+    return (round + 1) % config.model_interval == 0 or round + 1 == fed.num_rounds
+
+
+def run_lite_round(
+    state: StateWithClients, cohort: Cohort, fed: Federation, config: Any
+) -> tuple[StateWithClients, Terms]:
+    """Section VI and Fig. 5, round t of FedFM-Lite."""
+    kept = {} if cohort.round % config.model_interval == 0 else state.clients
+    clients = own_models(state, kept, cohort, fed)
+    if cohort.round > 0:
+        fed.download(state.anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
+    context = matching_context(state.anchors, state.has_anchor, cohort, config)
+    local_loss = make_local_loss(fed.network, config)
+    clients, terms = fed.train(clients, cohort, local_loss, context)  # Eq. 10
+    kept = fed.remember(kept, cohort, ClientState(clients.params, clients.buffers))
+    anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # Eqs. 8 and 9; Reading 13
+    model = state.params, state.buffers
+    if has_exchange(cohort.round, fed, config):
+        model = weighted_mean(fed.upload_model(clients), cohort.weights)  # Eq. 11, in the same hand-shake; Reading 12
+    return StateWithClients(*model, anchors, has_anchor, kept), terms  # Reading 14
+
+
+def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: Any) -> tuple[int, int]:
+    """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
+    size, model = len(cohort.client_ids), fed.sizes.parameters
+    anchors = size * fed.num_classes * fed.feature_dim
+    kept = {} if cohort.round % config.model_interval == 0 else state.clients
+    receivers = len({*cohort.client_ids.tolist()} - kept.keys())
+    return receivers * model + (cohort.round > 0) * anchors, has_exchange(
+        cohort.round, fed, config
+    ) * size * model + anchors
+
+
+LITE = replace(
+    METHOD,
+    name="fedfm-lite",
+    title="FedFM-Lite: anchors in every round, models in every a-th",
+    config=LiteConfig,
+    init=init_lite,
+    run_round=run_lite_round,
+    reduces_to=("fedavg", {"match_weight": 0.0, "model_interval": 1}),
+    state_types=(StateWithClients, ClientState),
+    costs=lite_costs,
 )
+
+
+# Feature matching as an add-on, Section VII-D.2 and Fig. 8(a)
+
+
+class AddOnContext(NamedTuple):
+    """What a client is given for a round: for the matching, and for the objective to which it is added."""
+
+    matching: Context
+    other: Any
+
+
+def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
+    """FedFM's options with those of another method.
+
+    Args:
+        base: The other method's module.
+
+    Returns:
+        The Config of both, and the function that takes the other method's own Config out of it.
+    """
+    title, taken = base.METHOD.title.partition(":")[0], {own.name for own in fields(Config)}
+    joined, names = _copies(Config), {}
+    for other in fields(base.Config):
+        names[other.name] = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
+        metadata = {**other.metadata, "source": f"{title}, {other.metadata['source']}"}
+        joined.append((names[other.name], other.type, field(default=other.default, metadata=metadata)))
+
+    def of_base(config: Any) -> Any:
+        return base.Config(**{name: getattr(config, here) for name, here in names.items()})
+
+    return make_dataclass("JoinedConfig", joined, frozen=True), of_base
+
+
+def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
+    """A local objective that returns its features, plus lambda Q_k."""
+
+    def local_loss(params, buffers, batch, context):
+        loss, aux = objective(params, buffers, batch, context.other)
+        matching = feature_matching(aux.outputs, batch, context.matching, config)
+        return loss + context.matching.weight * matching, aux._replace(terms={**aux.terms, "matching": matching})
+
+    return local_loss
+
+
+def with_matching(base: ModuleType) -> Method:
+    """Another method with feature matching: its objective plus lambda Q_k, FedFM's anchors, all else as it is.
+
+    Args:
+        base: The method's module, with `Config`, `init`, `make_local_loss`, `local_context` and `aggregate`.
+    """
+    plain, (config_type, of_base) = base.METHOD, joined_options(base)
+    state_type = StateWithClients if "clients" in base.ServerState._fields else ServerState
+
+    def init(fed: Federation, config):
+        anchors, has_anchor = no_vectors(fed)
+        return state_type(**base.init(fed, of_base(config))._asdict(), anchors=anchors, has_anchor=has_anchor)
+
+    def run_round(state, cohort: Cohort, fed: Federation, config):
+        own = of_base(config)
+        clients = fed.broadcast(state.params, state.buffers, cohort)
+        anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
+        other, other_axes = base.local_context(state, cohort, fed, own)
+        matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
+        local_loss = add_matching(base.make_local_loss(fed.network, own), config)  # Reading 16
+        context, axes = AddOnContext(matching, other), AddOnContext(None, other_axes)
+        clients, terms = fed.train(clients, cohort, local_loss, context, axes)
+        after = base.aggregate(state, clients, cohort, fed, own)
+        return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
+
+    def costs(state, cohort: Cohort, fed: Federation, config):
+        down, up = plain.costs(state, cohort, fed, of_base(config))
+        anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
+        return down + anchors, up + anchors
+
+    return Method(
+        name=f"{plain.name}-fm",
+        title=f"{plain.title.partition(':')[0]} with feature matching",
+        config=config_type,
+        init=init,
+        run_round=run_round,
+        reduces_to=(plain.name, {"match_weight": 0.0}),
+        state_types=(state_type, *(kind for kind in plain.state_types if kind is not base.ServerState)),
+        costs=costs,
+        client_memory=lambda sizes: plain.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
+    )
+
+
+METHODS = (LITE, with_matching(fedprox), with_matching(fednova), with_matching(moon))
 
 
 # The paper's experiments
@@ -724,176 +816,3 @@ CLAIMS = (
         "fedfm:VI", "FedFM", "FedAvg", ("K=100 accuracy",), instead=_SOONER,
     ),
 )  # fmt: skip
-
-
-# FedFM-Lite, Section VI
-
-
-def _copies(options: type) -> list[tuple[str, type, Field]]:
-    """The options of a Config, for another one that has them too."""
-    return [(own.name, own.type, field(default=own.default, metadata=own.metadata)) for own in fields(options)]
-
-
-_INTERVAL = option(5, "Rounds between two exchanges of models", symbol="a", source="Section VI", unit="rounds", low=1)
-LiteConfig = make_dataclass("LiteConfig", [*_copies(Config), ("model_interval", int, _INTERVAL)], frozen=True)
-
-
-class ClientState(NamedTuple):
-    """What a client of FedFM-Lite keeps until the next exchange of models: its own."""
-
-    params: Params
-    buffers: Params
-
-
-class StateWithClients(NamedTuple):
-    """What the server keeps between rounds, and by client id what the clients keep."""
-
-    params: Params  # last global model
-    buffers: Params
-    anchors: Tensor  # [C, D]
-    has_anchor: Tensor  # [C], bool: whether any client has ever had the class
-    clients: dict[int, Any]
-
-
-def init_lite(fed, config) -> StateWithClients:
-    """The initial model; no class has an anchor and no client a model of its own."""
-    return StateWithClients(*fed.initial_model(), *no_anchors(fed), clients={})
-
-
-def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort, fed) -> Client:
-    """Each client's own model; the global one is sent to those that have none (Reading 10)."""
-    newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in kept]
-    fed.broadcast(state.params, state.buffers, cohort._replace(client_ids=cohort.client_ids[newcomers]))
-    own = fed.recall(kept, cohort, ClientState(state.params, state.buffers))
-    return Client(own.params, own.buffers, optimizer={})  # Reading 9
-
-
-def run_lite_round(state: StateWithClients, cohort, fed, config) -> tuple[StateWithClients, dict[str, Tensor]]:
-    """Section VI and Fig. 5, round t of FedFM-Lite."""
-    after_exchange = cohort.round % config.model_interval == 0
-    with_exchange = (cohort.round + 1) % config.model_interval == 0 or cohort.round + 1 == fed.num_rounds  # Reading 11
-    kept = {} if after_exchange else state.clients
-    clients = own_models(state, kept, cohort, fed)
-    if cohort.round > 0:
-        fed.download(state.anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
-    context = matching_context(state.anchors, state.has_anchor, cohort, config)
-    local_loss = make_local_loss(fed.network, config)
-    clients, terms = fed.train(clients, cohort, local_loss, context, CONTEXT_AXES)  # Eq. 10
-    kept = fed.remember(kept, cohort, ClientState(clients.params, clients.buffers))
-    anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # Eqs. 8 and 9; Reading 13
-    model = state.params, state.buffers
-    if with_exchange:
-        model = weighted_mean(fed.upload_model(clients), cohort.weights)  # Eq. 11, in the same hand-shake; Reading 12
-    return StateWithClients(*model, anchors, has_anchor, kept), terms  # Reading 14
-
-
-def lite_costs(state: StateWithClients, cohort, fed, config) -> tuple[int, int]:
-    """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
-    size, model = len(cohort.client_ids), fed.sizes.parameters
-    anchors = size * fed.num_classes * fed.feature_dim
-    after_exchange = cohort.round % config.model_interval == 0
-    receivers = size if after_exchange else len({*cohort.client_ids.tolist()} - state.clients.keys())
-    with_exchange = (cohort.round + 1) % config.model_interval == 0 or cohort.round + 1 == fed.num_rounds
-    return receivers * model + (cohort.round > 0) * anchors, with_exchange * size * model + anchors
-
-
-LITE = replace(
-    METHOD,
-    name="fedfm-lite",
-    title="FedFM-Lite: anchors in every round, models in every a-th",
-    config=LiteConfig,
-    init=init_lite,
-    run_round=run_lite_round,
-    reduces_to=("fedavg", {"match_weight": 0.0, "model_interval": 1}),
-    state_types=(StateWithClients, ClientState),
-    costs=lite_costs,
-)
-
-
-# Feature matching as an add-on, Section VII-D.2 and Fig. 8(a)
-
-
-class AddOnContext(NamedTuple):
-    """What a client is given for a round: for the matching, and for the objective to which it is added."""
-
-    matching: Context
-    other: Any
-
-
-def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
-    """FedFM's options with those of another method.
-
-    Args:
-        base: The other method's module.
-
-    Returns:
-        The Config of both, and the function that takes the other method's own Config out of it.
-    """
-    title, taken = base.METHOD.title.partition(":")[0], {own.name for own in fields(Config)}
-    joined, names = _copies(Config), {}
-    for other in fields(base.Config):
-        names[other.name] = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
-        metadata = {**other.metadata, "source": f"{title}, {other.metadata['source']}"}
-        joined.append((names[other.name], other.type, field(default=other.default, metadata=metadata)))
-
-    def of_base(config: Any) -> Any:
-        return base.Config(**{name: getattr(config, here) for name, here in names.items()})
-
-    return make_dataclass("JoinedConfig", joined, frozen=True), of_base
-
-
-def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
-    """A local objective that returns its features, plus lambda Q_k."""
-
-    def local_loss(params, buffers, batch, context):
-        loss, aux = objective(params, buffers, batch, context.other)
-        matching = feature_matching(aux.outputs, batch, context.matching, config)
-        return loss + context.matching.weight * matching, aux._replace(terms={**aux.terms, "matching": matching})
-
-    return local_loss
-
-
-def with_matching(base: ModuleType) -> Method:
-    """Another method with feature matching: its objective plus lambda Q_k, FedFM's anchors, all else as it is.
-
-    Args:
-        base: The method's module, with `Config`, `init`, `make_local_loss`, `local_context` and `aggregate`.
-    """
-    plain, (config_type, of_base) = base.METHOD, joined_options(base)
-    state_type = StateWithClients if "clients" in base.ServerState._fields else ServerState
-
-    def init(fed, config):
-        anchors, has_anchor = no_anchors(fed)
-        return state_type(**base.init(fed, of_base(config))._asdict(), anchors=anchors, has_anchor=has_anchor)
-
-    def run_round(state, cohort, fed, config):
-        own = of_base(config)
-        clients = fed.broadcast(state.params, state.buffers, cohort)
-        anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
-        other, other_axes = base.local_context(state, cohort, fed, own)
-        matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
-        local_loss = add_matching(base.make_local_loss(fed.network, own), config)  # Reading 16
-        context, axes = AddOnContext(matching, other), AddOnContext(CONTEXT_AXES, other_axes)
-        clients, terms = fed.train(clients, cohort, local_loss, context, axes)
-        after = base.aggregate(state, clients, cohort, fed, own)
-        return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
-
-    def costs(state, cohort, fed, config):
-        down, up = plain.costs(state, cohort, fed, of_base(config))
-        anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
-        return down + anchors, up + anchors
-
-    return Method(
-        name=f"{plain.name}-fm",
-        title=f"{plain.title.partition(':')[0]} with feature matching",
-        config=config_type,
-        init=init,
-        run_round=run_round,
-        reduces_to=(plain.name, {"match_weight": 0.0}),
-        state_types=(state_type, *(kind for kind in plain.state_types if kind is not base.ServerState)),
-        costs=costs,
-        client_memory=lambda sizes: plain.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
-    )
-
-
-METHODS = (LITE, with_matching(fedprox), with_matching(fednova), with_matching(moon))

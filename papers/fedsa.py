@@ -27,10 +27,9 @@ Notation
     anchor_decay                alpha
 
 Readings and deviations ("the code" is that of the authors)
-    1.  The embedding is called trainable, but nothing sent to the server could train it. In the code the class anchors,
-        drawn from N(0, I), go once through linear layer, batch normalisation, ReLU, and the same again, all layers D
-        wide (527,360 parameters for D = 512) and with torch's initial weights; the result is kept. So here. The
-        statistics are those of the C anchors; no entry is negative.
+    1.  The embedding is called trainable, but nothing sent to the server could train it. As in the code, the class
+        anchors, drawn from N(0, I), go once through linear layer, batch normalisation by their own statistics, ReLU,
+        and the same again, all D wide (527,360 parameters for D = 512), with torch's initial weights.
     2.  L_R is Eq. 5 by default: the Euclidean distance between a class's mean feature in the batch and its anchor,
         summed over the batch's classes, with lambda_1 = 0.1. The code has the squared error of each sample's feature,
         mean over samples and coordinates, and its scripts weigh it by 10 (`--regularization-form code
@@ -50,10 +49,9 @@ Readings and deviations ("the code" is that of the authors)
         examples (`--prototype-mean examples`) and divided by the number of clients once more, which would shrink it.
     8.  Eq. 10 moves the anchors of the classes that the round's clients have. With alpha = 0.9999 at most 9.5 % of an
         anchor are replaced in 1000 rounds.
-    9.  A test image is given the class of the nearest global prototype, as in the code; the paper does not say it.
-        These are the prototypes of the last round's clients, so a class that none of them has cannot be given. The
-        classifier's accuracy is recorded beside it. Calibration moves the head alone and reaches the features only
-        through L_S, so what Table 4 ascribes to it is surprising.
+    9.  A test image is given the class of the nearest global prototype, of the last round's clients, as in the code;
+        the paper does not say it. The classifier's accuracy is recorded beside it. Calibration moves the head alone
+        and reaches the features only through L_S, so what Table 4 ascribes to it is surprising.
     10. lambda_2 = 0.01 for equal networks and 1 for different ones, as the paper says. Of FedSA with equal networks the
         authors' scripts have two lines, both CIFAR-100 with 100 clients, and these have 0.
     11. L_CC is part of the same loss, one step for all. The classifier has a bias, which Eq. 8 leaves out.
@@ -84,19 +82,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Claim, DataSetting, Method, Protocol, Table, grid, option, rows_by_class
-from fedcli.core import (
-    Aux,
-    Client,
-    LocalLoss,
-    Network,
-    Params,
-    Step,
-    class_means,
-    class_sums,
-    cross_entropy,
-    generator,
-    masked_mean,
-)
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, masked_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.papers.baselines.fedtgp import distance
 
 
@@ -110,18 +98,15 @@ class Config:
     regularization_form: str = option(
         "paper",
         "Distance in it: Euclidean of the batch's class means, or the authors' code's squared error of the samples",
-        source="Eq. 5",
-        choices=("paper", "code"),
-    )
+        source="Eq. 5", choices=("paper", "code"),
+    )  # fmt: skip
     contrastive_weight: float = option(
         0.01, "Weight of margin-enhanced contrastive learning", symbol="λ_2", source="Eq. 9", low=0, off=0
     )
     margin_form: str = option(
-        "nearest",
-        "Margin: mean distance of a class to the nearest other, or of all pairs",
-        source="Eq. 6",
+        "nearest", "Margin: mean distance of a class to the nearest other, or of all pairs", source="Eq. 6",
         choices=("nearest", "pairs"),
-    )
+    )  # fmt: skip
     calibration_weight: float = option(
         1.0, "Weight of classifier calibration", symbol="λ_3", source="Eq. 9", low=0, off=0
     )
@@ -144,13 +129,6 @@ class Context(NamedTuple):
 
 
 CONTEXT_AXES = Context(anchors=None, margin=0)
-
-
-class Gathered(NamedTuple):
-    """What a client gathers while it trains."""
-
-    sums: Tensor  # [C, D], features of each class
-    counts: Tensor  # [C], int64, how many
 
 
 class ClientState(NamedTuple):
@@ -176,15 +154,12 @@ def class_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> Tens
 
 
 def semantic_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> Tensor:
-    """A-bar = h_psi(A): class anchors through linear layer, batch normalisation and ReLU, twice.
+    """A-bar = h_psi(A): class anchors through linear layer, batch normalisation and ReLU, twice; `[C, D]` in float64.
 
     Args:
         num_classes: C.
         dim: D.
         draw: Gives the class anchors, then the layers' weights, as torch draws them: U(-1/sqrt(D), 1/sqrt(D)).
-
-    Returns:
-        `[C, D]` in float64.
     """
     anchors, bound = class_anchors(num_classes, dim, draw), dim**-0.5
     for _ in range(2):  # Reading 1
@@ -196,7 +171,7 @@ def semantic_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> T
 def regularization(
     features: Tensor, labels: Tensor, anchors: Tensor, mask: Tensor | None = None, form: str = "paper"
 ) -> Tensor:
-    """L_R, how far the features are from the anchors of their classes.
+    """L_R, how far the features are from the anchors of their classes; a scalar.
 
     Args:
         features: `[B, D]`.
@@ -205,9 +180,6 @@ def regularization(
         mask: `[B]`, False for padding.
         form: "paper", Eq. 5: sum over the batch's classes of the distance between their mean feature and the anchor;
             "code": squared error, mean over samples and coordinates.
-
-    Returns:
-        Scalar.
     """
     if form == "code":
         return masked_mean((features - anchors[labels]).square().mean(-1), mask)
@@ -218,7 +190,7 @@ def regularization(
 def margin_contrastive(
     features: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor | float, mask: Tensor | None = None
 ) -> Tensor:
-    """L_MCL, Eq. 7: cross-entropy of minus the distances to all anchors, d_i^* added to that of the own class.
+    """L_MCL, Eq. 7: cross-entropy of minus the distances to all anchors, d_i^* added to the own class's; in nats.
 
     Args:
         features: `[B, D]`.
@@ -226,24 +198,18 @@ def margin_contrastive(
         anchors: `[C, D]`.
         margin: d_i^*, scalar.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     own = labels[:, None] == torch.arange(len(anchors), device=labels.device)  # [B, C]
     return cross_entropy(-(distance(features[:, None], anchors) + margin * own), labels, mask)
 
 
 def margin(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tensor:
-    """Eq. 6: how far apart the prototypes of different classes are.
+    """Eq. 6: how far apart the prototypes of different classes are; a scalar, 0 where fewer than two classes are there.
 
     Args:
         prototypes: `[C, D]`.
         has_class: `[C]`, bool; the others do not count.
         form: "nearest", mean over classes of the distance to the nearest other; "pairs", mean over all pairs.
-
-    Returns:
-        Scalar; 0 where fewer than two classes are there.
     """
     others = has_class[:, None] & has_class & ~torch.eye(len(has_class), dtype=torch.bool, device=has_class.device)
     distances = torch.cdist(prototypes, prototypes, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
@@ -254,50 +220,41 @@ def margin(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tens
 
 
 def classifier_calibration(head_weight: Tensor, head_bias: Tensor, anchors: Tensor) -> Tensor:
-    """L_CC, Eq. 8: cross-entropy of the classifier on the C pairs (A-bar^c, c).
+    """L_CC, Eq. 8: cross-entropy of the classifier on the C pairs (A-bar^c, c); a scalar, in nats.
 
     Args:
         head_weight: `[C, D]`.
         head_bias: `[C]`.
         anchors: `[C, D]`.
-
-    Returns:
-        Scalar, in nats.
     """
     return cross_entropy(F.linear(anchors, head_weight, head_bias), torch.arange(len(anchors), device=anchors.device))
 
 
 def local_prototypes(sums: Tensor, counts: Tensor) -> Tensor:
     """Eq. 2: P_i^c, `[K, C, D]`, from sums `[K, C, D]` and counts `[K, C]`; 0 for a class without a feature."""
-    return sums / counts.clamp(min=1)[..., None]
+    return mean_by_class(sums, counts)
 
 
 def aggregate_prototypes(local: Tensor, counts: Tensor, mean: str = "clients") -> Tensor:
-    """Eq. 3 without its second division: P-bar^c, the mean over the clients that have the class.
+    """Eq. 3 without its second division: P-bar^c, the mean over the clients that have the class; 0 without one.
 
     Args:
         local: P_i^c, `[K, C, D]`.
         counts: |D_i,c|, `[K, C]`.
         mean: "clients", each counts once, or "examples", each example does.
-
-    Returns:
-        `[C, D]`; 0 for a class that nobody has.
     """
     weights = (counts > 0 if mean == "clients" else counts).to(local)[..., None]  # [K, C, 1]; Reading 7
     return (weights * local).sum(0) / weights.sum(0).clamp(min=1)
 
 
 def update_anchors(anchors: Tensor, prototypes: Tensor, has_class: Tensor, decay: float) -> Tensor:
-    """Eq. 10: alpha A-bar + (1 - alpha) P-bar; a class that nobody has keeps its anchor.
+    """Eq. 10: alpha A-bar + (1 - alpha) P-bar; a class that nobody has keeps its anchor; A-bar^{t+1}, `[C, D]`.
 
     Args:
         anchors: A-bar^t, `[C, D]`.
         prototypes: P-bar^t, `[C, D]`.
         has_class: `[C]`, bool.
         decay: alpha, in [0, 1].
-
-    Returns:
-        A-bar^{t+1}, `[C, D]`.
     """
     return torch.where(has_class[:, None], decay * anchors + (1 - decay) * prototypes, anchors)
 
@@ -326,45 +283,29 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def gathering(step: Step, num_classes: int) -> Step:
-    """The step, which also adds its batch's features to what the client has gathered."""
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)  # aux.outputs: the features before the step; Reading 6
-        sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
-        return client._replace(memory=Gathered(client.memory.sums + sums, client.memory.counts + counts)), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def init(fed, config: Config) -> ServerState:
-    """The anchors, from the run's seed; nobody has trained yet.
-
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
+def init(fed: Federation, config: Config) -> ServerState:
+    """The anchors, from the run's seed; nobody has trained yet. Refuses networks whose features differ in width."""
     draw = semantic_anchors if config.embedding else class_anchors  # Reading 12
-    anchors = draw(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "anchors")).to(fed.device, fed.dtype)
-    nobody = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-    return ServerState(anchors, torch.zeros_like(anchors), nobody, {})
+    anchors = draw(fed.num_classes, fed.feature_dim, fed.generator("anchors")).to(fed.device, fed.dtype)
+    return ServerState(anchors, *no_vectors(fed), {})
 
 
-def train_group(state: ServerState, group, fed, config: Config) -> tuple[Client, Tensor, dict[str, Tensor]]:
+def train_group(state: ServerState, group: Cohort, fed: Federation, config: Config) -> tuple[Client, Tensor, Terms]:
     """Local training of the clients with one network: their models, their own margins d_i, and the loss's terms."""
-    anchors, size = state.anchors, len(group.client_ids)
+    anchors = state.anchors
     first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
     own = fed.recall(state.clients, group, first)
     global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
     context = Context(anchors, torch.maximum(own.margin, global_margin))  # d_i^*; Reading 5
-    counts = torch.zeros(size, len(anchors), dtype=torch.int64, device=fed.device)
-    clients = Client(own.params, own.buffers, {}, Gathered(anchors.new_zeros(size, *anchors.shape), counts))
-    step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))
+    clients = Client(own.params, own.buffers, {}, nothing_gathered(len(group.client_ids), anchors))
+    step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
-    pairs = zip(local_prototypes(*clients.memory), clients.memory.counts > 0, strict=True)
+    sums, counts, _ = clients.memory
+    pairs = zip(local_prototypes(sums, counts), counts > 0, strict=True)
     return clients, torch.stack([margin(*pair, config.margin_form) for pair in pairs]), terms
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the paper has no algorithm box, the order is that of its sections."""
     fed.download(state.anchors, cohort)
     states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
@@ -373,7 +314,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
         states = fed.remember(states, group, ClientState(clients.params, clients.buffers, margins))
         gathered.append(clients.memory)
         terms.append(group_terms)
-    sums, counts = fed.in_order(cohort, groups, gathered)
+    sums, counts, _ = fed.in_order(cohort, groups, gathered)
     local = fed.upload(local_prototypes(sums, counts), counts > 0)  # Eq. 2
     prototypes, has_class = aggregate_prototypes(local, counts, config.prototype_mean), (counts > 0).any(0)  # Eq. 3
     anchors = update_anchors(state.anchors, prototypes, has_class, config.anchor_decay)  # Eq. 10, Reading 8
@@ -383,31 +324,22 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fedsa",
     title="FedSA: semantic anchors",
-    config=Config,
-    init=init,
-    run_round=run_round,
-    reduces_to=(
-        "local",
-        {"regularization_weight": 0.0, "contrastive_weight": 0.0, "calibration_weight": 0.0},
-    ),
+    config=Config, init=init, run_round=run_round,
+    reduces_to=("local", {"regularization_weight": 0.0, "contrastive_weight": 0.0, "calibration_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={
         "code": {
-            "regularization_form": "code",
-            "regularization_weight": 10.0,
-            "margin_form": "pairs",
-            "prototype_mean": "examples",
-            "embedding": False,
+            "regularization_form": "code", "regularization_weight": 10.0, "margin_form": "pairs",
+            "prototype_mean": "examples", "embedding": False,
         }
     },
     costs=rows_by_class(lambda sizes: sizes.feature_dim),
-    client_memory=lambda sizes: (
-        sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim + 1
-    ),  # anchors, gathered features, and the margin
+    # The model, anchors, gathered features, and the margin.
+    client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim + 1,
     personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
     prototypes=lambda state: (state.prototypes, state.has_class),  # Reading 9
     mixed_networks=True,
-)
+)  # fmt: skip
 
 _TRAINING = {
     "rounds": 1000, "local_epochs": 1, "batch_size": 10, "drop_last": True, "optimizer": "sgd", "lr": 0.01,

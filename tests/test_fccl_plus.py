@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core import backbones
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
@@ -32,7 +31,7 @@ from fedcli.results.frame import find_records
 from fedcli.results.metrics import difference, find_metric
 from fedcli.runs.config import resolve
 from tests import laws
-from tests.reference import load, modules_of
+from tests.reference import modules_of
 
 PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
 SIXTEEN = {"data": laws.toy_dataset(size=16)}
@@ -226,10 +225,9 @@ def started(method, overrides=None, **run):
     return setup, fed, cohort, clients
 
 
-def grouped(fed, cohort, clients):
-    """The groups of a cohort and their stacked states."""
-    groups = fed.groups(cohort)
-    return groups, [fed.recall(clients, group, None) for group in groups]
+def kept(fed, cohort, clients):
+    """The clients' states by network, stacked."""
+    return [fed.recall(clients, group, None) for group in fed.groups(cohort)]
 
 
 def plain_collaboration(fed, modules, config):
@@ -260,8 +258,8 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
     modules = modules_of(fed, clients)
     plain_collaboration(fed, modules, setup.options)
-    groups, previous = grouped(fed, cohort, clients)
-    models, terms = collaborate(previous, groups, cohort, fed, setup.options)
+    previous = kept(fed, cohort, clients)
+    models, terms = collaborate(previous, cohort, fed, setup.options)
     for module, model in zip(modules, models, strict=True):  # both networks have one client
         params = {name: value.detach() for name, value in module.named_parameters()}
         laws.assert_agree(select(model.params, 0), params, "parameters")
@@ -279,8 +277,8 @@ def test_average_is_uniform_and_of_buffers_too():
     run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=12), "parts": laws.toy_parts((7, 5))}
     setup, fed, cohort, clients = started(PLUS, overrides, num_clients=2, **run)
     clients[1] = clients[1]._replace(buffers={name: value + 2.0 for name, value in clients[1].buffers.items()})
-    groups, previous = grouped(fed, cohort, clients)
-    ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
+    previous = kept(fed, cohort, clients)
+    ((model,), _) = collaborate(previous, cohort, fed, setup.options)
     for mine, own in ((model.params, "params"), (model.buffers, "buffers")):
         mean = {
             name: (getattr(clients[0], own)[name] + getattr(clients[1], own)[name]) / 2
@@ -300,8 +298,8 @@ def test_average_is_uniform_and_of_buffers_too():
 )
 def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(overrides):
     setup, fed, cohort, clients = started(PLUS, overrides, batch_size=20, local_epochs=1)
-    groups, previous = grouped(fed, cohort, clients)
-    ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
+    previous = kept(fed, cohort, clients)
+    ((model,), _) = collaborate(previous, cohort, fed, setup.options)
     _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
@@ -317,21 +315,10 @@ def test_in_round_0_the_teacher_is_the_initial_network():
     assert terms["fntd"].abs().max() < 1e-12  # student and teacher are still one
 
 
-def test_the_teacher_is_in_evaluation_mode_and_constant():
-    _, fed = laws.federation(PLUS, backbone=laws.NORMED, data=laws.toy_dataset(num_train=12))
-    params, buffers = fed.initial_model()
-    wanted = {name: value.requires_grad_() for name, value in params.items()}
-    batch = next(iter(fed.public_batches(0)))
-    found = fccl_plus.predict(fed.network, Teacher(wanted, buffers), batch)
-    assert not found.requires_grad
-    one = fed.network(params, buffers, batch.x[:1], train=False).logits
-    torch.testing.assert_close(found[:1], one.detach())  # the rest of the batch does not matter
-
-
 def test_plain_distillation_comes_in_the_first_epochs():
     setup, fed, cohort, clients = started(PLUS, {**ALONE, "plain_share": 0.5})
     after, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
-    _, (previous,) = grouped(fed, cohort, clients)
+    (previous,) = kept(fed, cohort, clients)
     model, found = Client(previous.params, previous.buffers, optimizer={}), []
     for epoch, term in enumerate(("kd", "fntd")):
         loss = fccl_plus.make_local_loss(fed.network, setup.options, term)
@@ -358,8 +345,8 @@ def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
         after, _ = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
         found[name] = stack([after.clients[client].params for client in range(4)])
     laws.assert_agree(found["off"], found["none"], "a weight of 0")
-    groups, previous = grouped(fed, cohort, clients)
-    ((model,), _) = collaborate(previous, groups, cohort, fed, setup.options)
+    previous = kept(fed, cohort, clients)
+    ((model,), _) = collaborate(previous, cohort, fed, setup.options)
     unseen = next(iter(fed.public_batches(0, epoch=1))).x  # the phase has gone through epoch 0
     anchor = ewc.anchors(model, cohort, fed, unseen)
     expected, _ = fed.train(model, cohort, ewc.make_local_loss(fed.network, 2.0), anchor, 0)
@@ -393,8 +380,8 @@ def test_pretraining_of_the_code_has_a_cosine_rate_and_no_weight_decay():
     for epoch, share in enumerate((1.0, 0.75, 0.25)):  # (1 + cos(pi e / 3)) / 2
         step = plain.optimizer_step(task, lr=0.05 * share, weight_decay=0.0)
         model, _ = plain.train(model, plain.cohort(0), step, epochs=range(2 + epoch, 3 + epoch))
-    for client, kept in state.clients.items():
-        laws.assert_agree(kept.pretrained.params, select(model.params, client), "theta*")
+    for client, own in state.clients.items():
+        laws.assert_agree(own.pretrained.params, select(model.params, client), "theta*")
 
 
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():
@@ -419,24 +406,6 @@ def test_conference_objective_has_both_teachers():
     torch.testing.assert_close(aux.terms["pretrained"], kd_loss(own, pretrained, 1.0))
 
 
-def test_the_teacher_of_the_code_takes_the_statistics_of_the_private_batch():
-    data = laws.toy_dataset(num_train=12)
-    _, fed = laws.federation(PLUS, backbone="resnet10-3x3", data=data)
-    params, buffers = fed.initial_model()
-    batch = next(iter(fed.public_batches(0)))
-    module = backbones.build("resnet10-3x3", data.channels, data.image_size, data.num_classes, 0).double()
-    expected = load(module, params, buffers).train()(batch.x)[1].detach()
-    wanted = {name: value.requires_grad_() for name, value in params.items()}
-    found = fccl_plus.predict_in_training(fed.network, Teacher(wanted, buffers), buffers, batch)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, expected)
-    mask = torch.arange(len(batch.x) + 2) < len(batch.x)
-    padded = batch._replace(x=torch.cat([batch.x, 1e3 * batch.x[:2]]), mask=mask)
-    again = fccl_plus.predict_in_training(fed.network, Teacher(wanted, buffers), buffers, padded)
-    torch.testing.assert_close(again[mask], expected)
-    assert laws.distance(found, fccl_plus.predict(fed.network, Teacher(params, buffers), batch)) > 1e-3
-
-
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():
     _, fed = laws.federation(PLUS, backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(num_train=12, size=32))
     params, buffers = fed.initial_model()
@@ -457,8 +426,8 @@ def test_a_local_step_of_two_clients_distils_from_the_teacher_in_its_mode(mode):
     data, parts = laws.toy_dataset(num_train=12), laws.toy_parts((6, 5))
     setup, fed, cohort, clients = started(PLUS, {**ALONE, "teacher_mode": mode}, data=data, parts=parts, **run)
     previous = {k: own._replace(params=clients[1 - k].params) for k, own in clients.items()}  # another model
-    _, (stacked,) = grouped(fed, cohort, previous)
-    _, (own,) = grouped(fed, cohort, clients)
+    (stacked,) = kept(fed, cohort, previous)
+    (own,) = kept(fed, cohort, clients)
     loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
     model = Client(own.params, own.buffers, optimizer={})
     _, terms = fed.train(model, cohort, loss, Teacher(stacked.params, stacked.buffers), 0)

@@ -62,12 +62,6 @@ def test_matching_takes_the_least_similar_twice(size, seed):
     assert (partner == torch.arange(size)).sum() == size % 2  # one of an odd number keeps its own
 
 
-def test_matching_by_hand():
-    evaluation = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.8, 0.3]])
-    # Client 1 is least like the mean, (0.675, 0.35); client 0 is least like client 1; the other two are left.
-    assert match_clients(evaluation).tolist() == [1, 0, 3, 2]
-
-
 def test_ties_go_by_priority():
     nothing = torch.zeros(5, 3)
     priority = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7])  # the order 1, 3, 2, 4, 0

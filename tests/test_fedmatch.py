@@ -102,7 +102,7 @@ def test_the_public_phase_against_a_plain_loop():
     groups = fed.groups(cohort)
     start = [Client(*fed.recall(state.clients, group, None), optimizer={}) for group in groups]
     fed.start_round()
-    after, terms = fedmatch.agree(start, groups, cohort, fed, setup.options)
+    after, terms = fedmatch.agree(start, cohort, fed, setup.options)
     for clients, group in zip(after, groups, strict=True):
         for k, client in enumerate(group.client_ids):
             expected = {name: value.detach() for name, value in params[client].items()}

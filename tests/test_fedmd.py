@@ -5,14 +5,7 @@ import torch
 
 from fedcli.core.trees import select
 from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.fedmd import (
-    ClientState,
-    ServerState,
-    digest,
-    digest_by_batch,
-    digest_loss,
-    find_consensus,
-)
+from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest, digest_loss
 from fedcli.registry import find_method
 from tests import laws
 from tests.reference import modules_of
@@ -47,21 +40,9 @@ def test_digest_loss_by_hand():
     assert digest_loss(logits, consensus) == (1 + 0 + 0 + 3) / 4
 
 
-def test_consensus_is_the_plain_mean_of_the_scores_in_evaluation_mode():
-    _, fed, cohort, clients = started(backbone=f"{laws.NORMED},cnn-small")
-    consensus = find_consensus(*reversed(stacked(fed, cohort, clients)), cohort, fed)
-    batches = list(fed.public_batches(0))
-    assert [len(mean) for mean in consensus] == [5, 5, 2]
-    for batch, mean in zip(batches, consensus, strict=True):
-        scores = [
-            fed.networks[fed.architecture[client]](*clients[client], batch.x, train=False).logits for client in range(4)
-        ]
-        torch.testing.assert_close(mean, sum(scores) / 4)
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
-    setup, fed, cohort, clients = started({"digest_epochs": epochs}, optimizer="adam", lr=0.003)
+@pytest.mark.parametrize(("epochs", "backbone"), [(1, f"{laws.NORMED},cnn-small"), (2, TWO["backbone"])])
+def test_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_update(epochs, backbone):
+    setup, fed, cohort, clients = started({"digest_epochs": epochs}, optimizer="adam", lr=0.003, backbone=backbone)
     modules = modules_of(fed, clients)
     batches = list(fed.public_batches(0))
     with torch.no_grad():
@@ -74,8 +55,7 @@ def test_digest_is_a_plain_loop_towards_scores_of_before_any_update(epochs):
                 torch.nn.functional.l1_loss(module.train()(batch.x)[1], mean).backward()
                 optimizer.step()
     groups, models = stacked(fed, cohort, clients)
-    consensus = find_consensus(models, groups, cohort, fed)
-    models, terms = digest(models, consensus, groups, cohort, fed, setup.options)
+    models, terms = digest(models, cohort, fed, setup.options)
     for group, model in zip(groups, models, strict=True):
         for k, client in enumerate(group.client_ids):
             expected = {name: value.detach() for name, value in modules[client].named_parameters()}
@@ -101,7 +81,7 @@ def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_it
                 torch.nn.functional.l1_loss(module(batch.x)[1], mean).backward()
                 optimizer.step()
     groups, models = stacked(fed, cohort, clients)
-    models, terms = digest_by_batch(models, groups, cohort, fed, setup.options)
+    models, terms = digest(models, cohort, fed, setup.options)
     for group, model in zip(groups, models, strict=True):
         for k, client in enumerate(group.client_ids):
             expected = {name: value.detach() for name, value in modules[client].named_parameters()}
@@ -117,7 +97,7 @@ def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_it
 def test_a_round_by_batch_digests_then_trains():
     setup, fed, cohort, clients = started({"exchange": "batch"})
     groups, models = stacked(fed, cohort, clients)
-    digested, _ = digest_by_batch(models, groups, cohort, fed, setup.options)
+    digested, _ = digest(models, cohort, fed, setup.options)
     between = {}
     for group, model in zip(groups, digested, strict=True):
         for k, client in enumerate(group.client_ids):

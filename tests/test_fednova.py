@@ -41,13 +41,6 @@ def test_normalised_average_against_a_loop():
         torch.testing.assert_close(ours[name], value - along * mean, rtol=1e-12, atol=1e-12)
 
 
-def test_normalised_average_by_hand():
-    # Steps 1 and 3, updates -1 and -6: per step -1 and -2, their mean -1.5, along 2 steps on average: -3.
-    start, local = {"w": torch.tensor([10.0])}, {"w": torch.tensor([[9.0], [4.0]])}
-    ours = fednova.normalised_average(start, local, torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5]))
-    assert ours["w"].item() == pytest.approx(7.0)
-
-
 def test_nobody_takes_a_step():
     start, local, weights = example()
     ours = fednova.normalised_average(start, local, torch.zeros(4).double(), weights)

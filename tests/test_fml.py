@@ -47,13 +47,6 @@ def test_divergence_against_torch_and_its_gradients():
     assert teacher.grad is None
 
 
-def test_two_networks_in_one_dict():
-    one, two = {"a": 1, "shared.b": 2}, {"a": 3}
-    both = joined(one, two)
-    assert len(both) == 3
-    assert (part(both, fml.PRIVATE), part(both, fml.SHARED)) == (one, two)
-
-
 def losses(config):
     """Our local objective on a batch, and the two losses by the networks as they are."""
     _, fed = laws.federation(FML, backbone="cnn-small,cnn-mcmahan", data=laws.toy_dataset(size=16))

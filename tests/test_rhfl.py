@@ -104,7 +104,7 @@ def test_the_public_phase_against_a_plain_loop(optimizer):
     groups = fed.groups(cohort)
     start = [Client(*fed.recall(state.clients, group, None)[:2], optimizer={}) for group in groups]
     fed.start_round()
-    found, terms = rhfl.align(start, weights, groups, cohort, fed, setup.options)
+    found, terms = rhfl.align(start, weights, cohort, fed, setup.options)
     for clients, group in zip(found, groups, strict=True):
         for k, client in enumerate(group.client_ids):
             laws.assert_agree(select(clients.params, k), models[client].params, f"client {client}")
@@ -118,7 +118,7 @@ def test_losses_are_those_of_the_training_parts():
     setup, fed = laws.federation(RHFL, validation=0.3, parts=laws.toy_parts((0, 13, 7, 10)), **MIXED)
     cohort = fed.cohort(0)
     models = [Client(*fed.recall({}, g, fed.initial_model(g.network)), optimizer={}) for g in fed.groups(cohort)]
-    losses = rhfl.own_losses(models, fed.groups(cohort), cohort, fed, setup.options)
+    losses = rhfl.own_losses(models, cohort, fed, setup.options)
     assert losses[0] == 0
     for client in (1, 2, 3):
         network = fed.networks[client % 2]

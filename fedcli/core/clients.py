@@ -17,7 +17,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.flat import Flat, pack, unpack
 from fedcli.core.trees import Tree, tree_map
 
-Params = dict[str, Tensor]
+Params = Terms = dict[str, Tensor]  # by name; the terms of an objective as they enter the record
 
 KEY = ".key"  # how the names of buffers end that hold the key of dropout
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
@@ -44,7 +44,7 @@ class Aux(NamedTuple):
     """What a local objective returns beside its value."""
 
     buffers: Params
-    terms: dict[str, Tensor]  # the terms of the objective, scalars, as they enter the record
+    terms: Terms  # scalars
     outputs: Tree = ()  # whatever a local step needs from the forward pass, for example the features
 
 

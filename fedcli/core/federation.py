@@ -16,7 +16,7 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, adam_step, sgd_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import use_live_taps
@@ -51,6 +51,11 @@ class Federation:
         num_clients: Size of the population, N.
         num_rounds: Rounds of the run, T.
         num_classes: C.
+        seed: Seed of the run; `fed.generator` draws from it.
+        local_epochs: Passes over a client's own data in a round.
+        batch_size: Examples in a minibatch of a client.
+        optimizer: The run's, "sgd" or "adam".
+        momentum: Of the run's SGD; Adam has no use for it.
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of them a client has.
         training: Training examples of each client, positions in the training set.
@@ -64,20 +69,10 @@ class Federation:
     """
 
     def __init__(
-        self,
-        run: Any,
-        dataset: Any,
-        parts: Sequence[np.ndarray],
-        device: torch.device,
-        transform: Transform,
-        *,
-        public_images: Tensor | None = None,
-        public_transform: Transform | None = None,
-        evaluation: str = "server",
-        top_k: int = 1,
-        on_samples: Callable[[int], None] = lambda count: None,
-        store: Any = None,
-    ):
+        self, run: Any, dataset: Any, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
+        public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
+        top_k: int = 1, on_samples: Callable[[int], None] = lambda count: None, store: Any = None,
+    ):  # fmt: skip
         """Puts data, networks and engine together.
 
         Args:
@@ -93,9 +88,12 @@ class Federation:
             on_samples: Called with the number of samples after each local step.
             store: Keeps what clients remember, a `fedcli.runs.store.Store`; all of it stays in memory where None.
         """
-        self.config, self.device, self.store = run, device, store
+        self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
-        self.evaluation, self.top_k = evaluation, top_k
+        self.seed: int = run.seed
+        self.local_epochs: int = run.local_epochs
+        self.batch_size: int = run.batch_size
+        self.optimizer, self.momentum = run.optimizer, run.momentum
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
 
         self.dtype = transform.dtype
@@ -115,14 +113,14 @@ class Federation:
             own, count = dataset.domain_train.numpy(), len(self.domain_names)
             self.domain_counts = np.array([np.bincount(own[part], minlength=count) for part in parts])
         self.domain_of = self.domain_counts.argmax(1)
-        images, labels = dataset.x_train.to(self.device), dataset.y_train.to(self.device)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
-        graphs = CudaGraphs(self.device) if self.device.type == "cuda" else None
-        chunk = min(chunk, run.cohort_size)
-        self.engine = Engine(images, labels, self.transform, chunk, on_samples, way, graphs)
+        self.engine = Engine(
+            dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
+            way, CudaGraphs(device) if device.type == "cuda" else None,
+        )  # fmt: skip
         self.start_round()
 
     @property
@@ -142,6 +140,16 @@ class Federation:
             found = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
             raise UserError(f"this method needs features of one width (got {found}); choose networks of one width.")
         return widths[0]
+
+    @property
+    def public_batch_sizes(self) -> list[int]:
+        """Returns how many images each of the public batches has, in their order."""
+        count, size = len(self.public_images), self.config.public_batch_size
+        return [min(size, count - start) for start in range(0, count, size)]
+
+    def generator(self, *key: int | str) -> np.random.Generator:
+        """Makes the random generator of one purpose, for example `fed.generator(round, client, "order")`."""
+        return generator(self.seed, *key)
 
     def start_round(self) -> None:
         """Sets the counts of what is sent and of the time back to zero."""
@@ -171,7 +179,7 @@ class Federation:
 
     def cohort(self, round: int) -> Cohort:
         """Draws the cohort of a round, without replacement."""
-        return self.cohort_of(round, draw_cohort(self.config.seed, round, self.num_clients, self.config.cohort_size))
+        return self.cohort_of(round, draw_cohort(self.seed, round, self.num_clients, self.config.cohort_size))
 
     def cohort_of(self, round: int, client_ids: Sequence[int]) -> Cohort:
         """Makes the cohort of these clients."""
@@ -195,22 +203,20 @@ class Federation:
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Makes one stacked tree `[K, ...]` in the cohort's order of those of its groups."""
-        ids = np.concatenate([group.client_ids for group in groups])
-        places = {int(client): place for place, client in enumerate(ids)}
-        order = [places[int(client)] for client in cohort.client_ids]
+        places = {int(c): place for place, c in enumerate(np.concatenate([group.client_ids for group in groups]))}
+        order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # terms: there are none of a group whose clients took no step
             names = dict.fromkeys(name for tree in trees for name in tree)
             sizes = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
             trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, sizes, strict=True)]
-        return select(concatenate(trees), torch.tensor(order, device=self.device))
+        return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
         size = len(cohort.client_ids)
         self.sent_down["params"] += size * count_floats(params)
         self.sent_down["buffers"] += size * count_floats(buffers)
-        copies = tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers))
-        return Client(*copies, optimizer={})
+        return Client(*tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers)), optimizer={})
 
     def download(self, tree: Tree, cohort: Cohort) -> Tree:
         """Sends the same tensors to every client of the cohort; returns them as they are."""
@@ -249,8 +255,8 @@ class Federation:
             cohort: The clients.
             first: What a client has that takes part for the first time.
         """
-        found = [states.get(int(client), first) for client in cohort.client_ids]
-        return stack(tree_map(lambda leaf: leaf.to(self.device), found))  # some may lie on the host
+        kept = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
+        return stack(tree_map(lambda leaf: leaf.to(self.device), kept))
 
     def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
         """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`."""
@@ -285,17 +291,17 @@ class Federation:
         """
         weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
         how = {"key": key, "lr": lr, "names": names, "clip_norm": clip_norm}
-        if (optimizer or self.config.optimizer) == "adam":
+        if (optimizer or self.optimizer) == "adam":
             return adam_step(loss, weight_decay, **how)
-        return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, **how)
+        return sgd_step(loss, self.momentum if momentum is None else momentum, weight_decay, **how)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
         with self.timed("data"):
             return plan_batches(
-                [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.config.seed,
-                cohort.round, range(self.config.local_epochs) if epochs is None else epochs, self.config.batch_size,
-                self.config.drop_last, NUM_DRAWS[self.transform.augmentation],
+                [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.seed, cohort.round,
+                range(self.local_epochs) if epochs is None else epochs, self.batch_size, self.config.drop_last,
+                NUM_DRAWS[self.transform.augmentation],
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
@@ -313,7 +319,7 @@ class Federation:
         context: Tree = None,
         axes: Tree = None,
         epochs: range | None = None,
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, Terms]:
         """Trains the clients of a cohort on their own data.
 
         Args:
@@ -344,19 +350,18 @@ class Federation:
 
         Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
-        count, size = len(self.public_images), self.config.public_batch_size
-        seed, number = self.config.seed, -(-count // size)
-        order = generator(seed, round, "public order", epoch).permutation(count)
-        shape = count, NUM_DRAWS[self.public_transform.augmentation]
-        uniform = generator(seed, round, "public augment", epoch).random(shape).astype(np.float32)
-        keys = generator(seed, round, "public dropout", epoch).integers(2**63, size=number)
+        sizes = self.public_batch_sizes
+        order = self.generator(round, "public order", epoch).permutation(sum(sizes))
+        num_draws = NUM_DRAWS[self.public_transform.augmentation]
+        uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
+        keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
-        drawn = order, uniform, keys, number
-        order, draws, keys, batches = (torch.as_tensor(value, device=self.device) for value in drawn)
-        for b, (index, own) in enumerate(zip(order.split(size), draws.split(size), strict=True)):
+        ends = np.arange(1, len(sizes) + 1) == len(sizes)
+        drawn = order, uniform, keys, len(sizes), ends
+        order, draws, keys, batches, ends = (torch.as_tensor(value, device=self.device) for value in drawn)
+        for b, (index, own) in enumerate(zip(order.split(sizes), draws.split(sizes), strict=True)):
             x = self.public_transform(self.public_images[index], own)
-            end = torch.tensor(b == number - 1, device=self.device)
-            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, keys[b])
+            yield Batch(x, torch.zeros_like(index), None, ends[b], batches, rate, keys[b])
 
     def step(
         self,
@@ -402,9 +407,7 @@ class Federation:
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
             model = select((clients.params, clients.buffers), k)
-            width = cohort.network.feature_dim
-            sums = torch.zeros(self.num_classes, width, dtype=self.dtype, device=self.device)
-            counts = torch.zeros(self.num_classes, dtype=torch.int64, device=self.device)
+            sums = counts = 0
             for x, y in map(self.engine.gather, self._portions(self.training[cohort.client_ids[k]])):
                 features = cohort.network(*model, x, train=False).features
                 batch_sums, batch_counts = class_sums(features, y, self.num_classes)
@@ -450,8 +453,8 @@ class Federation:
 
         with self.timed("evaluate"):
             params = tree_map(own, params)
-            found = concatenate(self.engine.side_by_side(of_portion, self._portions(index, quick)))
-            return tree_map(Tensor.cpu, found)  # here alone Python waits for the device
+            portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
+            return tree_map(Tensor.cpu, concatenate(portions))  # here alone Python waits for the device
 
     def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
         """Cuts positions into those that go through a network together, on the device; one without any where none."""
@@ -474,8 +477,11 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
     if run.local_test and num_test is None:
         draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
         parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
-    testing, kept = _cut(parts, num_test or [int(len(part) * run.local_test) for part in parts])
-    training, validation = _cut(kept, [len(part) - int(len(part) * run.validation) for part in kept])
+    sizes = num_test or [int(len(part) * run.local_test) for part in parts]
+    halves = [np.split(part, [size]) for part, size in zip(parts, sizes, strict=True)]
+    testing, kept = map(list, zip(*halves, strict=True))
+    halves = [np.split(part, [len(part) - int(len(part) * run.validation)]) for part in kept]
+    training, validation = map(list, zip(*halves, strict=True))
     largest = max(map(len, training), default=0)
     if largest == 0:
         raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
@@ -487,13 +493,7 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
     return kept, testing, training, validation
 
 
-def _cut(parts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Cuts each client's examples in two, of which the first part has that size."""
-    pairs = list(zip(parts, sizes, strict=True))
-    return [part[:size] for part, size in pairs], [part[size:] for part, size in pairs]
-
-
-def _refuse_non_finite(terms: dict[str, Tensor], cohort: Cohort) -> None:
+def _refuse_non_finite(terms: Terms, cohort: Cohort) -> None:
     for name, values in terms.items():
         bad = ~torch.isfinite(values.detach().cpu())
         if bad.any():

@@ -45,8 +45,9 @@ from torch import Tensor
 
 from fedcli import Post, option
 from fedcli.core import Aux, Batch, Client, Params, cross_entropy, generator
+from fedcli.core.federation import Federation
+from fedcli.papers.baselines.lg_fedavg import HEAD  # phi
 
-HEAD = ("head.weight", "head.bias")  # phi
 _SOURCE = "from others' code"
 
 
@@ -149,47 +150,33 @@ def virtual_features(statistics: Statistics, examples: int, seed: int) -> tuple[
         seed: Of the run.
     """
     present = statistics.counts.nonzero().flatten().tolist()  # Reading 2
-    shape = examples, statistics.means.shape[1]
-    drawn = [
-        draw_features(
-            statistics.means[c],
-            statistics.covariances[c],
-            torch.as_tensor(generator(seed, "ccvr", c).standard_normal(shape)),
-        )
-        for c in present
-    ]
+    shape, drawn = (examples, statistics.means.shape[1]), []
+    for c in present:
+        normal = torch.as_tensor(generator(seed, "ccvr", c).standard_normal(shape))
+        drawn.append(draw_features(statistics.means[c], statistics.covariances[c], normal))
     return torch.cat(drawn), torch.tensor(present).repeat_interleave(examples)
 
 
-def retrain(params: Params, features: Tensor, labels: Tensor, fed, config: Config) -> Params:
-    """Cross-entropy of the classifier alone on the drawn features, by SGD from the classifier of the global model.
-
-    Args:
-        params: Of the global model.
-        features: `[n, D]`.
-        labels: `[n]`.
-        fed: The federation.
-        config: The options.
-    """
+def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, config: Config) -> Params:
+    """The global model's parameters, its classifier trained by SGD on drawn features `[n, D]` and labels `[n]`."""
 
     def loss(params, buffers, batch, context):
         task = cross_entropy(batch.x @ params["head.weight"].T + params["head.bias"], batch.y)
         return task, Aux(buffers, {"cross_entropy": task})
 
-    step = fed.optimizer_step(
-        loss, optimizer="sgd", lr=config.ccvr_lr, momentum=config.ccvr_momentum, weight_decay=0.0, names=HEAD
-    )
+    how = {"optimizer": "sgd", "lr": config.ccvr_lr, "momentum": config.ccvr_momentum, "weight_decay": 0.0}
+    step = fed.optimizer_step(loss, names=HEAD, **how)
     client = Client(params, {}, step.init_optimizer(params))
     unused = torch.zeros((), dtype=fed.dtype, device=fed.device)  # of a batch's fields; the learning rate is the step's
     for epoch in range(config.ccvr_epochs):
-        order = torch.as_tensor(generator(fed.config.seed, "ccvr order", epoch).permutation(len(labels)))
+        order = torch.as_tensor(fed.generator("ccvr order", epoch).permutation(len(labels)))
         for index in order.to(fed.device).split(config.ccvr_batch_size):
             batch = Batch(features[index], labels[index], None, unused, unused, unused)
             client, _ = step.update(client, batch, None)
     return client.params
 
 
-def apply(params: Params, buffers: Params, fed, config: Config) -> tuple[Params, Params, int]:
+def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> tuple[Params, Params, int]:
     """Section 4: the model with its classifier trained anew, and the floats that a client sends."""
     sent: list[int] = []
 
@@ -200,7 +187,7 @@ def apply(params: Params, buffers: Params, fed, config: Config) -> tuple[Params,
             sent.append(floats_sent(own.counts, fed.feature_dim))
             yield own
 
-    features, labels = virtual_features(pool(statistics()), config.ccvr_examples, fed.config.seed)
+    features, labels = virtual_features(pool(statistics()), config.ccvr_examples, fed.seed)
     params = retrain(params, features.to(fed.device, fed.dtype), labels.to(fed.device), fed, config)
     return params, buffers, round(sum(sent) / len(sent))
 
@@ -208,6 +195,5 @@ def apply(params: Params, buffers: Params, fed, config: Config) -> tuple[Params,
 POST = Post(
     name="ccvr",
     title="CCVR: classifier calibration with virtual representations",
-    config=Config,
-    apply=apply,
-)
+    config=Config, apply=apply,
+)  # fmt: skip

@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli.core import Client, LocalLoss, Network, Params, generator, select, stack
+from fedcli.core import Client, LocalLoss, Network, Params, select, stack
+from fedcli.core.federation import Cohort, Federation
 from fedcli.papers.baselines import fedavg
 
 
@@ -58,7 +59,7 @@ def draw_labels(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor, uniform: Tensor) -> Params:
-    """F: the mean over images of the squared gradient of log p(y | x), with y drawn from the model.
+    """F, as `params`: the mean over images of the squared gradient of log p(y | x), with y drawn from the model.
 
     Args:
         network: The client's network.
@@ -66,9 +67,6 @@ def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor
         buffers: Of the same model.
         x: `[B, channels, H, W]`.
         uniform: `[B]`, draws in [0, 1), one for each label.
-
-    Returns:
-        Not negative, as `params`.
     """
     wanted = {name: value.detach().requires_grad_() for name, value in params.items()}
     total = {name: torch.zeros_like(value) for name, value in params.items()}
@@ -82,11 +80,11 @@ def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor
     return {name: value / len(x) for name, value in total.items()}
 
 
-def anchors(clients: Client, cohort, fed, x: Tensor) -> Anchor:
+def anchors(clients: Client, cohort: Cohort, fed: Federation, x: Tensor) -> Anchor:
     """The clients' models as they are, with F on the images `x` that all are given; stacked `[K, ...]`."""
     found = []
     for k, client in enumerate(cohort.client_ids):
-        draws = generator(fed.config.seed, cohort.round, client, "fisher").random(len(x))
+        draws = fed.generator(cohort.round, client, "fisher").random(len(x))
         uniform = torch.as_tensor(draws, dtype=fed.dtype, device=fed.device)
         found.append(fisher_diagonal(cohort.network, *select((clients.params, clients.buffers), k), x, uniform))
     return Anchor(clients.params, stack(found))

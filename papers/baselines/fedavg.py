@@ -18,12 +18,11 @@ Run it
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from fedcli import Method, both_ways
-from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, weighted_mean
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class ServerState(NamedTuple):
     buffers: Params
 
 
-def make_local_loss(network: Network) -> LocalLoss:
-    """The local objective F_k: mean cross-entropy over a client's examples."""
+def make_local_loss(network: Network, config: Any = None) -> LocalLoss:
+    """The local objective F_k: mean cross-entropy over a client's examples; no option changes it."""
 
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
@@ -49,27 +48,34 @@ def make_local_loss(network: Network) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model."""
     return ServerState(*fed.initial_model())
 
 
-def run_round(state: ServerState, cohort, fed, config) -> tuple[ServerState, dict[str, Tensor]]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[None, None]:
+    """Nothing: a client is given the model alone."""
+    return None, None
+
+
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
+    """w_{t+1} = sum_k n_k / n w_{t+1}^k."""
+    return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
+
+
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # S_t receives w_t
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))  # ClientUpdate(k, w_t), in parallel
-    model = weighted_mean(fed.upload_model(clients), cohort.weights)  # w_{t+1} = sum_k n_k / n w_{t+1}^k
-    return ServerState(*model), terms
+    return aggregate(state, clients, cohort, fed, config), terms
 
 
 METHOD = Method(
     name="fedavg",
     title="FedAvg: federated averaging",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # the simplest of its family; the others are compared with it
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
-)
+)  # fmt: skip

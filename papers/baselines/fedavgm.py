@@ -22,7 +22,6 @@ Readings and deviations
        v <- beta v + (1 - beta) Delta.
     2. The velocity acts on parameters only. Running statistics of batch normalisation are averaged as in FedAvg: a
        variance with momentum could turn negative.
-    3. The weights are those of the cohort, as in FedAvg.
 
 Where popular code differs
     MOON's option for it damps, and keeps a velocity of the buffers too. Flower's baseline looks ahead as Nesterov
@@ -36,11 +35,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
-from fedcli.papers.baselines import fedavg
+from fedcli.core import Client, Params, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedavg import make_local_loss
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,7 @@ class Config:
     """What FedAvgM adds to FedAvg."""
 
     server_momentum: float = option(
-        0.9,
-        "Momentum of the server's update",
-        symbol="β",
-        low=0,
-        high=1,
-        open_high=True,
-        off=0,
-        tune=(0.5, 0.7, 0.9),
+        0.9, "Momentum of the server's update", symbol="β", low=0, high=1, open_high=True, off=0, tune=(0.5, 0.7, 0.9)
     )
     server_lr: float = option(
         1.0, "Server's step along the velocity; 1 - β makes the damped form", symbol="η", low=0, open_low=True
@@ -81,17 +73,7 @@ def momentum_update(velocity: Params, delta: Params, beta: float) -> Params:
     return tree_map(lambda v, d: beta * v + d, velocity, delta)
 
 
-def make_local_loss(network: Network, config: Config) -> LocalLoss:
-    """FedAvg's local objective."""
-    return fedavg.make_local_loss(network)
-
-
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[None, None]:
-    """Nothing: a client is given the model alone."""
-    return None, None
-
-
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """w_g <- w_g - eta v."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     delta = tree_map(torch.sub, state.params, params)  # Delta = w_g - sum_k p_k w_k
@@ -100,28 +82,25 @@ def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) 
     return ServerState(params, buffers, velocity)
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model, at rest."""
     params, buffers = fed.initial_model()
     return ServerState(params, buffers, tree_map(torch.zeros_like, params))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """A round of FedAvg, its change of the model passed through the server's momentum."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    context, axes = local_context(state, cohort, fed, config)
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context, axes)
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
     return aggregate(state, clients, cohort, fed, config), terms
 
 
 METHOD = Method(
     name="fedavgm",
     title="FedAvgM: federated averaging with server momentum",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"server_momentum": 0.0}),
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
-)
+)  # fmt: skip

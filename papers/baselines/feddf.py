@@ -36,7 +36,6 @@ Run it
     fedcli run feddf-client --dataset digit-domains
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,10 +43,13 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core import Batch, Client, Params, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines import fedmd
 from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.fedmd import averaged, refuse_mixed_average
+from fedcli.papers.baselines.fedmd import cosine_annealing
 from fedcli.papers.baselines.fml import divergence
+from fedcli.papers.baselines.local import ClientState, own_models, train_own_models
 
 
 @dataclass(frozen=True)
@@ -74,74 +76,44 @@ class ServerState(NamedTuple):
     architecture: Tensor  # [N], which of them a client has
 
 
-def make_distillation_loss(network: Network) -> LocalLoss:
-    """The objective on a public batch; its context is the mean logits `[B, C]`."""
-
-    def local_loss(params, buffers, batch, target):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = divergence(logits, target)
-        return loss, Aux(buffers, {"distillation": loss}, features)
-
-    return local_loss
-
-
-def all_logits(models: list[Client], groups: list, cohort, fed, x: Tensor, train: bool) -> Tensor:
-    """Logits of every client for a public batch, `[K, B, C]` in the cohort's order."""
-    outputs = [fed.forward(model, group, x, train).logits for model, group in zip(models, groups, strict=True)]
-    return fed.in_order(cohort, groups, outputs)
-
-
-def mean_model(clients: Client, weights: Tensor, fed) -> Student:
+def mean_model(clients: Client, weights: Tensor, fed: Federation) -> Student:
     """The mean of clients' models, weighted by examples; the plain mean where none of them has any."""
     weights = weights if weights.sum() > 0 else torch.ones_like(weights)
     return Student(*weighted_mean(fed.upload_model(clients), weights))
 
 
-def cosine_annealing(lr: float, step: int, steps: int) -> float:
-    """The learning rate of a step, from `lr` down towards 0."""
-    return lr * (1 + math.cos(math.pi * step / steps)) / 2
-
-
 def distil(
-    starts: list[Student], teachers: list[Client], groups: list, cohort, fed, config: Config
+    starts: list[Student], teachers: list[Client], cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[list[Student], list[Tensor]]:
     """The ensemble of all teachers into each student.
 
-    Args:
-        starts: A student for each group, the mean of its models.
-        teachers: The clients' models of each group, stacked.
-        groups: The clients by their networks.
-        cohort: All clients of the round.
-        fed: The federation.
-        config: The method's.
-
-    Returns:
-        The students, and the mean loss of each over its steps.
+    `starts` has a student for each network of the cohort, `teachers` the clients' models of each network, stacked.
+    Returned are the students and the mean loss of each over its steps.
     """
     students = [Client(*tree_map(lambda leaf: leaf[None], start), optimizer={}) for start in starts]  # stacks of one
-    alone = [group._replace(client_ids=group.client_ids[:1]) for group in groups]
-    losses = [make_distillation_loss(group.network) for group in groups]
+    alone = [group._replace(client_ids=group.client_ids[:1]) for group in fed.groups(cohort)]
+    losses = [fedmd.make_public_loss(group.network, "distillation", divergence) for group in alone]
     steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
-    total = [cohort.weights.new_zeros(()) for _ in groups]
-    length = config.distillation_epochs * -(-len(fed.public_images) // fed.config.public_batch_size)
-    batches = (b for epoch in range(config.distillation_epochs) for b in fed.public_batches(cohort.round, epoch))
-    for number, batch in enumerate(batches):
-        rate = cosine_annealing(config.distillation_lr, number, length)
-        batch = batch._replace(lr=torch.full_like(batch.lr, rate))
-        target = all_logits(teachers, groups, cohort, fed, batch.x, train=False).mean(0)
-        for g, (student, place, step) in enumerate(zip(students, alone, steps, strict=True)):
-            students[g], aux = fed.step(student, place, step, batch, target)
-            total[g] = total[g] + aux.terms["distillation"][0] / length
+    total = [cohort.weights.new_zeros(()) for _ in alone]
+    length, number = config.distillation_epochs * len(fed.public_batch_sizes), 0
+    for epoch in range(config.distillation_epochs):
+        for batch in fed.public_batches(cohort.round, epoch):
+            rate = cosine_annealing(config.distillation_lr, number, length)
+            batch, number = batch._replace(lr=torch.full_like(batch.lr, rate)), number + 1
+            target = fedmd.all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
+            for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
+                students[g], aux = fed.step(student, group, step, batch, target)
+                total[g] = total[g] + aux.terms["distillation"][0] / length
     return [Student(*tree_map(lambda leaf: leaf[0], (one.params, one.buffers))) for one in students], total
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model of each architecture."""
     students = tuple(Student(*fed.initial_model(network)) for network in fed.networks)
     return ServerState(students, torch.as_tensor(fed.architecture))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1 (and 3, for several architectures), one round."""
     groups, students, models, found = fed.groups(cohort), list(state.students), [], []
     kinds = [fed.networks.index(group.network) for group in groups]
@@ -152,7 +124,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
         models.append(clients)
         found.append(terms)
     starts = [students[kind] for kind in kinds]
-    distilled, losses = distil(starts, models, groups, cohort, fed, config)
+    distilled, losses = distil(starts, models, cohort, fed, config)
     for kind, student, terms, group, loss in zip(kinds, distilled, found, groups, losses, strict=True):
         students[kind] = student
         terms["distillation"] = loss.expand(len(group.client_ids))
@@ -162,17 +134,14 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="feddf",
     title="FedDF: the averaged model learns from the ensemble of the clients' models",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # without distillation it is FedAvg, with a model for each client: see its tests
     state_types=(ServerState, Student),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fccl:digits-4",
     personal=lambda state: {client: state.students[kind] for client, kind in enumerate(state.architecture.tolist())},
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 
 # What FCCL+ compares with
@@ -191,13 +160,6 @@ class ClientConfig:
     )
 
 
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
-
-
 class Clients(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
@@ -205,47 +167,37 @@ class Clients(NamedTuple):
 
 
 def distil_into_clients(
-    models: list[Client], groups: list, cohort, fed, config: ClientConfig
-) -> tuple[list[Client], dict[str, Tensor]]:
+    models: list[Client], cohort: Cohort, fed: Federation, config: ClientConfig
+) -> tuple[list[Client], Terms]:
     """The ensemble into each of its members; returns the models and the mean loss of each client, `[K]`."""
-    losses, found = [make_distillation_loss(group.network) for group in groups], []
-    steps = [
-        fed.optimizer_step(loss, optimizer="sgd", lr=config.distillation_lr, momentum=0.0, key="public")
-        for loss in losses
-    ]
-    for epoch in range(config.distillation_epochs):
-        for batch in fed.public_batches(cohort.round, epoch):
-            logits = fed.upload(all_logits(models, groups, cohort, fed, batch.x, train=True))
-            target = fed.download(logits.mean(0), cohort)
-            stepped = [fed.step(m, g, s, batch, target) for m, g, s in zip(models, groups, steps, strict=True)]
-            models = [model for model, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found) if found else {}
+    how = {"optimizer": "sgd", "lr": config.distillation_lr, "momentum": 0.0, "key": "public"}
+    losses = [fedmd.make_public_loss(group.network, "distillation", divergence) for group in fed.groups(cohort)]
+    steps = [fed.optimizer_step(loss, **how) for loss in losses]
+
+    def exchange(models: list[Client], batch: Batch) -> Tensor:
+        return fedmd.exchange_logits(models, cohort, fed, batch.x)
+
+    return fedmd.learn_from_public(models, steps, exchange, cohort, fed, range(config.distillation_epochs))
 
 
-def init_clients(fed, config: ClientConfig) -> Clients:
+def init_clients(fed: Federation, config: ClientConfig) -> Clients:
     """Nobody has trained yet."""
     if config.average_parameters:
-        refuse_mixed_average(fed)
+        fedmd.refuse_mixed_average(fed)
     return Clients({})
 
 
-def run_client_round(state: Clients, cohort, fed, config: ClientConfig) -> tuple[Clients, dict[str, Tensor]]:
+def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: ClientConfig) -> tuple[Clients, Terms]:
     """One round of FCCL+'s comparison."""
-    states, groups, found = state.clients, fed.groups(cohort), []
-    own = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
-    models = [Client(model.params, model.buffers, optimizer={}) for model in own]
-    models, terms = distil_into_clients(models, groups, cohort, fed, config)
+    models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
+    models, terms = distil_into_clients(models, cohort, fed, config)
     if config.average_parameters:
-        models = [averaged(models[0], cohort, fed)]
-    for model, group in zip(models, groups, strict=True):
-        model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network))
-        states = fed.remember(states, group, ClientState(model.params, model.buffers))
-        found.append(group_terms)
-    return Clients(states), {**terms, **fed.in_order(cohort, groups, found)}
+        models = [fedmd.averaged(models[0], cohort, fed)]
+    states, trained = train_own_models(models, state.clients, cohort, fed)
+    return Clients(states), {**terms, **trained}
 
 
-def client_costs(state: Clients, cohort, fed, config: ClientConfig) -> tuple[int, int]:
+def client_costs(state: Clients, cohort: Cohort, fed: Federation, config: ClientConfig) -> tuple[int, int]:
     """Logits of the public images both ways, in every pass; and the model where it is averaged."""
     logits = config.distillation_epochs * len(fed.public_images) * fed.num_classes
     total = len(cohort.client_ids) * (logits + config.average_parameters * fed.sizes.parameters)
@@ -255,17 +207,14 @@ def client_costs(state: Clients, cohort, fed, config: ClientConfig) -> tuple[int
 CLIENT_FORM = Method(
     name="feddf-client",
     title="FedDF in the clients: each learns from the mean logits on public images",
-    config=ClientConfig,
-    init=init_clients,
-    run_round=run_client_round,
+    config=ClientConfig, init=init_clients, run_round=run_client_round,
     reduces_to=("local", {"distillation_epochs": 0, "average_parameters": False}),
     state_types=(Clients, ClientState),
     variants={"averaged": {"average_parameters": True}},
     costs=client_costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip
 
 METHODS = (CLIENT_FORM,)

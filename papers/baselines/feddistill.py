@@ -38,6 +38,7 @@ Run it
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean
-from fedcli.papers.baselines.fedproto_general import aggregate_prototypes
+from fedcli.core import Aux, LocalLoss, Network, Step, cross_entropy, masked_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto import train_and_gather
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, gathering, no_vectors
+from fedcli.papers.baselines.local import ClientState
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,9 @@ class Config:
         "probabilities", "Output of a model that is averaged", source="Algorithm 1", choices=("probabilities", "logits")
     )
     distance: str = option(
-        "cross-entropy",
-        "Distance between a client's output and the teacher's",
-        source="Algorithm 1",
+        "cross-entropy", "Distance between a client's output and the teacher's", source="Algorithm 1",
         choices=("cross-entropy", "squared"),
-    )
+    )  # fmt: skip
 
 
 class Context(NamedTuple):
@@ -72,20 +74,6 @@ class Context(NamedTuple):
 
     teacher: Tensor  # [C, C]
     has_teacher: Tensor  # [C], bool
-
-
-class Gathered(NamedTuple):
-    """What a client gathers while it trains: its outputs, by class."""
-
-    sums: Tensor  # [C, C]
-    counts: Tensor  # [C], int64
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -97,15 +85,10 @@ class ServerState(NamedTuple):
 
 
 def distillation(
-    logits: Tensor,
-    labels: Tensor,
-    teacher: Tensor,
-    has_teacher: Tensor,
-    averaged: str = "probabilities",
-    distance: str = "cross-entropy",
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Mean distance between the outputs and the teacher of their classes.
+    logits: Tensor, labels: Tensor, teacher: Tensor, has_teacher: Tensor, averaged: str = "probabilities",
+    distance: str = "cross-entropy", mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Mean distance between the outputs and the teacher of their classes; a scalar.
 
     Args:
         logits: `[B, C]`.
@@ -115,9 +98,6 @@ def distillation(
         averaged: "probabilities" or "logits".
         distance: "cross-entropy", in nats, or "squared".
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
     """
     target = teacher[labels]  # [B, C]
     if distance == "squared":
@@ -144,49 +124,28 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def gathering(step: Step, averaged: str) -> Step:
-    """The step, which also adds the outputs for its batch to what the client has gathered."""
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)
-        outputs = aux.outputs if averaged == "logits" else aux.outputs.softmax(-1)
-        sums, counts = class_sums(outputs, batch.y, outputs.shape[-1], batch.mask)
-        return client._replace(memory=Gathered(client.memory.sums + sums, client.memory.counts + counts)), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, and no class has a teacher."""
-    teacher = torch.zeros(fed.num_classes, fed.num_classes, dtype=fed.dtype, device=fed.device)
-    return ServerState(teacher, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
+    return ServerState(*no_vectors(fed, fed.num_classes), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
+    output = partial(torch.softmax, dim=-1) if config.averaged == "probabilities" else None
+
+    def make_step(network: Network) -> Step:
+        return gathering(fed.optimizer_step(make_local_loss(network, config)), fed.num_classes, output=output)
+
     context = Context(fed.download(state.teacher, cohort), state.has_teacher)
-    states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
-    for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        sums = state.teacher.new_zeros(len(group.client_ids), *state.teacher.shape)
-        memory = Gathered(sums, torch.zeros_like(sums[..., 0], dtype=torch.int64))
-        step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), config.averaged)
-        clients, group_terms = fed.train(Client(own.params, own.buffers, {}, memory), group, step, context)
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
-        gathered.append(clients.memory)
-        terms.append(group_terms)
-    sums, counts = fed.in_order(cohort, groups, gathered)
-    class_means = fed.upload(sums / counts.clamp(min=1)[..., None], counts > 0)
+    states, class_means, counts, terms = train_and_gather(state.clients, context, make_step, cohort, fed)
     teacher = aggregate_prototypes(class_means, counts, state.teacher)  # each client that has the class counts once
-    return ServerState(teacher, (counts > 0).any(0), states), fed.in_order(cohort, groups, terms)
+    return ServerState(teacher, (counts > 0).any(0), states), terms
 
 
 METHOD = Method(
     name="feddistill",
     title="FedDistill: own models that share their mean output for each class",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"distillation_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"logits": {"averaged": "logits"}, "squared": {"distance": "squared"}},
@@ -195,4 +154,4 @@ METHOD = Method(
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes**2,  # the teacher and the gathered outputs
     personal=lambda state: state.clients,
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -34,9 +34,6 @@ Readings and deviations
        into the weight decay, behind the clipping; here the quadratic term is clipped with the rest. Without it accuracy
        collapses in the last rounds on the built-in digits.
 
-Known from the authors' code only
-    Readings 1, 2 and 9.
-
 Run it
     fedcli run feddyn --dataset digits
 """
@@ -49,6 +46,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,9 @@ class Config:
         0.01, "Weight of the dynamic regularizer", symbol="α", source="Algorithm 1", low=0, tune=(0.001, 0.01, 0.1)
     )
     clip_norm: float = option(
-        10.0,
-        "Norm to which longer gradients are shortened in a local step",
-        source="authors' code",
-        low=0,
-        off=0,
+        10.0, "Norm to which longer gradients are shortened in a local step", source="authors' code", low=0, off=0,
         before=0.0,
-    )
+    )  # fmt: skip
     form: str = option(
         "original",
         "The paper's, or without server state and quadratic term as in FedFA's code",
@@ -100,15 +94,12 @@ class ServerState(NamedTuple):
 
 
 def linear_regularizer(params: Params, h_i: Params, alpha: Tensor) -> Tensor:
-    """alpha <w, h_i>, which is -<g_i, w>.
+    """alpha <w, h_i>, which is -<g_i, w>; a scalar.
 
     Args:
         params: w, of one client.
         h_i: As params.
         alpha: Scalar, the client's.
-
-    Returns:
-        Scalar.
     """
     return alpha * sum((value * h_i[name]).sum() for name, value in params.items())
 
@@ -116,14 +107,7 @@ def linear_regularizer(params: Params, h_i: Params, alpha: Tensor) -> Tensor:
 def dynamic_regularizer(params: Params, global_params: Params, h_i: Params, alpha: Tensor) -> Tensor:
     """What is added to the local objective: alpha <w, h_i> + alpha / 2 |w - w_g|^2.
 
-    Args:
-        params: w, of one client.
-        global_params: w_g.
-        h_i: As params.
-        alpha: Scalar, the client's.
-
-    Returns:
-        Scalar.
+    Arguments as of `linear_regularizer`, and `global_params` w_g; a scalar.
     """
     squares = sum((value - global_params[name]).square().sum() for name, value in params.items())
     return linear_regularizer(params, h_i, alpha) + alpha / 2 * squares
@@ -152,16 +136,13 @@ def update_dual(h_i: Params, global_params: Params, local_params: Params) -> Par
 
 
 def update_server(params: Params, h: Params, local_params: Params, num_clients: int) -> tuple[Params, Params]:
-    """h + (1 / N) sum over the cohort of w_i - w_g, then mean of w_i over the cohort + h.
+    """h + (1 / N) sum over the cohort of w_i - w_g, then mean of w_i over the cohort + h; the new w_g and h.
 
     Args:
         params: w_g.
         h: Mean of h_i over all clients.
         local_params: w_i, `[K, ...]`.
         num_clients: Size of the population, N.
-
-    Returns:
-        The new w_g and h.
     """
     h = tree_map(lambda dual, start, end: dual + (end - start).sum(0) / num_clients, h, params, local_params)
     return tree_map(lambda end, dual: end.mean(0) + dual, local_params, h), h
@@ -182,13 +163,15 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; h is zero, as every h_i."""
     params, buffers = fed.initial_model()
     return ServerState(params, buffers, tree_map(torch.zeros_like, params), {})
 
 
-def train_locally(state: ServerState, h_i: Params, cohort, fed, config: Config) -> tuple[Client, dict[str, Tensor]]:
+def train_locally(
+    state: ServerState, h_i: Params, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[Client, Terms]:
     """The cohort's clients, each at the minimum (in so many steps) of its regularized objective; and their terms."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     num_examples = torch.as_tensor(cohort.num_examples, dtype=fed.dtype, device=fed.device)
@@ -198,7 +181,7 @@ def train_locally(state: ServerState, h_i: Params, cohort, fed, config: Config) 
     return fed.train(clients, cohort, step, context, CONTEXT_AXES)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     if config.form == "simplified":
         return run_simplified_round(state, cohort, fed, config)
@@ -211,7 +194,9 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, h, kept), terms
 
 
-def run_simplified_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_simplified_round(
+    state: ServerState, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[ServerState, Terms]:
     """Reading 8: the last local model in place of the sum of gradients, and FedAvg's server."""
     last = fed.recall(state.clients, cohort, ClientState(state.params)).dual
     clients, terms = train_locally(state, tree_map(torch.sub, last, state.params), cohort, fed, config)
@@ -223,13 +208,11 @@ def run_simplified_round(state: ServerState, cohort, fed, config: Config) -> tup
 METHOD = Method(
     name="feddyn",
     title="FedDyn: dynamic regularization",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # alpha = 0 still adds h
     state_types=(ServerState, ClientState),
     variants={"simplified": {"form": "simplified", "alpha": 0.1}},
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III
-)
+)  # fmt: skip

@@ -27,9 +27,8 @@ Readings and deviations
        the label as one of C. Clients run it in evaluation mode, as in the authors' code.
     4. What the clients receive is the trained generator. In HtFLlib, on which FedSA's code is built, the trained one is
        not stored: clients learn random features of an untrained one, in training mode and from the first round on, with
-       labels from the class counts of all clients. That is `--form code`, which FedSA's protocols have. As nothing
-       comes of its training, the server has none here. Counts are of whole training parts, there without the last
-       batch where it is dropped.
+       labels from the class counts of all clients. That is `--form code`, which FedSA's protocols have; the server does
+       not train then. Counts are of whole training parts, there without a dropped last batch.
     5. The noise is normal, as in the paper; the authors' code and HtFLlib, and so the code's form, draw it uniformly
        from [0, 1).
     6. In the first round the generator is untrained and clients train without it, as in the authors' code.
@@ -43,6 +42,7 @@ Run it
     fedcli run fedgen --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -52,8 +52,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, generator, tree_map, weighted_mean
-from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, without_head
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, with_mean_head, without_head
 
 NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
 
@@ -73,11 +74,9 @@ class Config:
         only_with={"form": ("paper",)},
     )  # fmt: skip
     form: str = option(
-        "paper",
-        "The paper's method, or that of HtFLlib, whose generator is never trained",
-        choices=("paper", "code"),
+        "paper", "The paper's method, or that of HtFLlib, whose generator is never trained", choices=("paper", "code"),
         before="paper",
-    )
+    )  # fmt: skip
 
 
 class Generator(NamedTuple):
@@ -123,7 +122,7 @@ def initial_generator(num_classes: int, dim: int, draw: np.random.Generator) -> 
 
 
 def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num_classes: int, train: bool) -> Tensor:
-    """G(epsilon, y): features for some labels.
+    """G(epsilon, y): features for some labels; `[B, D]`.
 
     Args:
         params: Of the generator.
@@ -132,9 +131,6 @@ def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num
         labels: `[B]`.
         num_classes: C.
         train: Whether batch normalisation uses the batch's statistics.
-
-    Returns:
-        `[B, D]`.
     """
     one_hot = (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(noise)
     hidden = F.linear(torch.cat([noise, one_hot], 1), params["hidden.weight"], params["hidden.bias"])
@@ -211,21 +207,14 @@ def sampling(step: Step) -> Step:
     return Step(update, step.init_optimizer)
 
 
-def client_samples(class_counts: Tensor, cohort, fed, code: bool = False) -> Samples:
+def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, code: bool = False) -> Samples:
     """Every client's draws for the round, `[K, steps, ...]`: enough for the client with the most steps."""
-    size = max(fed.config.batch_size, 2 if code else 1)  # batch normalisation in training mode needs two
-    steps = fed.config.local_epochs * -(-max(map(len, fed.training)) // size)
-    draws = [generator(fed.config.seed, cohort.round, client, "generated") for client in cohort.client_ids]
+    size = max(fed.batch_size, 2 if code else 1)  # batch normalisation in training mode needs two
+    steps = fed.local_epochs * -(-max(map(len, fed.training)) // size)
+    draws = [fed.generator(cohort.round, client, "generated") for client in cohort.client_ids]
     samples = [draw_samples(class_counts, steps, size, draw, code) for draw in draws]
     noise, labels = (torch.stack(parts).to(fed.device) for parts in zip(*samples, strict=True))
     return Samples(noise.to(fed.dtype), labels)
-
-
-def server_samples(class_counts: Tensor, cohort, fed, config: Config) -> Samples:
-    """The server's draws for a round; two at least in a minibatch, which batch normalisation needs."""
-    draw = generator(fed.config.seed, cohort.round, "generator")
-    noise, labels = draw_samples(class_counts, config.generator_steps, max(fed.config.batch_size, 2), draw)
-    return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
 
 
 def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
@@ -234,13 +223,9 @@ def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
     return torch.where(total.sum() > 0, total, previous)
 
 
-def init(fed, config: Config) -> ServerState:
-    """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet.
-
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
-    first = initial_generator(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "generator"))
+def init(fed: Federation, config: Config) -> ServerState:
+    """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet."""
+    first = initial_generator(fed.num_classes, fed.feature_dim, fed.generator("generator"))
     params, _ = fed.initial_model(fed.networks[0])
     class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
     if config.form == "code":  # Reading 4
@@ -249,9 +234,11 @@ def init(fed, config: Config) -> ServerState:
     return ServerState({name: params[name] for name in HEAD}, on_device, class_counts, {})
 
 
-def train_clients(state: ServerState, head: Params, cohort, fed, config: Config) -> tuple[dict, Params, dict]:
+def train_clients(
+    state: ServerState, head: Params, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[Mapping[int, ClientState], Params, Terms]:
     """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
-    states, results, groups = state.clients, [], fed.groups(cohort)
+    states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
         size = len(group.client_ids)
         params, buffers = fed.initial_model(group.network)
@@ -259,17 +246,16 @@ def train_clients(state: ServerState, head: Params, cohort, fed, config: Config)
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
         clients = Client({**own.params, **copies}, own.buffers, {}, memory=state.class_counts.new_zeros(size))
         step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
-        samples = client_samples(state.class_counts, group, fed, config.form == "code")
-        context = Context(state.generator, samples)
-        clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
+        context = Context(state.generator, client_samples(state.class_counts, group, fed, config.form == "code"))
+        clients, group_terms = fed.train(clients, group, step, context, CONTEXT_AXES)
         kept = ClientState(without_head(clients.params, head), clients.buffers)
         states = fed.remember(states, group, kept)
-        results.append(({name: clients.params[name] for name in HEAD}, terms))
-    heads, terms = zip(*results, strict=True)
+        heads.append({name: clients.params[name] for name in HEAD})
+        terms.append(group_terms)
     return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
     code, head = config.form == "code", fed.download(state.head, cohort)
     local = config if cohort.round or code else replace(config, generator_weight=0.0)  # Reading 6
@@ -283,12 +269,14 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
     trained = state.generator
     if config.generator_weight:
-        samples = server_samples(class_counts, cohort, fed, config)
+        draw, size = fed.generator(cohort.round, "generator"), max(fed.batch_size, 2)  # batch normalisation needs two
+        noise, labels = draw_samples(class_counts, config.generator_steps, size, draw)
+        samples = Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
         trained = train_generator(state.generator, head, samples, config.generator_lr)
     return ServerState(head, trained, class_counts, states), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The head both ways, and the generator down wherever it is used."""
     size, head = len(cohort.client_ids), fed.num_classes * (fed.feature_dim + 1)
     used = config.generator_weight and (cohort.round or config.form == "code")
@@ -299,20 +287,16 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="fedgen",
     title="FedGen: own extractors under one averaged head that also learns generated features",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("lg-fedavg", {"generator_weight": 0.0}),
     state_types=(ServerState, ClientState, Generator),
     variants={"code": {"form": "code"}},
     costs=costs,
     default_protocol="fedsa:cifar10-silo",
     # The model and the generator.
-    client_memory=lambda sizes: (
-        sizes.parameters + HIDDEN * (NOISE + sizes.num_classes + 3) + sizes.feature_dim * (HIDDEN + 1)
+    client_memory=lambda sizes: sum(
+        (sizes.parameters, HIDDEN * (NOISE + sizes.num_classes + 3), sizes.feature_dim * (HIDDEN + 1))
     ),
-    personal=lambda state: {
-        client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()
-    },
+    personal=with_mean_head,
     mixed_networks=True,
-)
+)  # fmt: skip

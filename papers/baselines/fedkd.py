@@ -55,6 +55,7 @@ Run it
     fedcli run fedkd --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,18 +64,8 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import (
-    Aux,
-    Client,
-    LocalLoss,
-    Network,
-    Params,
-    cross_entropy,
-    generator,
-    masked_mean,
-    tree_map,
-    weighted_mean,
-)
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
 
 LEAST = 0.01  # the divisor's least value
@@ -94,11 +85,9 @@ class Config:
         0.98, "Share that is kept at the end; 1 for both sends everything", symbol="T_end", low=0, high=1, open_low=True
     )
     form: str = option(
-        "paper",
-        "The paper's objective and exchange, or those of HtFLlib, where the mentee itself is truncated",
-        choices=("paper", "code"),
-        before="paper",
-    )
+        "paper", "The paper's objective and exchange, or those of HtFLlib, where the mentee itself is truncated",
+        choices=("paper", "code"), before="paper",
+    )  # fmt: skip
 
 
 class ClientState(NamedTuple):
@@ -163,58 +152,54 @@ def restore(sent: Factors | Tensor, like: Tensor) -> Tensor:
 
 
 def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
-    """The sum of the two networks' objectives: either depends on the parameters of its own network, and on W."""
-    if config.form == "code":
-        return make_code_loss(mentor, mentee, config)
+    """The sum of the two networks' objectives.
+
+    In the paper's form either depends on the parameters of its own network, and on W (Readings 7 and 8); in the code's
+    on all of them (Readings 9 and 11).
+    """
+    code = config.form == "code"
+
+    def gate(params: Params) -> Params:
+        return clipped(params) if code else params
+
+    def constant(value: Tensor) -> Tensor:
+        return value if code else value.detach()
 
     def local_loss(params, buffers, batch, context):
-        own = mentor(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-        shared = mentee(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
-        task, shared_task = (cross_entropy(logits, batch.y, batch.mask) for logits in (own.logits, shared.logits))
-        projected = shared.features @ params["projection"].T
-        hidden = masked_mean((own.features - projected).square().mean(-1), batch.mask)
+        own = mentor(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
+        shared = mentee(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
+        (projection,) = gate({"": params["projection"]}).values()
+        task = cross_entropy(own.logits, batch.y, batch.mask)
+        shared_task = cross_entropy(shared.logits, batch.y, batch.mask)
+        hidden = masked_mean((own.features - shared.features @ projection.T).square().mean(-1), batch.mask)
+        classes = own.logits.shape[-1] if code else 1
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(own.logits, shared.logits.detach(), batch.mask),  # Readings 7 and 8
+            "divergence": divergence(own.logits, constant(shared.logits), batch.mask) / classes,
             "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, own.logits.detach(), batch.mask),
+            "shared_divergence": divergence(shared.logits, constant(own.logits), batch.mask) / classes,
             "hidden": hidden,
         }
-        learned = terms["divergence"] + terms["shared_divergence"] + hidden
-        divisor = (task + shared_task).detach().clamp(min=LEAST)  # Reading 7
+        learned = terms["divergence"] + terms["shared_divergence"] + (2 if code else 1) * hidden
+        divisor = constant(task + shared_task).clamp(min=torch.finfo(task.dtype).eps if code else LEAST)
         loss = task + shared_task + config.distillation_weight * learned / divisor
         return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
 
     return local_loss
 
 
-def initial_projection(mentor: Network, mentee: Network, fed) -> Tensor:
+def initial_projection(mentor: Network, mentee: Network, fed: Federation) -> Tensor:
     """W of a client that begins, from U(-1/sqrt(D), 1/sqrt(D)), D that of the mentee, as torch draws a layer."""
     bound = mentee.feature_dim**-0.5
     shape = mentor.feature_dim, mentee.feature_dim
-    drawn = generator(fed.config.seed, "projection").uniform(-bound, bound, shape)
+    drawn = fed.generator("projection").uniform(-bound, bound, shape)
     return torch.from_numpy(drawn).to(fed.device, fed.dtype)
 
 
-def send_mentee(state: ServerState, cohort, fed) -> None:
-    """Counts what clients are sent at the beginning: running statistics, and the mentee where they lack it."""
-    fed.broadcast({}, state.buffers, cohort)
-    behind = cohort._replace(client_ids=np.setdiff1d(cohort.client_ids, state.in_step.cpu()))
-    fed.broadcast(state.params, {}, behind)
+def exchange(trained: Params, state: ServerState, cohort: Cohort, fed: Federation, share: float) -> Params:
+    """The mentee after the clients have sent its changes in `trained` `[K, ...]`, and the server the mean of these.
 
-
-def exchange(trained: Params, state: ServerState, cohort, fed, share: float) -> Params:
-    """The clients send their changes of the mentee, and the server sends the mean; both truncated.
-
-    Args:
-        trained: The clients' mentees, `[K, ...]`.
-        state: Of the server, with the mentee they began with.
-        cohort: The clients.
-        fed: Counts what is sent.
-        share: T.
-
-    Returns:
-        The new mentee.
+    Both are truncated to a share T of their energy.
     """
     total = tree_map(torch.zeros_like, state.params)
     for k in range(len(cohort.client_ids)):
@@ -226,14 +211,16 @@ def exchange(trained: Params, state: ServerState, cohort, fed, share: float) -> 
     return {name: value + restore(sent[name], value) for name, value in state.params.items()}
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The first mentee, which everybody can make from the seed; nobody has trained yet."""
     return ServerState(*fed.initial_model(fed.networks[0]), torch.arange(fed.num_clients), {})
 
 
-def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict, tuple[Params, Params], dict]:
+def train_clients(
+    state: ServerState, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[Mapping[int, ClientState], tuple[Params, Params], Terms]:
     """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
-    states, results, groups, mentee = state.clients, [], fed.groups(cohort), fed.networks[0]
+    states, mentees, terms, groups, mentee = state.clients, [], [], fed.groups(cohort), fed.networks[0]
     for group in groups:  # clients with the same mentor
         size = len(group.client_ids)
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers))
@@ -241,55 +228,12 @@ def train_clients(state: ServerState, cohort, fed, config: Config) -> tuple[dict
         own = fed.recall(states, group, first)
         params = {**joined(own.params, copies[0]), "projection": own.projection}
         both = Client(params, joined(own.buffers, copies[1]), optimizer={})
-        both, terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
+        both, group_terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
         kept = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
         states = fed.remember(states, group, kept)
-        results.append(((part(both.params, SHARED), part(both.buffers, SHARED)), terms))
-    shared, terms = zip(*results, strict=True)
-    return states, fed.in_order(cohort, groups, shared), fed.in_order(cohort, groups, terms)
-
-
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
-    """One round."""
-    if config.form == "code":
-        return run_code_round(state, cohort, fed, config)
-    send_mentee(state, cohort, fed)  # Reading 2
-    states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
-    share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)  # Reading 5
-    params = exchange(trained, state, cohort, fed, share)
-    return next_state(params, buffers, cohort, fed, states), terms
-
-
-def next_state(params: Params, buffers: Params, cohort, fed, states: dict[int, ClientState]) -> ServerState:
-    """The state after a round, with the mean of the clients' running statistics `[K, ...]`, which are sent as well."""
-    _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
-    buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
-    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states)
-
-
-def make_code_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
-    """The sum of the two objectives in HtFLlib, which both networks and W follow. Reading 9."""
-
-    def local_loss(params, buffers, batch, context):
-        own = mentor(clipped(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
-        shared = mentee(clipped(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
-        (projection,) = clipped({"": params["projection"]}).values()
-        task, shared_task = (cross_entropy(logits, batch.y, batch.mask) for logits in (own.logits, shared.logits))
-        hidden = masked_mean((own.features - shared.features @ projection.T).square().mean(-1), batch.mask)
-        classes = own.logits.shape[-1]
-        terms = {
-            "cross_entropy": task,
-            "divergence": divergence(own.logits, shared.logits, batch.mask) / classes,
-            "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, own.logits, batch.mask) / classes,
-            "hidden": hidden,
-        }
-        learned = terms["divergence"] + terms["shared_divergence"] + 2 * hidden
-        divisor = (task + shared_task).clamp(min=torch.finfo(task.dtype).eps)  # Reading 11
-        loss = task + shared_task + config.distillation_weight * learned / divisor
-        return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
-
-    return local_loss
+        mentees.append((part(both.params, SHARED), part(both.buffers, SHARED)))
+        terms.append(group_terms)
+    return states, fed.in_order(cohort, groups, mentees), fed.in_order(cohort, groups, terms)
 
 
 def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
@@ -313,30 +257,37 @@ def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
     return Factors(u[..., :rank], s[..., :rank], v[..., :rank, :])
 
 
-def exchange_mentees(trained: Params, cohort, fed, share: float) -> Params:
+def exchange_mentees(trained: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The mean of the clients' truncated mentees `[K, ...]`, which is sent truncated as well. Reading 10."""
-    left = []
+    total = {name: torch.zeros_like(value[0]) for name, value in trained.items()}
     for k in range(len(cohort.client_ids)):
         sent = fed.upload({name: code_factors(value[k], share) for name, value in trained.items()})
-        left.append({name: restore(sent[name], value[k]) for name, value in trained.items()})
-    mean = {name: sum(params[name] for params in left) / len(left) for name in trained}
+        total = {name: value + restore(sent[name], value) for name, value in total.items()}
+    mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
     sent = fed.download({name: code_factors(value, share) for name, value in mean.items()}, cohort)
     return {name: restore(sent[name], value) for name, value in mean.items()}
 
 
-def run_code_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
-    """One round of the code's form."""
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """One round."""
+    code = config.form == "code"
+    if not code:  # the running statistics, and the mentee to those that lack it (Reading 2)
+        behind = np.setdiff1d(cohort.client_ids, state.in_step.cpu())
+        fed.broadcast({}, state.buffers, cohort)
+        fed.broadcast(state.params, {}, cohort._replace(client_ids=behind))
     states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
-    share = energy_share(config.energy_start, config.energy_end, cohort.round - 1, fed.num_rounds)  # Reading 10
-    return next_state(exchange_mentees(trained, cohort, fed, share), buffers, cohort, fed, states), terms
+    number = cohort.round - 1 if code else cohort.round  # Readings 10 and 5
+    share = energy_share(config.energy_start, config.energy_end, number, fed.num_rounds)
+    params = exchange_mentees(trained, cohort, fed, share) if code else exchange(trained, state, cohort, fed, share)
+    _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
+    buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
+    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
 
 
 METHOD = Method(
     name="fedkd",
     title="FedKD: private mentors and a shared mentee, whose updates are sent as singular factors",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"distillation_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"code": {"form": "code"}},
@@ -345,4 +296,4 @@ METHOD = Method(
     client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,
     personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
     mixed_networks=True,
-)
+)  # fmt: skip

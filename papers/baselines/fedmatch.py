@@ -39,7 +39,6 @@ Run it
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,9 +46,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, masked_mean, select, tree_map
-from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.feddf import all_logits
+from fedcli.core import Aux, Batch, Client, LocalLoss, Network, masked_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedmd import all_logits, learn_from_public
+from fedcli.papers.baselines.local import ClientState, ServerState, init, own_models, train_own_models
 
 
 @dataclass(frozen=True)
@@ -63,29 +63,13 @@ class Config:
     public_epochs: int = option(1, "Passes over the public images in a round", low=0, off=0)
 
 
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
-
-
-class ServerState(NamedTuple):
-    """The state of the simulation; the server itself keeps nothing."""
-
-    clients: dict[int, ClientState]  # of those that have taken part
-
-
 def find_helpers(predictions: Tensor, client_ids: np.ndarray, count: int) -> Tensor:
-    """The clients whose predictions are nearest to each client's, nearest first; ties to the lower id.
+    """Places `[K, min(H, K - 1)]` of those whose predictions are nearest to each client's; ties to the lower id.
 
     Args:
         predictions: `[K, B, C]`.
         client_ids: `[K]`.
         count: H; fewer where there are fewer others.
-
-    Returns:
-        Places in the cohort, `[K, min(H, K - 1)]`.
     """
     by_id = torch.as_tensor(np.argsort(client_ids), device=predictions.device)
     rows = predictions[by_id].flatten(1)
@@ -137,46 +121,29 @@ def make_consistency_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def agree(models: list[Client], groups: list, cohort, fed, config: Config) -> tuple[list[Client], dict[str, Tensor]]:
+def agree(models: list[Client], cohort: Cohort, fed: Federation, config: Config) -> tuple[list[Client], Terms]:
     """The public phase; returns the models and the mean of each client's terms, `[K]`."""
-    places = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
-    losses, found = [make_consistency_loss(group.network, config) for group in groups], []
+    losses = [make_consistency_loss(group.network, config) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]
-    for epoch in range(config.public_epochs):
-        for batch in fed.public_batches(cohort.round, epoch):
-            logits = fed.upload(all_logits(models, groups, cohort, fed, batch.x, train=True))
-            predictions = logits.softmax(-1)
-            helpers = find_helpers(predictions, cohort.client_ids, config.helpers)
-            given = fed.download_each(predictions[helpers])  # [K, H, B, C]
-            stepped = [
-                fed.step(model, group, step, batch, select(given, place), 0)
-                for model, group, step, place in zip(models, groups, steps, places, strict=True)
-            ]
-            models = [model for model, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
+
+    def exchange(models: list[Client], batch: Batch) -> Tensor:
+        predictions = fed.upload(all_logits(models, cohort, fed, batch.x)).softmax(-1)
+        helpers = find_helpers(predictions, cohort.client_ids, config.helpers)
+        return fed.download_each(predictions[helpers])  # [K, H, B, C]
+
+    return learn_from_public(models, steps, exchange, cohort, fed, range(config.public_epochs), axes=0)
 
 
-def init(fed, config: Config) -> ServerState:
-    """Nobody has trained yet."""
-    return ServerState({})
-
-
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: agreement on the public images, then local training."""
-    states, groups, terms, found = state.clients, fed.groups(cohort), {}, []
-    own = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
-    models = [Client(model.params, model.buffers, optimizer={}) for model in own]
+    models, terms = [own_models(state.clients, group, fed) for group in fed.groups(cohort)], {}
     if config.public_epochs and len(cohort.client_ids) > 1:
-        models, terms = agree(models, groups, cohort, fed, config)
-    for model, group in zip(models, groups, strict=True):
-        model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network))
-        states = fed.remember(states, group, ClientState(model.params, model.buffers))
-        found.append(group_terms)
-    return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
+        models, terms = agree(models, cohort, fed, config)
+    states, trained = train_own_models(models, state.clients, cohort, fed)
+    return ServerState(states), {**terms, **trained}
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """A client's predictions for the public images up, those of its helpers down."""
     size = len(cohort.client_ids)
     helpers = min(config.helpers, size - 1)
@@ -187,14 +154,11 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="fedmatch",
     title="FedMatch, adapted: its inter-client consistency alone, on public images",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"public_epochs": 0}),
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip

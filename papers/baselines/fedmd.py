@@ -34,16 +34,20 @@ Run it
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import cycle
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcli import Method, UserError, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Step, select, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import make_local_loss
+from fedcli.papers.baselines.local import ClientState, ServerState, own_models, train_own_models
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,9 @@ class Config:
         1, "Passes over the public images in a round, towards the mean scores", source="Algorithm 1", low=0, off=0
     )
     exchange: str = option(
-        "round",
-        "When scores are exchanged: once for all public images of a round, or at every batch",
-        source="Algorithm 1: round; code of FCCL+: batch",
-        choices=("round", "batch"),
-    )
+        "round", "When scores are exchanged: once for all public images of a round, or at every batch",
+        source="Algorithm 1: round; code of FCCL+: batch", choices=("round", "batch"),
+    )  # fmt: skip
     pretrain_epochs: int = option(
         0, "Epochs on its own data before a client's first round", source="Algorithm 1; code of FCCL: 40", low=0, off=0
     )
@@ -67,160 +69,151 @@ class Config:
     )
 
 
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
-
-
-class ServerState(NamedTuple):
-    """The state of the simulation; the server itself keeps nothing."""
-
-    clients: dict[int, ClientState]  # of those that have taken part
-
-
 def digest_loss(logits: Tensor, consensus: Tensor) -> Tensor:
     """Mean absolute difference of the scores `[B, C]` from the mean scores `[B, C]`; scalar."""
     return (logits - consensus).abs().mean()
 
 
-def make_digest_loss(network: Network) -> LocalLoss:
-    """The objective of the digest; its context is the consensus on the batch."""
+def make_public_loss(network: Network, term: str, distance: Callable[[Tensor, Any], Tensor]) -> LocalLoss:
+    """The objective on a public batch: a distance of its logits from the context, which enters the record as `term`."""
 
-    def local_loss(params, buffers, batch, consensus):
+    def local_loss(params, buffers, batch, target):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = digest_loss(logits, consensus)
-        return loss, Aux(buffers, {"digest": loss}, features)
+        loss = distance(logits, target)
+        return loss, Aux(buffers, {term: loss}, features)
 
     return local_loss
 
 
-def find_consensus(models: list[Client], groups: list, cohort, fed) -> list[Tensor]:
-    """The clients' mean scores on each public batch, `[B, C]` each: communicate, aggregate and distribute."""
-    consensus = []
-    for batch in fed.public_batches(cohort.round):
-        scores = [fed.forward(m, g, batch.x, train=False).logits for m, g in zip(models, groups, strict=True)]
-        logits = fed.upload(fed.in_order(cohort, groups, scores))  # [K, B, C]
-        consensus.append(fed.download(logits.mean(0), cohort))
-    return consensus
+def all_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Tensor, train: bool = True) -> Tensor:
+    """Logits `[K, B, C]` of every client for a public batch, in the cohort's order."""
+    groups = fed.groups(cohort)
+    outputs = [fed.forward(model, group, x, train).logits for model, group in zip(models, groups, strict=True)]
+    return fed.in_order(cohort, groups, outputs)
 
 
-def digest(
-    models: list[Client], consensus: list[Tensor], groups: list, cohort, fed, config: Config
-) -> tuple[list[Client], dict[str, Tensor]]:
-    """Every client trains towards the consensus; returns the models and the mean loss of each client, `[K]`."""
-    steps = [fed.optimizer_step(make_digest_loss(g.network), weight_decay=0.0, key="public") for g in groups]
-    found = []
-    for _ in range(config.digest_epochs):
-        for batch, target in zip(fed.public_batches(cohort.round), consensus, strict=True):
-            stepped = [fed.step(m, g, s, batch, target) for m, g, s in zip(models, groups, steps, strict=True)]
-            models = [client for client, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
+def exchange_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Tensor, train: bool = True) -> Tensor:
+    """The mean logits `[B, C]` of all clients for a public batch: communicate, aggregate and distribute."""
+    logits = fed.upload(all_logits(models, cohort, fed, x, train))
+    return fed.download(logits.mean(0), cohort)
 
 
-def digest_by_batch(
-    models: list[Client], groups: list, cohort, fed, config: Config
-) -> tuple[list[Client], dict[str, Tensor]]:
-    """The form of FCCL+'s comparison: for every public batch, scores, their mean, and a step (reading 3).
+def learn_from_public(
+    models: list[Client], steps: list[Step], exchange: Callable[[list[Client], Batch], Any], cohort: Cohort,
+    fed: Federation, epochs: Iterable[int], axes: int | None = None, keep_optimizer: bool = True,
+) -> tuple[list[Client], Terms]:  # fmt: skip
+    """Every client steps on each public batch, by what all have exchanged about it before.
+
+    Args:
+        models: The clients' models by network, stacked.
+        steps: A local step for each network.
+        exchange: From the models and a batch to the context of the steps; None leaves the batch out.
+        cohort: All clients.
+        fed: The federation.
+        epochs: Passes over the public images, each a number that keys its draws.
+        axes: None where all clients are given the same context, 0 where it is stacked in the cohort's order.
+        keep_optimizer: Whether an optimizer's state is carried on to the next batch.
 
     Returns:
-        The models, and the mean loss of each client, `[K]`.
+        The models, and each term's mean over the batches, `[K]`.
     """
-    steps = [fed.optimizer_step(make_digest_loss(g.network), weight_decay=0.0, key="public") for g in groups]
-    found = []
-    for epoch in range(config.digest_epochs):
+    groups, terms = fed.groups(cohort), []
+    rows = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
+    for epoch in epochs:
         for batch in fed.public_batches(cohort.round, epoch):
-            outputs = [fed.forward(m, g, batch.x) for m, g in zip(models, groups, strict=True)]
-            scores = fed.upload(fed.in_order(cohort, groups, [output.logits for output in outputs]))  # [K, B, C]
-            consensus = fed.download(scores.mean(0), cohort)
-            fresh = [model._replace(optimizer={}) for model in models]
-            stepped = [fed.step(m, g, s, batch, consensus) for m, g, s in zip(fresh, groups, steps, strict=True)]
-            models = [client for client, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
+            context = exchange(models, batch)
+            if context is None:
+                continue
+            models = models if keep_optimizer else [model._replace(optimizer={}) for model in models]
+            contexts = [context if axes is None else select(context, row) for row in rows]
+            parts = zip(models, groups, steps, contexts, strict=True)
+            stepped = [fed.step(model, group, step, batch, context, axes) for model, group, step, context in parts]
+            models = [model for model, _ in stepped]
+            terms.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
+    return models, tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
+
+
+def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config) -> tuple[list[Client], Terms]:
+    """Every client trains towards the mean scores; returns the models and the mean loss of each client, `[K]`."""
+    losses = [make_public_loss(group.network, "digest", digest_loss) for group in fed.groups(cohort)]
+    steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 4
+    if config.exchange == "batch":
+
+        def exchange(models: list[Client], batch: Batch) -> Tensor:
+            return exchange_logits(models, cohort, fed, batch.x)
+
+        return learn_from_public(
+            models, steps, exchange, cohort, fed, range(config.digest_epochs), keep_optimizer=False
+        )
+    batches = fed.public_batches(cohort.round)
+    consensus = cycle([exchange_logits(models, cohort, fed, batch.x, train=False) for batch in batches])
+    passes = [0] * config.digest_epochs  # of one order and one augmentation, Reading 3
+    return learn_from_public(models, steps, lambda models, batch: next(consensus), cohort, fed, passes)
+
+
+def cosine_annealing(lr: float, step: int, steps: int) -> float:
+    """The learning rate of a step, from `lr` down towards 0."""
+    return lr * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def train_newcomers(
-    states: dict[int, Any], cohort, fed, epochs: int, cosine: bool = False
-) -> Iterator[tuple[Any, Client]]:
-    """Clients that take part for the first time train on their own data, from the initial networks.
+    states: Mapping[int, Any], cohort: Cohort, fed: Federation, epochs: int, cosine: bool = False
+) -> Iterator[tuple[Cohort, Client]]:
+    """Clients without a state, of one network at a time, and their models after `epochs` on their own data.
 
-    Args:
-        states: By client id, of those that have taken part.
-        cohort: The clients of the round.
-        fed: The federation.
-        epochs: How many; the optimizer's state is carried on through them.
-        cosine: Let the rate fall to 0 along a cosine, without weight decay; else by the run's optimizer.
-
-    Yields:
-        Clients with one network, and their models.
+    With `cosine` the learning rate falls to 0 along a cosine, without weight decay; else it is the run's optimizer.
     """
     newcomers = [client for client in cohort.client_ids if int(client) not in states]
-    first = fed.config.local_epochs  # the epochs before have the draws of the round itself
+    first = fed.local_epochs  # the epochs before have the draws of the round itself
     for group in fed.groups(fed.cohort_of(cohort.round, newcomers)) if newcomers else []:
-        model = Client(*fed.recall({}, group, fed.initial_model(group.network)), optimizer={})
-        step = make_local_loss(group.network)
+        model, loss = own_models({}, group, fed), make_local_loss(group.network)
         if not cosine:
-            model, _ = fed.train(model, group, step, epochs=range(first, first + epochs))
+            model, _ = fed.train(model, group, loss, epochs=range(first, first + epochs))
         for epoch in range(epochs if cosine else 0):
-            rate = fed.lr(cohort.round) * (1 + math.cos(math.pi * epoch / epochs)) / 2
-            slower = fed.optimizer_step(step, lr=rate, weight_decay=0.0)
-            model, _ = fed.train(model, group, slower, epochs=range(first + epoch, first + epoch + 1))
+            rate = cosine_annealing(fed.lr(cohort.round), epoch, epochs)
+            step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
+            model, _ = fed.train(model, group, step, epochs=range(first + epoch, first + epoch + 1))
         yield group, model
 
 
-def averaged(clients: Client, cohort, fed) -> Client:
+def averaged(clients: Client, cohort: Cohort, fed: Federation) -> Client:
     """The clients with the plain mean of their parameters and buffers in the place of their own."""
     uniform = torch.ones(len(cohort.client_ids), device=fed.device)
     return fed.broadcast(*weighted_mean(fed.upload_model(clients), uniform), cohort)
 
 
-def refuse_mixed_average(fed) -> None:
-    """Refuses to average parameters of different networks.
-
-    Raises:
-        UserError: If the clients have different ones.
-    """
+def refuse_mixed_average(fed: Federation) -> None:
+    """Refuses to average parameters where clients have different networks."""
     if len(fed.networks) > 1:
         raise UserError(
-            f"--average-parameters needs one network for all clients (got --backbone {fed.config.backbone}); "
+            f"--average-parameters needs one network for all clients (got --backbone {','.join(fed.backbones)}); "
             "name one of them, or leave the option out."
         )
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet."""
     if config.average_parameters:
         refuse_mixed_average(fed)
     return ServerState({})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round of its loop."""
-    states, groups, terms, found = state.clients, fed.groups(cohort), {}, []
+    states, terms = state.clients, {}
     if config.pretrain_epochs:  # Reading 1
         for group, model in train_newcomers(states, cohort, fed, config.pretrain_epochs):
             states = fed.remember(states, group, ClientState(model.params, model.buffers))
-    own = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
-    models = [Client(model.params, model.buffers, optimizer={}) for model in own]
-    if config.digest_epochs and config.exchange == "batch":
-        models, terms = digest_by_batch(models, groups, cohort, fed, config)
-    elif config.digest_epochs:
-        consensus = find_consensus(models, groups, cohort, fed)  # Communicate, Aggregate, Distribute
-        models, terms = digest(models, consensus, groups, cohort, fed, config)  # Digest
-    if config.average_parameters:
+    models = [own_models(states, group, fed) for group in fed.groups(cohort)]
+    if config.digest_epochs:
+        models, terms = digest(models, cohort, fed, config)
+    if config.average_parameters:  # Reading 6
         models = [averaged(models[0], cohort, fed)]
-    for model, group in zip(models, groups, strict=True):  # Revisit
-        local_loss = make_local_loss(group.network)
-        trained, group_terms = fed.train(model._replace(optimizer={}), group, local_loss)
-        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
-        found.append(group_terms)
-    return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
+    states, revisited = train_own_models(models, states, cohort, fed)  # Revisit
+    return ServerState(states), {**terms, **revisited}
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """Scores of the public images both ways, once or in every pass; and the model where it is averaged."""
     passes = config.digest_epochs if config.exchange == "batch" else min(config.digest_epochs, 1)
     scores = passes * len(fed.public_images) * fed.num_classes
@@ -231,19 +224,15 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="fedmd",
     title="FedMD: mean class scores on public images",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"digest_epochs": 0, "average_parameters": False, "pretrain_epochs": 0}),
     state_types=(ServerState, ClientState),
     variants={
-        "by batch": {"exchange": "batch"},
-        "averaged": {"average_parameters": True},
+        "by batch": {"exchange": "batch"}, "averaged": {"average_parameters": True},
         "networks trained before": {"pretrain_epochs": 1},
     },
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: state.clients,
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip

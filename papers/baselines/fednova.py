@@ -44,26 +44,19 @@ Run it
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedcli import Method
-from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
-from fedcli.papers.baselines import fedavg
+from fedcli.core import Client, Params, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedavg import ServerState, init, local_context, make_local_loss  # noqa: F401
 
 
 @dataclass(frozen=True)
 class Config:
     """FedNova adds no option."""
-
-
-class ServerState(NamedTuple):
-    """What the server keeps between rounds."""
-
-    params: Params  # global model w_g
-    buffers: Params
 
 
 def effective_steps(local_steps: Tensor, momentum: float) -> Tensor:
@@ -102,40 +95,23 @@ def normalised_average(global_params: Params, local_params: Params, effective: T
     return tree_map(move, global_params, local_params)
 
 
-def make_local_loss(network: Network, config: Config) -> LocalLoss:
-    """FedAvg's local objective."""
-    return fedavg.make_local_loss(network)
-
-
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[None, None]:
-    """Nothing: a client is given the model alone."""
-    return None, None
-
-
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """Parameters by normalised averaging, buffers as in FedAvg."""
-    momentum = fed.config.momentum if fed.config.optimizer == "sgd" else 0.0
     local_steps = torch.as_tensor(fed.plan(cohort).steps, device=fed.device)
-    effective = fed.upload(effective_steps(local_steps, momentum))
+    effective = effective_steps(local_steps, fed.momentum if fed.optimizer == "sgd" else 0.0)  # Reading 3
     local_params, local_buffers = fed.upload_model(clients)
-    params = normalised_average(state.params, local_params, effective, cohort.weights)
+    params = normalised_average(state.params, local_params, fed.upload(effective), cohort.weights)
     return ServerState(params, weighted_mean(local_buffers, cohort.weights))
 
 
-def init(fed, config: Config) -> ServerState:
-    """The initial model."""
-    return ServerState(*fed.initial_model())
-
-
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Local training as in FedAvg, then normalised averaging."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    context, axes = local_context(state, cohort, fed, config)
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context, axes)
+    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
     return aggregate(state, clients, cohort, fed, config), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The model down; the model and the effective steps, one float, up."""
     size = len(cohort.client_ids)
     return size * fed.sizes.parameters, size * (fed.sizes.parameters + 1)
@@ -144,11 +120,9 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="fednova",
     title="FedNova: normalised averaging of local updates",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # it is FedAvg where clients take equally many steps, which no option of its own can arrange
     state_types=(ServerState,),
     costs=costs,
     default_protocol="fedfm:niid-1",
-)
+)  # fmt: skip

@@ -32,7 +32,6 @@ Readings and deviations
     5. A class that no client of the cohort has keeps its prototype. One that has never had one is left out of the
        softmax, and samples of it out of the mean.
     6. A zero feature has no direction: its cosines are 0 and it gets no gradient.
-    7. Running statistics of batch normalisation are averaged like the parameters, as in FedAvg.
 
 From the authors' code, with which the paper's text was not compared
     alpha, its 100 rounds and the cross-entropy of round 0; inner products without a temperature; prototypes from the
@@ -40,18 +39,16 @@ From the authors' code, with which the paper's text was not compared
     is absent keeps its prototype.
 
 FedFA's variants (its Eq. 21 and the text after it)
-    In both, the weight is t / T with T the run's number of rounds and t counted from 1, as FedFA's Algorithm 1 counts
-    and as its code has it, so that the last round is cross-entropy alone: `--ramp-rounds 0`. Eq. 21 prints no minus
-    before its logarithm; minimised so, it would drive features away from their prototypes.
+    In both the weight is t / T with T the run's number of rounds and t counted from 1, as FedFA's Algorithm 1 and code
+    have it: `--ramp-rounds 0`. Eq. 21 prints no minus before its logarithm, which would drive features away.
 
     The text's: `--temperature 0.5 --prototype-momentum 0.5`. FedFA says that FedProc diverges if its prototypes are
     replaced in every round, and updates them "with momentum update (8)". Read here as p <- lambda p + (1 - lambda) mean
     at the server, with its lambda = 0.5; a class's first mean is taken as it is.
 
     The code's: `--prototypes identity`. p_c is a row of the identity that no round moves, and the inner products are
-    those of plain features, without a temperature, from round 0 on. Nothing but the model is sent. Which rows, the code
-    draws by its seed; here they are the first C. Any are as good, since a fully connected or a pooling layer makes the
-    features of all the toolkit's networks.
+    those of plain features, without a temperature, from round 0 on. Nothing but the model is sent. The code draws the
+    rows by its seed; here they are the first C.
 
 Run it
     fedcli run fedproc --dataset digits
@@ -65,9 +62,10 @@ from torch import Tensor
 
 from fedcli import Method, UserError, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
-FAR = -1e9  # logit of a class without a prototype: finite, so that no gradient is NaN
+FAR = -1e9  # logit of a class without a prototype or anchor: finite, so that no gradient is NaN
 
 
 @dataclass(frozen=True)
@@ -137,14 +135,10 @@ def schedule(round: int, ramp_rounds: int, rounds: int, fixed: float | None = No
 
 
 def prototype_contrastive(
-    features: Tensor,
-    labels: Tensor,
-    prototypes: Tensor,
-    has_class: Tensor,
-    temperature: float = 1.0,
+    features: Tensor, labels: Tensor, prototypes: Tensor, has_class: Tensor, temperature: float = 1.0,
     mask: Tensor | None = None,
-) -> Tensor:
-    """Cross-entropy of softmax_c(<z, p_c> / tau) against the label, mean over samples.
+) -> Tensor:  # fmt: skip
+    """Cross-entropy of softmax_c(<z, p_c> / tau) against the label, mean over samples; a scalar, in nats.
 
     Args:
         features: `[B, D]`; normalised here.
@@ -153,9 +147,6 @@ def prototype_contrastive(
         has_class: `[C]`, whether a class has a prototype; one that has none is left out, and so are its samples.
         temperature: tau, positive.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     cosines = unit(features) @ unit(prototypes).T  # [B, C]
     logits = torch.where(has_class, cosines / temperature, FAR)  # Reading 5
@@ -166,24 +157,13 @@ def prototype_contrastive(
 def identity_contrastive(features: Tensor, labels: Tensor, prototypes: Tensor, mask: Tensor | None = None) -> Tensor:
     """The term of FedFA's code: cross-entropy of softmax_c(<z, p_c>), features and prototypes as they are.
 
-    Args:
-        features: `[B, D]`.
-        labels: `[B]`.
-        prototypes: `[C, D]`.
-        mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats; the mean over samples.
+    Arguments as of `prototype_contrastive`; a scalar, in nats, the mean over samples.
     """
     return cross_entropy(features @ prototypes.T, labels, mask)
 
 
-def local_class_sums(clients: Client, cohort, fed) -> tuple[Tensor, Tensor]:
-    """Each client's sums of normalised features by class, over its training part, by its own model.
-
-    Returns:
-        Sums `[K, C, D]` and counts `[K, C]`.
-    """
+def local_class_sums(clients: Client, cohort: Cohort, fed: Federation) -> tuple[Tensor, Tensor]:
+    """Sums `[K, C, D]` and counts `[K, C]` of normalised features by class, of the training parts, by own models."""
     per_client = []
     for k, client in enumerate(cohort.client_ids):
         model = select((clients.params, clients.buffers), k)
@@ -196,7 +176,7 @@ def local_class_sums(clients: Client, cohort, fed) -> tuple[Tensor, Tensor]:
 def aggregate_prototypes(
     sums: Tensor, class_counts: Tensor, previous: Tensor, has_previous: Tensor, momentum: float = 0.0
 ) -> Tensor:
-    """The mean over all examples of the cohort, mixed with the previous prototypes: lambda p + (1 - lambda) mean.
+    """lambda p + (1 - lambda) mean, `[C, D]`: the mean over the cohort's examples, mixed with the previous prototypes.
 
     Args:
         sums: `[K, C, D]`.
@@ -204,9 +184,6 @@ def aggregate_prototypes(
         previous: `[C, D]`, kept for a class that no client has.
         has_previous: `[C]`; where False the mean is taken as it is.
         momentum: lambda, in [0, 1).
-
-    Returns:
-        `[C, D]`.
     """
     total = class_counts.sum(0)[:, None]  # [C, 1]
     mean = sums.sum(0) / total.clamp(min=1)
@@ -233,12 +210,8 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
-    """The initial model, and prototypes of no class, or a row of the identity for each.
-
-    Raises:
-        UserError: If the identity has fewer rows than there are classes.
-    """
+def init(fed: Federation, config: Config) -> ServerState:
+    """The initial model; prototypes of no class, or a row of the identity for each, which must have as many."""
     identity, size = config.prototypes == "identity", (fed.num_classes, fed.feature_dim)
     if identity and fed.num_classes > fed.feature_dim:
         raise UserError(
@@ -250,11 +223,11 @@ def init(fed, config: Config) -> ServerState:
     return ServerState(*fed.initial_model(), prototypes, has_prototype)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
     identity = config.prototypes == "identity"
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    weight = schedule(cohort.round, config.ramp_rounds, fed.config.rounds, config.cross_entropy_weight)
+    weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
     weight = weight if identity or cohort.round > 0 else 1.0  # Reading 2
     old = state.prototypes if identity else fed.download(state.prototypes, cohort)
     context = Context(old, state.has_prototype, old.new_tensor(weight))
@@ -267,7 +240,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     return ServerState(params, buffers, new, state.has_prototype | (class_counts > 0).any(0)), terms
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The model and, where they move, the prototypes, both ways."""
     prototypes = 0 if config.prototypes == "identity" else fed.num_classes * fed.feature_dim
     total = len(cohort.client_ids) * (fed.sizes.parameters + prototypes)
@@ -277,13 +250,11 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="fedproc",
     title="FedProc: prototypical contrastive federated learning",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"cross_entropy_weight": 1.0}),
     state_types=(ServerState,),
     variants={"identity": {"prototypes": "identity"}},
     costs=costs,
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,
-)
+)  # fmt: skip

@@ -34,15 +34,25 @@ Run it
     fedcli run fedproto --dataset digits
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Client, Params, Step
-from fedcli.papers.baselines.fedproto_general import Context, Gathered, aggregate_prototypes, gathering, make_local_loss
+from fedcli.core import Network, Step
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto_general import (
+    Context,
+    aggregate_prototypes,
+    gathering,
+    make_local_loss,
+    mean_by_class,
+    no_vectors,
+    nothing_gathered,
+)
+from fedcli.papers.baselines.local import ClientState, own_models
 
 
 @dataclass(frozen=True)
@@ -53,19 +63,9 @@ class Config:
         1.0, "Weight of the distance to the prototypes", symbol="λ", source="Eq. 7", low=0, off=0
     )
     gathered_epochs: str = option(
-        "last",
-        "Local epochs whose features the class means are of",
-        source="Eq. 3",
-        choices=("last", "all"),
+        "last", "Local epochs whose features the class means are of", source="Eq. 3", choices=("last", "all"),
         before="last",
-    )
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
+    )  # fmt: skip
 
 
 class ServerState(NamedTuple):
@@ -76,56 +76,50 @@ class ServerState(NamedTuple):
     clients: dict[int, ClientState]  # of those that have taken part
 
 
-def nothing_gathered(size: int, prototypes: Tensor) -> Gathered:
-    """What `size` clients have gathered before they train."""
-    counts = torch.zeros(size, len(prototypes), dtype=torch.int64, device=prototypes.device)
-    return Gathered(prototypes.new_zeros(size, *prototypes.shape), counts, torch.zeros_like(counts[:, 0]).bool())
+def init(fed: Federation, config: Config) -> ServerState:
+    """Nobody has trained yet, no class has a prototype; refuses networks whose features differ in width."""
+    return ServerState(*no_vectors(fed), {})
 
 
-def without_ends(step: Step) -> Step:
-    """The step in local epochs that never end, so that what is gathered by epoch is of all of them."""
+def train_and_gather(
+    states: Mapping[int, ClientState], context: NamedTuple, make_step: Callable[[Network], Step], cohort: Cohort,
+    fed: Federation,
+) -> tuple[Mapping[int, ClientState], Tensor, Tensor, Terms]:  # fmt: skip
+    """Every client trains its own model and gathers the means of its outputs by class, which it sends.
 
-    def update(client, batch, context):
-        return step.update(client, batch._replace(epoch_end=torch.zeros_like(batch.epoch_end)), context)
-
-    return Step(update, step.init_optimizer)
-
-
-def init(fed, config: Config) -> ServerState:
-    """Nobody has trained yet, and no class has a prototype.
-
-    Raises:
-        UserError: If the networks' features have different widths.
+    `context` begins with the vectors `[C, D]` that the clients share. Returned are the states, the means `[K, C, D]`,
+    the counts `[K, C]` and the terms.
     """
-    prototypes = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    return ServerState(prototypes, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
-
-
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
-    """Algorithm 1, one round."""
-    context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
-    states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
+    gathered, terms, groups = [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        memory = nothing_gathered(len(group.client_ids), state.prototypes)
-        step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), fed.num_classes)  # Eq. 7
-        step = without_ends(step) if config.gathered_epochs == "all" else step  # Reading 4
-        clients, group_terms = fed.train(Client(own.params, own.buffers, {}, memory), group, step, context)
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
-        gathered.append(clients.memory)
+        memory = nothing_gathered(len(group.client_ids), context[0])
+        model = own_models(states, group, fed)._replace(memory=memory)
+        trained, group_terms = fed.train(model, group, make_step(group.network), context)
+        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
+        gathered.append(trained.memory)
         terms.append(group_terms)
     sums, counts, _ = fed.in_order(cohort, groups, gathered)
-    class_means = fed.upload(sums / counts.clamp(min=1)[..., None], counts > 0)  # Eq. 3
+    means = fed.upload(mean_by_class(sums, counts), counts > 0)
+    return states, means, counts, fed.in_order(cohort, groups, terms)
+
+
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """Algorithm 1, one round."""
+
+    def make_step(network: Network) -> Step:
+        step = fed.optimizer_step(make_local_loss(network, config))  # Eq. 7
+        return gathering(step, fed.num_classes, last_epoch=config.gathered_epochs == "last")  # Reading 4
+
+    context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
+    states, class_means, counts, terms = train_and_gather(state.clients, context, make_step, cohort, fed)  # Eq. 3
     prototypes = aggregate_prototypes(class_means, counts, state.prototypes)  # Eq. 6
-    return ServerState(prototypes, (counts > 0).any(0), states), fed.in_order(cohort, groups, terms)
+    return ServerState(prototypes, (counts > 0).any(0), states), terms
 
 
 METHOD = Method(
     name="fedproto",
     title="FedProto: own models that share class prototypes",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"prototype_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"all epochs": {"gathered_epochs": "all"}},
@@ -135,4 +129,4 @@ METHOD = Method(
     personal=lambda state: state.clients,
     prototypes=lambda state: (state.prototypes, state.has_prototype),
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -36,6 +36,7 @@ Run it
     fedcli run fedproto-general --dataset digits
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ class Context(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a client gathers while it trains: the features of the running local epoch, by class."""
+    """What a client gathers while it trains: outputs of its network, by class."""
 
     sums: Tensor  # [C, D]
     counts: Tensor  # [C], int64
-    epoch_over: Tensor  # scalar bool: the next batch begins an epoch
+    epoch_over: Tensor  # scalar bool: the last batch has ended an epoch
 
 
 class ServerState(NamedTuple):
@@ -80,7 +82,7 @@ class ServerState(NamedTuple):
 def prototype_distance(
     features: Tensor, labels: Tensor, prototypes: Tensor, has_prototype: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Squared error of each feature to its class's prototype, mean over samples and coordinates.
+    """Squared error of each feature to its class's prototype, mean over samples and coordinates; a scalar.
 
     Args:
         features: `[B, D]`.
@@ -88,9 +90,6 @@ def prototype_distance(
         prototypes: `[C, D]`.
         has_prototype: `[C]`; a sample of a class without one counts with distance 0.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar.
     """
     known = has_prototype[labels]  # [B]
     targets = torch.where(known[:, None], prototypes[labels], features.detach())
@@ -98,15 +97,12 @@ def prototype_distance(
 
 
 def aggregate_prototypes(class_means: Tensor, class_counts: Tensor, previous: Tensor) -> Tensor:
-    """The plain mean of a class's means over the clients that have it.
+    """The plain mean of a class's means over the clients that have it; `[C, D]`.
 
     Args:
         class_means: `[K, C, D]`, ignored where the count is 0.
         class_counts: `[K, C]`.
         previous: `[C, D]`, kept for a class that no client has.
-
-    Returns:
-        `[C, D]`.
     """
     present = (class_counts > 0)[..., None]  # [K, C, 1]
     owners = present.sum(0)  # [C, 1]
@@ -127,47 +123,61 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def gathering(step: Step, num_classes: int) -> Step:
-    """The step, which also gathers the features of its batch by class, anew in every epoch.
+def gathering(
+    step: Step, num_classes: int, last_epoch: bool = False, output: Callable[[Tensor], Tensor] | None = None
+) -> Step:
+    """The step, which also gathers by class what the network gave for its batch, before the step.
 
-    What is left after the last step is of the last epoch.
+    Args:
+        step: One local step, whose objective returns outputs `[B, D]`.
+        num_classes: C.
+        last_epoch: Gather anew in every local epoch, so that what is left is of the last one.
+        output: What is gathered of the outputs; these themselves where None.
     """
 
     def update(client, batch, context):
         client, aux = step.update(client, batch, context)
-        sums, counts = class_sums(aux.outputs, batch.y, num_classes, batch.mask)
-        so_far = client.memory
-        gathered = Gathered(
-            sums + torch.where(so_far.epoch_over, 0.0, so_far.sums),
-            counts + torch.where(so_far.epoch_over, 0, so_far.counts),
-            batch.epoch_end,
-        )
-        return client._replace(memory=gathered), aux
+        outputs = aux.outputs if output is None else output(aux.outputs)
+        sums, counts, over = client.memory
+        if last_epoch:
+            sums, counts = torch.where(over, 0.0, sums), torch.where(over, 0, counts)
+        more, number = class_sums(outputs, batch.y, num_classes, batch.mask)
+        return client._replace(memory=Gathered(sums + more, counts + number, batch.epoch_end)), aux
 
     return Step(update, step.init_optimizer)
 
 
-def init(fed, config: Config) -> ServerState:
+def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
+    """What `size` clients have gathered before they train; zeros like the vectors `[C, D]`."""
+    counts = torch.zeros(size, len(vectors), dtype=torch.int64, device=vectors.device)
+    return Gathered(vectors.new_zeros(size, *vectors.shape), counts, torch.zeros_like(counts[:, 0], dtype=torch.bool))
+
+
+def mean_by_class(sums: Tensor, counts: Tensor) -> Tensor:
+    """The means `[K, C, D]` of sums `[K, C, D]` over counts `[K, C]`; 0 for a class without any."""
+    return sums / counts.clamp(min=1)[..., None]
+
+
+def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """A vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
+    vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
+    return vectors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+
+
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; no class has a prototype."""
-    prototypes = torch.zeros(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    has_prototype = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-    return ServerState(*fed.initial_model(), prototypes, has_prototype)
+    return ServerState(*fed.initial_model(), *no_vectors(fed))
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
-    size = len(cohort.client_ids)
-    nothing = Gathered(
-        state.prototypes.new_zeros(size, fed.num_classes, fed.feature_dim),
-        torch.zeros(size, fed.num_classes, dtype=torch.int64, device=fed.device),
-        torch.zeros(size, dtype=torch.bool, device=fed.device),
-    )
-    step = gathering(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)
-    clients, terms = fed.train(clients._replace(memory=nothing), cohort, step, context)
+    clients = clients._replace(memory=nothing_gathered(len(cohort.client_ids), state.prototypes))
+    step = fed.optimizer_step(make_local_loss(fed.network, config))
+    clients, terms = fed.train(clients, cohort, gathering(step, fed.num_classes, last_epoch=True), context)
     sums, counts, _ = clients.memory
-    class_means, counts = fed.upload((sums / counts.clamp(min=1)[..., None], counts))
+    class_means, counts = fed.upload((mean_by_class(sums, counts), counts))
     prototypes = aggregate_prototypes(class_means, counts, state.prototypes)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     return ServerState(params, buffers, prototypes, state.has_prototype | (counts > 0).any(0)), terms
@@ -176,12 +186,10 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fedproto-general",
     title="FedProto, generalized: one global model drawn to class prototypes",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"prototype_weight": 0.0}),
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,
-)
+)  # fmt: skip

@@ -20,9 +20,7 @@ Readings and deviations
        gamma_k) are not simulated.
     3. The term covers parameters only, not the running statistics of batch normalisation.
     4. The gradient of the term goes through the run's optimizer with that of F_k, its momentum included. The paper's
-       local solver is plain SGD, where nothing depends on it.
-
-mu is to be tuned: the paper's grid is that of the option.
+       local solver is plain SGD, where nothing depends on it. mu is to be tuned: the option has the paper's grid.
 
 Run it
     fedcli run fedprox --dataset digits
@@ -34,8 +32,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, LocalLoss, Network, Params, weighted_mean
+from fedcli.core import LocalLoss, Network, Params
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
+from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,9 @@ class Config:
 
 
 class Context(NamedTuple):
-    """What a client is given for a round."""
+    """What a client is given for a round; all clients share it."""
 
     global_params: Params  # w_g, the model as received
-
-
-CONTEXT_AXES = Context(global_params=None)
-
-
-class ServerState(NamedTuple):
-    """What the server keeps between rounds."""
-
-    params: Params  # global model w_g
-    buffers: Params
 
 
 def proximal_term(params: Params, global_params: Params) -> Tensor:
@@ -85,22 +75,12 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Context, Context]:
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, None]:
     """The received model, which the term needs a second time; nothing more is sent."""
-    return Context(state.params), CONTEXT_AXES
+    return Context(state.params), None
 
 
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
-    """FedAvg's mean, sum_k n_k / n w_k."""
-    return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
-
-
-def init(fed, config: Config) -> ServerState:
-    """The initial model."""
-    return ServerState(*fed.initial_model())
-
-
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 2, one round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server sends w^t to all chosen devices
     context, axes = local_context(state, cohort, fed, config)
@@ -112,12 +92,10 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fedprox",
     title="FedProx: federated averaging with a proximal term",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"proximal_weight": 0.0}),
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # the local model and w_g
-)
+)  # fmt: skip

@@ -31,8 +31,9 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, cross_entropy, weighted_mean
-from fedcli.papers.baselines.fedavg import ServerState, init
+from fedcli.core import Aux, LocalLoss, Network, cross_entropy
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,19 @@ class Context(NamedTuple):
 CONTEXT_AXES = Context(scales=0)
 
 
-def class_shares(fed, cohort) -> Tensor:
+def class_shares(fed: Federation, cohort: Cohort) -> Tensor:
     """p_k: shares of the classes in each client's training part, `[K, C]`; zeros for a client without examples."""
     counts = fed.class_counts(cohort)  # Reading 3
     return counts.to(fed.dtype) / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 def class_scales(shares: Tensor, scaling: float, form: str = "hard") -> Tensor:
-    """alpha_k: 1 for a present class and alpha for an absent one; or alpha + (1 - alpha) p_c / max p.
+    """alpha_k: 1 for a present class and alpha for an absent one; or alpha + (1 - alpha) p_c / max p; `[..., C]`.
 
     Args:
         shares: `[..., C]`.
         scaling: alpha, in [0, 1].
         form: "hard" or "soft".
-
-    Returns:
-        `[..., C]`.
     """
     if form == "hard":  # Reading 1
         return torch.where(shares > 0, 1.0, torch.full_like(shares, scaling))
@@ -100,24 +98,21 @@ def make_local_loss(network: Network) -> LocalLoss:
     return local_loss
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """A round of FedAvg with restricted softmax."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context = Context(class_scales(class_shares(fed, cohort), config.scaling, config.form))
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network), context, CONTEXT_AXES)
-    model = weighted_mean(fed.upload_model(clients), cohort.weights)
-    return ServerState(*model), terms
+    return aggregate(state, clients, cohort, fed, config), terms
 
 
 METHOD = Method(
     name="fedrs",
     title="FedRS: restricted softmax",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"scaling": 1.0}),
     state_types=(ServerState,),
     variants={"soft": {"form": "soft"}},
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedcme:fmnist-a0.1-k50-m10",
-)
+)  # fmt: skip

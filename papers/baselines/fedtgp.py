@@ -50,8 +50,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Client, Params, generator
+from fedcli.core import Params
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
+from fedcli.papers.baselines.local import ClientState, own_models
 
 
 @dataclass(frozen=True)
@@ -63,27 +65,17 @@ class Config:
     )
     margin_threshold: float = option(100.0, "Largest margin", symbol="τ", source="Eq. 9", low=0, off=0)
     form: str = option(
-        "paper",
-        "Prototypes of the trained model, or as in the authors' code of the model before training",
-        source="Algorithm 1, line 6",
-        choices=("paper", "code"),
-    )
+        "paper", "Prototypes of the trained model, or as in the authors' code of the model before training",
+        source="Algorithm 1, line 6", choices=("paper", "code"),
+    )  # fmt: skip
     margin_form: str = option(
         "nearest",
         "Margin before the threshold: largest distance of a class's centre to the nearest other, or of any pair",
-        source="Eq. 9",
-        choices=("nearest", "pairs"),
-    )
+        source="Eq. 9", choices=("nearest", "pairs"),
+    )  # fmt: skip
     server_epochs: int = option(100, "Epochs of the server's training", symbol="S", source="Table 7", low=0)
     server_batch_size: int = option(10, "Prototypes in a batch of the server's training", low=1)
     server_lr: float = option(0.01, "Learning rate of the server's training", low=0, open_low=True)
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -116,16 +108,13 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def adaptive_margin(centres: Tensor, has_class: Tensor, threshold: float, form: str = "nearest") -> Tensor:
-    """Eq. 9: the largest distance between centres of classes, at most tau.
+    """Eq. 9: the largest distance between centres of classes, at most tau; 0 where there are fewer than two.
 
     Args:
         centres: `[C, D]`.
         has_class: `[C]`; the others do not count.
         threshold: tau.
         form: "nearest", each class's distance to the nearest other, or "pairs", all distances.
-
-    Returns:
-        Scalar; 0 where fewer than two classes are there.
     """
     others = has_class[:, None] & has_class & ~torch.eye(len(centres), dtype=torch.bool, device=centres.device)
     distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
@@ -175,16 +164,12 @@ def train_network(
     return {name: value.detach() for name, value in network.items()}
 
 
-def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort, fed, config: Config) -> Params:
-    """Algorithm 1, lines 8 and 9; clients in order of id, so that the cohort's order does not matter.
+def update_network(
+    network: Params, class_means: Tensor, counts: Tensor, cohort: Cohort, fed: Federation, config: Config
+) -> Params:
+    """Algorithm 1, lines 8 and 9, from prototypes P_i^c `[K, C, D]` of as many examples as `counts` `[K, C]`.
 
-    Args:
-        network: Before.
-        class_means: P_i^c, `[K, C, D]`.
-        counts: `[K, C]`, 0 for a class that a client lacks.
-        cohort: The clients.
-        fed: For the seed.
-        config: The method's.
+    Clients are taken in order of id, so that the cohort's order does not matter.
     """
     by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
     class_means, counts = class_means[by_id], counts[by_id]
@@ -194,30 +179,25 @@ def update_network(network: Params, class_means: Tensor, counts: Tensor, cohort,
     if config.form == "code":  # Reading 2
         margin = torch.where(has_class.sum() < 2, config.margin_threshold, margin)
     client, labels = (counts > 0).nonzero(as_tuple=True)
-    draws = (generator(fed.config.seed, cohort.round, "server order", e) for e in range(config.server_epochs))
+    draws = [fed.generator(cohort.round, "server order", epoch) for epoch in range(config.server_epochs)]
     order = [draw.permutation(len(labels)) for draw in draws]
     return train_network(network, class_means[client, labels], labels, margin, order, config)
 
 
-def init(fed, config: Config) -> ServerState:
-    """The server's first network; nobody has trained yet.
-
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
-    network = initial_network(fed.num_classes, fed.feature_dim, generator(fed.config.seed, "server network"))
+def init(fed: Federation, config: Config) -> ServerState:
+    """The server's first network; nobody has trained yet. Refuses networks whose features differ in width."""
+    network = initial_network(fed.num_classes, fed.feature_dim, fed.generator("server network"))
     network = {name: value.to(fed.device, fed.dtype) for name, value in network.items()}
     return ServerState(network, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, iteration t."""
     context = Context(fed.download(global_prototypes(state.network), cohort), state.has_prototype)  # line 3
     states, means, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+        before = own_models(states, group, fed)
         local_loss = make_local_loss(group.network, config)  # Eq. 11
-        before = Client(own.params, own.buffers, optimizer={})
         trained, group_terms = fed.train(before, group, local_loss, context)  # line 5
         states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
         means.append(fed.class_means(before if config.form == "code" else trained, group))  # line 6, Reading 3
@@ -232,9 +212,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fedtgp",
     title="FedTGP: own models that share trained class prototypes",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"prototype_weight": 0.0}),
     state_types=(ServerState, ClientState),
     variants={"pairs": {"margin_form": "pairs"}, "code": {"form": "code"}},
@@ -244,4 +222,4 @@ METHOD = Method(
     personal=lambda state: state.clients,
     prototypes=lambda state: (global_prototypes(state.network), state.has_prototype),
     mixed_networks=True,
-)
+)  # fmt: skip

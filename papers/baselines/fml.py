@@ -44,6 +44,8 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.local import ClientState
 
 PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
 CLIP_NORM = 10.0  # of the code's form
@@ -64,16 +66,8 @@ class Config:
     form: str = option(
         "paper",
         "The paper's objective, or that of HtFLlib: weaker divergence, gradients through both networks, clipped",
-        choices=("paper", "code"),
-        before="paper",
-    )
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its private network
-    buffers: Params
+        choices=("paper", "code"), before="paper",
+    )  # fmt: skip
 
 
 class ServerState(NamedTuple):
@@ -86,8 +80,8 @@ class ServerState(NamedTuple):
 
 def joined(private: Params, shared: Params) -> Params:
     """The tensors of both networks in one dict, told apart by the beginnings of their names."""
-    both = ((PRIVATE, private), (SHARED, shared))
-    return {prefix + name: value for prefix, tree in both for name, value in tree.items()}
+    both = {PRIVATE + name: value for name, value in private.items()}
+    return both | {SHARED + name: value for name, value in shared.items()}
 
 
 def part(tree: Params, prefix: str) -> Params:
@@ -96,15 +90,12 @@ def part(tree: Params, prefix: str) -> Params:
 
 
 def divergence(logits: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(softmax(teacher) || softmax(logits)), mean over samples.
+    """KL(softmax(teacher) || softmax(logits)), mean over samples; a scalar, in nats.
 
     Args:
         logits: `[B, C]`.
         teacher: Logits `[B, C]`.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     target = F.log_softmax(teacher, -1)
     return masked_mean((target.exp() * (target - F.log_softmax(logits, -1))).sum(-1), mask)
@@ -162,23 +153,23 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The first shared network; nobody has trained yet."""
     return ServerState(*fed.initial_model(fed.networks[0]), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the shared network down, training of both, the shared network up."""
-    states, results, groups = state.clients, [], fed.groups(cohort)
+    states, shared, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
         own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
         both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
-        both, terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
+        both, group_terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
         states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
         trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
-        results.append((fed.upload_model(trained), terms))
-    shared, terms = zip(*results, strict=True)
+        shared.append(fed.upload_model(trained))
+        terms.append(group_terms)
     mean = weighted_mean(fed.in_order(cohort, groups, shared), torch.ones_like(cohort.weights))
     return ServerState(*mean, states), fed.in_order(cohort, groups, terms)
 
@@ -186,9 +177,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="fml",
     title="FML: private networks that learn from a shared one and it from them",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"private_task_share": 1.0, "shared_task_share": 1.0}),
     state_types=(ServerState, ClientState),
     variants={"code": {"form": "code", "private_task_share": 0.3, "shared_task_share": 0.6}},
@@ -197,4 +186,4 @@ METHOD = Method(
     client_memory=lambda sizes: 2 * sizes.parameters,  # two networks, each counted as the largest of the run
     personal=lambda state: state.clients,
     mixed_networks=True,
-)
+)  # fmt: skip

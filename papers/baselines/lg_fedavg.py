@@ -30,10 +30,9 @@ Run it
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fedcli import Method, both_ways, option
 from fedcli.core import Client, Params, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import make_local_loss
 
 HEAD = ("head.weight", "head.bias")
@@ -65,12 +64,13 @@ def without_head(params: Params, head: Params) -> Params:
     return {name: value for name, value in params.items() if name not in head}
 
 
-def init(fed, config: Config) -> ServerState:
-    """The first head; nobody has trained yet.
+def with_mean_head(state: NamedTuple) -> dict[int, tuple[Params, Params]]:
+    """Each client's extractor under the averaged head (Reading 3)."""
+    return {client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()}
 
-    Raises:
-        UserError: If the networks' features have different widths.
-    """
+
+def init(fed: Federation, config: Config) -> ServerState:
+    """The first head; nobody has trained yet. Refuses networks whose features differ in width."""
     if config.averaged == "nothing":
         return ServerState({}, {})
     _ = fed.feature_dim  # refuses networks whose heads have different shapes
@@ -78,7 +78,7 @@ def init(fed, config: Config) -> ServerState:
     return ServerState({name: params[name] for name in HEAD}, {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the head down, training of everything, the head up."""
     states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
@@ -98,15 +98,11 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="lg-fedavg",
     title="LG-FedAvg: own extractors under one averaged head",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"averaged": "nothing"}),
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: sizes.num_classes * (sizes.feature_dim + 1)),  # the head
     default_protocol="fedsa:cifar10-silo",
-    personal=lambda state: {
-        client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()
-    },
+    personal=with_mean_head,
     mixed_networks=True,
-)
+)  # fmt: skip

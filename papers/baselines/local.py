@@ -19,13 +19,13 @@ Run it
     fedcli run local --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from fedcli import Method, both_ways
 from fedcli.core import Client, Params
+from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import make_local_loss
 
 
@@ -47,33 +47,44 @@ class ServerState(NamedTuple):
     clients: dict[int, ClientState]  # of those that have taken part
 
 
-def init(fed, config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet."""
     return ServerState({})
 
 
-def run_round(state: ServerState, cohort, fed, config) -> tuple[ServerState, dict[str, Tensor]]:
-    """Every client of the cohort goes on training its own model."""
-    states, terms, groups = state.clients, [], fed.groups(cohort)
-    for group in groups:  # clients with the same network
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        clients = Client(own.params, own.buffers, optimizer={})
-        clients, group_terms = fed.train(clients, group, make_local_loss(group.network))
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers))
+def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Client:
+    """The models of clients with one network, stacked; a newcomer's is the initial one of the network."""
+    own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+    return Client(own.params, own.buffers, optimizer={})
+
+
+def train_own_models(
+    models: list[Client], states: Mapping[int, ClientState], cohort: Cohort, fed: Federation
+) -> tuple[Mapping[int, ClientState], Terms]:
+    """Every client of the cohort trains its model, one of `models` by network, on its own data, and keeps it."""
+    groups, terms = fed.groups(cohort), []
+    for model, group in zip(models, groups, strict=True):
+        trained, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network))
+        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
         terms.append(group_terms)
-    return ServerState(states), fed.in_order(cohort, groups, terms)
+    return states, fed.in_order(cohort, groups, terms)
+
+
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """Every client of the cohort goes on training its own model."""
+    models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
+    states, terms = train_own_models(models, state.clients, cohort, fed)
+    return ServerState(states), terms
 
 
 METHOD = Method(
     name="local",
     title="Local training only",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # the simplest of its family; methods with personal models are compared with it
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: 0),
     default_protocol="fedfm:niid-1",
     personal=lambda state: state.clients,
     mixed_networks=True,
-)
+)  # fmt: skip

@@ -33,7 +33,6 @@ Readings and deviations
        it had when it was kept; both are constants of the loss. That is what the authors' code does.
     5. The logarithm is taken for each sample, then the mean. FedFA's code averages the cosines of a batch first.
     6. A zero feature has no direction: its cosines are 0 and it gets no gradient.
-    7. Running statistics of batch normalisation are averaged like the parameters, as in FedAvg.
 
 Run it
     fedcli run moon --dataset digits
@@ -47,6 +46,8 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.local import ClientState
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 
@@ -56,14 +57,9 @@ class Config:
     """What MOON adds to FedAvg."""
 
     contrastive_weight: float = option(
-        1.0,
-        "Weight of the model-contrastive term",
-        symbol="μ",
-        source="Eq. 4",
-        low=0,
-        off=0,
+        1.0, "Weight of the model-contrastive term", symbol="μ", source="Eq. 4", low=0, off=0,
         tune=(0.1, 1.0, 5.0, 10.0),
-    )
+    )  # fmt: skip
     temperature: float = option(0.5, "Temperature of the cosines", symbol="τ", source="Eq. 3", low=0, open_low=True)
 
 
@@ -80,13 +76,6 @@ class Context(NamedTuple):
 CONTEXT_AXES = Context(None, None, previous_params=0, previous_buffers=0, has_previous=0)
 
 
-class ClientState(NamedTuple):
-    """What a client keeps between the rounds it takes part in: its last local model."""
-
-    params: Params
-    buffers: Params
-
-
 class ServerState(NamedTuple):
     """What the server keeps between rounds, and by client id what the clients keep."""
 
@@ -96,14 +85,11 @@ class ServerState(NamedTuple):
 
 
 def cosine(vectors: Tensor, others: Tensor) -> Tensor:
-    """The cosine of each pair, 0 without gradient where one of the two has (almost) no length.
+    """The cosine of each pair, 0 without gradient where one of the two has (almost) no length; `[...]`.
 
     Args:
         vectors: `[..., D]`.
         others: `[..., D]`.
-
-    Returns:
-        `[...]`.
     """
     squares, other_squares = vectors.square().sum(-1), others.square().sum(-1)
     long = (squares > SMALL**2) & (other_squares > SMALL**2)
@@ -112,13 +98,9 @@ def cosine(vectors: Tensor, others: Tensor) -> Tensor:
 
 
 def model_contrastive(
-    features: Tensor,
-    global_features: Tensor,
-    previous_features: Tensor,
-    temperature: float,
-    mask: Tensor | None = None,
+    features: Tensor, global_features: Tensor, previous_features: Tensor, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Eq. 3: -log of the softmax share of the global model's cosine, mean over samples.
+    """Eq. 3: -log of the softmax share of the global model's cosine, mean over samples; a scalar, in nats.
 
     Args:
         features: z, `[B, D]`.
@@ -126,9 +108,6 @@ def model_contrastive(
         previous_features: z_prev, `[B, D]`.
         temperature: tau, positive.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     positive = cosine(features, global_features) / temperature  # [B]
     negative = cosine(features, previous_features) / temperature
@@ -154,20 +133,13 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; no client has taken part."""
     return ServerState(*fed.initial_model(), clients={})
 
 
-def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Context, Context]:
-    """What the cohort's clients train with, and its axes: the received model, and each client's own last one.
-
-    Args:
-        state: Whatever has the fields `params`, `buffers` and `clients` of `ServerState`; so in `aggregate`.
-        cohort: The clients of the round.
-        fed: The federation.
-        config: Not used; the same arguments as its neighbours'.
-    """
+def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:
+    """What the cohort's clients train with, and its axes: the received model, and each client's own last one."""
     received = ClientState(state.params, state.buffers)  # stands in for a last model that there is not
     previous = fed.recall(state.clients, cohort, received)
     has_previous = [int(client) in state.clients for client in cohort.client_ids]
@@ -175,14 +147,14 @@ def local_context(state: ServerState, cohort, fed, config: Config) -> tuple[Cont
     return context, CONTEXT_AXES
 
 
-def aggregate(state: ServerState, clients: Client, cohort, fed, config: Config) -> ServerState:
+def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """The mean of the models, weighted by examples; each client keeps its own."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     kept = fed.remember(state.clients, cohort, ClientState(clients.params, clients.buffers))
     return ServerState(params, buffers, kept)
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, round t."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # w^t to every party
     context, axes = local_context(state, cohort, fed, config)
@@ -194,12 +166,10 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="moon",
     title="MOON: model-contrastive federated learning",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("fedavg", {"contrastive_weight": 0.0}),
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 3 * sizes.parameters,  # the model in training, the global and the previous one
-)
+)  # fmt: skip

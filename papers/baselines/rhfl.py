@@ -46,8 +46,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select, tree_map
-from fedcli.papers.baselines.feddf import all_logits
+from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedmd import all_logits, learn_from_public, make_public_loss
+from fedcli.papers.baselines.local import ServerState, init
 
 LEAST_PROBABILITY, LOG_ZERO = 1e-7, math.log(1e-4)
 
@@ -79,23 +81,14 @@ class ClientState(NamedTuple):
     loss: Tensor  # scalar, of its model on its own data at the beginning of its last round
 
 
-class ServerState(NamedTuple):
-    """The state of the simulation; the server itself keeps nothing."""
-
-    clients: dict[int, ClientState]  # of those that have taken part
-
-
 def symmetric_cross_entropy(logits: Tensor, labels: Tensor, config: Config, mask: Tensor | None = None) -> Tensor:
-    """L_SL, mean over samples.
+    """L_SL, mean over samples; a scalar, in nats.
 
     Args:
         logits: `[B, C]`.
         labels: `[B]`.
         config: The method's.
         mask: `[B]`, False for padding.
-
-    Returns:
-        Scalar, in nats.
     """
     wrong = labels[:, None] != torch.arange(logits.shape[-1], device=labels.device)  # [B, C]
     probability = logits.softmax(-1).clamp(min=LEAST_PROBABILITY)
@@ -104,16 +97,13 @@ def symmetric_cross_entropy(logits: Tensor, labels: Tensor, config: Config, mask
 
 
 def confidence_weights(previous: Tensor, current: Tensor, has_previous: Tensor, strength: float) -> Tensor:
-    """CCR: the weights of the clients.
+    """CCR: the weights of the clients; w, `[K]`.
 
     Args:
         previous: Their losses at the beginning of their last round, `[K]`.
         current: Their losses now, `[K]`, not negative.
         has_previous: `[K]`, bool; the others have q = 0.
         strength: eta.
-
-    Returns:
-        w, `[K]`.
     """
     base = torch.full_like(current, 1 / max(len(current) - 1, 1))
     if not has_previous.any():
@@ -126,14 +116,11 @@ def confidence_weights(previous: Tensor, current: Tensor, has_previous: Tensor, 
 
 
 def alignment(logits: Tensor, others: Others) -> Tensor:
-    """L_HHF: sum over the others of w_j KL(p_j || p), mean over images.
+    """L_HHF: sum over the others of w_j KL(p_j || p), mean over images; a scalar, in nats.
 
     Args:
         logits: `[B, C]`.
         others: Of one client.
-
-    Returns:
-        Scalar, in nats.
     """
     divergences = F.kl_div(F.log_softmax(logits, -1), others.predictions, reduction="none").sum(-1).mean(-1)  # [K-1]
     return (others.weights * divergences).sum()
@@ -150,61 +137,37 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
-def make_alignment_loss(network: Network) -> LocalLoss:
-    """The objective on a public batch, L_HHF; its context is `Others`."""
-
-    def local_loss(params, buffers, batch, others):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = alignment(logits, others)
-        return loss, Aux(buffers, {"alignment": loss}, features)
-
-    return local_loss
-
-
-def own_losses(models: list[Client], groups: list, cohort, fed, config: Config) -> Tensor:
+def own_losses(models: list[Client], cohort: Cohort, fed: Federation, config: Config) -> Tensor:
     """L_SL of every client's model on its training part, `[K]`; 0 for a client without examples."""
-
-    def of_client(model: Client, group, k: int) -> Tensor:
-        part = fed.training[group.client_ids[k]]
-        _, logits, labels = fed.predict(*select((model.params, model.buffers), k), part, group.network)
-        return symmetric_cross_entropy(logits, labels, config) if len(part) else logits.new_zeros(())
-
-    losses = [
-        torch.stack([of_client(model, group, k) for k in range(len(group.client_ids))])
-        for model, group in zip(models, groups, strict=True)
-    ]
-    return fed.in_order(cohort, groups, [each.to(fed.device, fed.dtype) for each in losses])
+    groups = fed.groups(cohort)
+    losses = [torch.zeros(len(group.client_ids), dtype=fed.dtype, device=fed.device) for group in groups]
+    for model, group, of_group in zip(models, groups, losses, strict=True):
+        for k, client in enumerate(group.client_ids):
+            part = fed.training[client]
+            _, logits, labels = fed.predict(*select((model.params, model.buffers), k), part, group.network)
+            of_group[k] = symmetric_cross_entropy(logits, labels, config) if len(part) else 0.0
+    return fed.in_order(cohort, groups, losses)
 
 
 def align(
-    models: list[Client], weights: Tensor, groups: list, cohort, fed, config: Config
-) -> tuple[list[Client], dict[str, Tensor]]:
+    models: list[Client], weights: Tensor, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[list[Client], Terms]:
     """The public phase; returns the models and each client's mean loss, `[K]`."""
-    size = len(cohort.client_ids)
-    others = torch.tensor([[j for j in range(size) if j != k] for k in range(size)], device=fed.device)  # [K, K-1]
-    places = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
-    losses, found = [make_alignment_loss(group.network) for group in groups], []
-    steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]
+    places = torch.arange(len(cohort.client_ids), device=fed.device)
+    others = torch.stack([places[places != k] for k in places])  # [K, K-1]
     fed.download_each(weights[others])
-    for epoch in range(config.public_epochs):
-        for batch in fed.public_batches(cohort.round, epoch):
-            logits = fed.upload(all_logits(models, groups, cohort, fed, batch.x, train=True))
-            given = Others(fed.download_each(logits.softmax(-1)[others]), weights[others])
-            stepped = [
-                fed.step(model._replace(optimizer={}), group, step, batch, select(given, place), 0)
-                for model, group, step, place in zip(models, groups, steps, places, strict=True)
-            ]
-            models = [model for model, _ in stepped]
-            found.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *found)
+    losses = [make_public_loss(group.network, "alignment", alignment) for group in fed.groups(cohort)]
+    steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]
+
+    def exchange(models: list[Client], batch: Batch) -> Others:
+        logits = fed.upload(all_logits(models, cohort, fed, batch.x))
+        return Others(fed.download_each(logits.softmax(-1)[others]), weights[others])
+
+    epochs = range(config.public_epochs)
+    return learn_from_public(models, steps, exchange, cohort, fed, epochs, axes=0, keep_optimizer=False)  # Reading 4
 
 
-def init(fed, config: Config) -> ServerState:
-    """Nobody has trained yet."""
-    return ServerState({})
-
-
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One communication epoch: CCR, alignment on the public images, local training."""
     states, groups, terms, found = state.clients, fed.groups(cohort), {}, []
     none = torch.zeros((), dtype=fed.dtype, device=fed.device)
@@ -212,21 +175,20 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     models = [Client(model.params, model.buffers, optimizer={}) for model in own]
     losses = torch.zeros_like(cohort.weights)
     if config.public_epochs and len(cohort.client_ids) > 1:
-        losses = fed.upload(own_losses(models, groups, cohort, fed, config))
+        losses = fed.upload(own_losses(models, cohort, fed, config))
         previous = fed.in_order(cohort, groups, [model.loss for model in own])
         has_previous = torch.tensor([int(client) in states for client in cohort.client_ids], device=fed.device)
         weights = confidence_weights(previous, losses, has_previous, config.confidence_strength)
-        models, terms = align(models, weights, groups, cohort, fed, config)
+        models, terms = align(models, weights, cohort, fed, config)
     for model, group in zip(models, groups, strict=True):
-        step = fed.optimizer_step(make_local_loss(group.network, config))
-        model, group_terms = fed.train(model._replace(optimizer={}), group, step)
+        model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network, config))
         loss = losses[np.isin(cohort.client_ids, group.client_ids)]
         states = fed.remember(states, group, ClientState(model.params, model.buffers, loss))
         found.append(group_terms)
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
 
 
-def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """A client's predictions for the public images and its loss up, those of all others and their weights down."""
     size = len(cohort.client_ids)
     if size == 1 or not config.public_epochs:
@@ -238,14 +200,11 @@ def costs(state: ServerState, cohort, fed, config: Config) -> tuple[int, int]:
 METHOD = Method(
     name="rhfl",
     title="RHFL: alignment on public images by confidence, and a loss that minds wrong labels less",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=("local", {"cross_entropy_weight": 1.0, "reverse_weight": 0.0, "public_epochs": 0}),
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
     personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
-    mixed_networks=True,
-    uses_public_data=True,
-)
+    mixed_networks=True, uses_public_data=True,
+)  # fmt: skip

@@ -50,6 +50,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
+from fedcli.core.federation import Cohort, Federation, Terms
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,9 @@ class Config:
         1.0, "Server's step along the mean change of the models", symbol="η_g", source="line 17", low=0, open_low=True
     )
     clip_norm: float = option(
-        10.0,
-        "Norm to which longer gradients are shortened in a local step",
-        source="FedDyn's authors",
-        low=0,
-        off=0,
+        10.0, "Norm to which longer gradients are shortened in a local step", source="FedDyn's authors", low=0, off=0,
         before=0.0,
-    )
+    )  # fmt: skip
 
 
 class Context(NamedTuple):
@@ -95,15 +92,12 @@ class ServerState(NamedTuple):
 
 
 def correction(params: Params, c: Params, c_i: Params) -> Tensor:
-    """Line 10: <y_i, c - c_i>, the term whose gradient is what SCAFFOLD adds to that of the objective.
+    """Line 10: <y_i, c - c_i>, the term whose gradient is what SCAFFOLD adds to that of the objective; a scalar.
 
     Args:
         params: y_i, of one client.
         c: The server's control variate.
         c_i: The client's.
-
-    Returns:
-        Scalar.
     """
     return sum((value * (c[name] - c_i[name])).sum() for name, value in params.items())
 
@@ -122,7 +116,7 @@ def step_length(lr: float, optimizer: str, momentum: float) -> float:
 def update_control(
     c_i: Params, c: Params, global_params: Params, local_params: Params, local_steps: Tensor, lr: float
 ) -> Params:
-    """Line 12, option II: c_i - c + (x - y_i) / (K eta_l); c_i itself for a client that took no step.
+    """Line 12, option II: c_i - c + (x - y_i) / (K eta_l); c_i itself for a client that took no step; c_i+, `[K, ...]`.
 
     Args:
         c_i: `[K, ...]`.
@@ -131,9 +125,6 @@ def update_control(
         local_params: y_i after the last step, `[K, ...]`.
         local_steps: K of each client, `[K]`.
         lr: eta_l; with momentum rho eta_l / (1 - rho).
-
-    Returns:
-        c_i+, `[K, ...]`.
     """
 
     def update(c_i: Tensor, c: Tensor, start: Tensor, end: Tensor) -> Tensor:
@@ -178,13 +169,13 @@ def make_local_loss(network: Network) -> LocalLoss:
     return local_loss
 
 
-def init(fed, config: Config) -> ServerState:
+def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; all control variates are zero."""
     params, buffers = fed.initial_model()
     return ServerState(params, buffers, tree_map(torch.zeros_like, params), {})
 
 
-def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerState, dict[str, Tensor]]:
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round; the lines are the paper's."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # line 5: x and c to the sampled clients
     c = fed.download(state.c, cohort)
@@ -192,7 +183,7 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
     step = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)  # Readings 2 and 8
     clients, terms = fed.train(clients, cohort, step, Context(c, c_i), CONTEXT_AXES)  # lines 7 to 11
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
-    lr = step_length(fed.lr(cohort.round), fed.config.optimizer, fed.config.momentum)  # Reading 3
+    lr = step_length(fed.lr(cohort.round), fed.optimizer, fed.momentum)  # Reading 3
     new = update_control(c_i, c, state.params, clients.params, local_steps, lr)  # line 12
     change = fed.upload(tree_map(torch.sub, new, c_i))  # line 13
     kept = fed.remember(state.clients, cohort, ClientState(new))  # line 14
@@ -206,13 +197,11 @@ def run_round(state: ServerState, cohort, fed, config: Config) -> tuple[ServerSt
 METHOD = Method(
     name="scaffold",
     title="SCAFFOLD: stochastic controlled averaging",
-    config=Config,
-    init=init,
-    run_round=run_round,
+    config=Config, init=init, run_round=run_round,
     reduces_to=None,  # FedAvg in its first round only, whatever the options
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: 2 * sizes.parameters),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III; Reading 7
     numerics=2,
-)
+)  # fmt: skip
