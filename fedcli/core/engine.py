@@ -22,7 +22,7 @@ from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keye
 from fedcli.core.flat import flatten
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, packed, with_optimizer, with_room
-from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
@@ -90,8 +90,8 @@ class Engine:
 
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
-            own = with_optimizer(step, select(clients, chunk)), select_axes(context, axes, chunk)
-            after, sums = (self._alone if alone else self._together)(step, *own, axes, plan, chunk, rate)
+            train = self._alone if alone else self._together
+            after, sums = train(step, select(clients, chunk), select_axes(context, axes, chunk), axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
         done = self._in_chunks(run, plan.size.shape[1])
@@ -159,13 +159,15 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the only client of a chunk, on batches of their true sizes."""
         client, context = tree_map(self.own, select(clients, 0)), select_axes(context, axes, 0)
+        if not client.optimizer:
+            client = client._replace(optimizer=step.init_optimizer(client.params))
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         for batch in self._batches(plan, chunk.start, rate):
             client, aux = update(client, batch, context)
             total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
             self._step_done(len(batch.y))
-        return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
+        return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
     def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
@@ -191,6 +193,7 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())
+        clients = with_optimizer(step, clients)
         if steps == 0:
             return clients, {}
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
