@@ -106,29 +106,28 @@ class Engine:
         Where the device's memory is too small for a chunk, it and all that follow are cut in half.
         """
 
-        def cut(clients: slice) -> list[slice]:
-            starts = range(clients.start, clients.stop, self.clients_per_chunk)
-            return [slice(start, min(start + self.clients_per_chunk, clients.stop)) for start in starts]
+        def attempt(chunk: slice) -> tuple[list[Any], int]:
+            results, start = [], chunk.start
+            while start < chunk.stop:
+                part = slice(start, min(start + self.clients_per_chunk, chunk.stop))
+                size = part.stop - part.start
+                try:
+                    results.append(run(part))
+                    start = part.stop
+                    continue
+                except torch.OutOfMemoryError:
+                    if size == 1:
+                        raise
+                # Not in the handler: there the error still holds the tensors of the step.
+                self.clients_per_chunk = -(-size // 2)
+                self.stacks.clear()
+                gc.collect()
+                torch.cuda.empty_cache()  # which does nothing where CUDA is not used
+                self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
+            return results, self.clients_per_chunk
 
-        def attempt(chunk: slice) -> list[Any]:
-            size = chunk.stop - chunk.start
-            if size > self.clients_per_chunk:  # halved since it was cut
-                return [result for part in cut(chunk) for result in attempt(part)]
-            try:
-                return [run(chunk)]
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-            # Not in the handler: there the error still holds the tensors of the step.
-            self.clients_per_chunk = -(-size // 2)
-            self.stacks.clear()
-            gc.collect()
-            torch.cuda.empty_cache()  # which does nothing where CUDA is not used
-            self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-            return attempt(chunk)
-
-        done = self.side_by_side(lambda c, go=attempt: (go(c), self.clients_per_chunk), cut(slice(0, num_clients)))
-        attempt = None  # it names itself, and would hold the round's tensors until garbage is collected
+        starts, size = range(0, num_clients, self.clients_per_chunk), self.clients_per_chunk
+        done = self.side_by_side(attempt, [slice(start, min(start + size, num_clients)) for start in starts])
         self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
         return [result for part, _ in done for result in part]
 
