@@ -16,7 +16,7 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, adam_step, sgd_step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import use_live_taps
@@ -283,11 +283,10 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
-        how = {"key": key, "lr": lr, "names": names, "clip_norm": clip_norm}
-        if (optimizer or self.config.optimizer) == "adam":
-            return adam_step(loss, weight_decay, **how)
-        return sgd_step(loss, self.config.momentum if momentum is None else momentum, weight_decay, **how)
+        config, how = self.config, {"lr": lr, "names": names, "key": key, "clip_norm": clip_norm}
+        how["momentum"] = config.momentum if momentum is None else momentum
+        how["weight_decay"] = config.weight_decay if weight_decay is None else weight_decay
+        return optimizer_step(loss, optimizer or config.optimizer, **how)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
