@@ -1,10 +1,12 @@
 """Layers: batch statistics that padding does not reach, and dropout whose mask is a function of a key."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from fedcli.core import backbones
+from fedcli.core import backbones, layers
 from fedcli.core.layers import KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
 
 
@@ -277,6 +279,23 @@ def test_a_convolution_by_its_live_taps_is_the_convolution(
     assert getattr(layer, "live", None) == (live and (live, live))
     for new, old in zip(conv_results(layer, x), expected, strict=True):
         torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"),
+    [(1, 3, 1, 1), (2, 3, 1, 1), (2, 3, 2, 1), (3, (3, 2), 2, 1), (4, 1, 2, 0), (1, 1, 2, 1), (2, 5, 3, 3)],
+)
+def test_in_testing_a_convolution_of_few_places_is_a_product_of_matrices_for_each(
+    size, kernel, stride, padding, monkeypatch
+):
+    layer, x = nn.Conv2d(4, 6, kernel, stride, padding).double(), images(3, 4, size)
+    expected = layer(x)
+    use_live_taps(nn.Sequential(layer), 4, size)
+    with monkeypatch.context() as patch:
+        patch.setattr(layers.F, "conv2d", None)
+        patch.setattr(layers, "only_reported", SimpleNamespace(get=lambda: True))
+        torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_axes_of_an_image_have_live_taps_of_their_own():

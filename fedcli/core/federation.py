@@ -19,7 +19,7 @@ from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, 
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.layers import use_live_taps
+from fedcli.core.layers import only_reported, use_live_taps
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
@@ -431,7 +431,7 @@ class Federation:
             index: Positions in the training set, or in the test set if `test`; None for all test images.
             network: The model's network; the only one if None.
             test: Whether `index` is of test images.
-            quick: On a CPU in the layout of training, which rounds otherwise; for what is reported, not trained on.
+            quick: On a CPU in the fastest way, which rounds otherwise; for what is reported, not trained on.
 
         Returns:
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
@@ -440,11 +440,16 @@ class Federation:
         images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
         index = np.arange(len(labels)) if index is None else index
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
-        own = self.engine.own if quick and self.device.type == "cpu" else lambda tensor: tensor
+        quick = quick and self.device.type == "cpu"
+        own = self.engine.own if quick else lambda tensor: tensor
 
         @torch.no_grad()
         def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
+            token = only_reported.set(quick)
+            try:
+                features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
+            finally:
+                only_reported.reset(token)
             return features, logits, labels[positions]
 
         with self.timed("evaluate"):
