@@ -91,7 +91,8 @@ class Engine:
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
             train = self._alone if alone else self._together
-            after, sums = train(step, select(clients, chunk), select_axes(context, axes, chunk), axes, plan, chunk, rate)
+            given = select(clients, chunk), select_axes(context, axes, chunk)
+            after, sums = train(step, *given, axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
         done = self._in_chunks(run, plan.size.shape[1])
@@ -192,13 +193,13 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())
-        clients = with_optimizer(step, clients)
+        begin = partial(with_optimizer, step)
         if steps == 0:
-            return clients, {}
+            return begin(clients), {}
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
         rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
         sizes = plan.size[:steps, chunk]
-        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), clients))
+        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
         update, num_clients = packed(keyed(step.update), like), len(sizes[0])
         updates = {
             padded: self._for_many(update, (0, Batch(0, 0, 0 if padded else None, 0, 0, None, 0), axes), num_clients)
@@ -209,11 +210,13 @@ class Engine:
             together = make()
         else:
             rows = tree_map(with_room, rows)
-            together = find_stack(self.stacks, (step.update, axes, self.way), (clients, context, rows), make)
+            shapes = clients._replace(optimizer={}), context, rows
+            together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
         counts = sizes.sum(1).tolist()
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
-        return together.train(clients, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
+        begin = partial(begin, clients)
+        return together.train(begin, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
