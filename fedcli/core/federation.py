@@ -64,20 +64,10 @@ class Federation:
     """
 
     def __init__(
-        self,
-        run: Any,
-        dataset: Any,
-        parts: Sequence[np.ndarray],
-        device: torch.device,
-        transform: Transform,
-        *,
-        public_images: Tensor | None = None,
-        public_transform: Transform | None = None,
-        evaluation: str = "server",
-        top_k: int = 1,
-        on_samples: Callable[[int], None] = lambda count: None,
-        store: Any = None,
-    ):
+        self, run: Any, dataset: Any, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
+        public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
+        top_k: int = 1, on_samples: Callable[[int], None] = lambda count: None, store: Any = None,
+    ):  # fmt: skip
         """Puts data, networks and engine together.
 
         Args:
@@ -260,17 +250,10 @@ class Federation:
         return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
 
     def optimizer_step(
-        self,
-        loss: LocalLoss,
-        *,
-        optimizer: str | None = None,
-        lr: float | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-        names: Sequence[str] | None = None,
-        key: str = "local",
+        self, loss: LocalLoss, *, optimizer: str | None = None, lr: float | None = None, momentum: float | None = None,
+        weight_decay: float | None = None, names: Sequence[str] | None = None, key: str = "local",
         clip_norm: float = 0.0,
-    ) -> Step:
+    ) -> Step:  # fmt: skip
         """Makes a local step: one update of a client by the gradient of its objective.
 
         Args:
@@ -305,14 +288,9 @@ class Federation:
         return rate
 
     def train(
-        self,
-        clients: Client,
-        cohort: Cohort,
-        local: LocalLoss | Step,
-        context: Tree = None,
-        axes: Tree = None,
+        self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,
         epochs: range | None = None,
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
         """Trains the clients of a cohort on their own data.
 
         Args:
@@ -358,14 +336,9 @@ class Federation:
             yield Batch(x, torch.zeros_like(index), None, end, batches, rate, keys[b])
 
     def step(
-        self,
-        clients: Client,
-        cohort: Cohort,
-        local: LocalLoss | Step,
-        batch: Batch,
-        context: Tree = None,
+        self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,
         axes: Tree = None,
-    ) -> tuple[Client, Aux]:
+    ) -> tuple[Client, Aux]:  # fmt: skip
         """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
 
         Returns:
@@ -414,15 +387,9 @@ class Federation:
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
     def predict(
-        self,
-        params: Params,
-        buffers: Params,
-        index: np.ndarray | None = None,
-        network: Network | None = None,
-        *,
-        test: bool = False,
-        quick: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, params: Params, buffers: Params, index: np.ndarray | None = None, network: Network | None = None, *,
+        test: bool = False, quick: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Returns what one model in evaluation mode gives for training or test examples.
 
         Args:
