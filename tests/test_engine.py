@@ -80,10 +80,8 @@ def quadratic(params, buffers, batch, context):
 def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_state():
     _, fed = laws.federation(FEDAVG)
     plan = fed.plan(fed.cohort(0))
-    first, second = (
-        optimizer_step(quadratic, momentum=0.5, names=["a"], key="first"),
-        optimizer_step(quadratic, "adam", lr=0.1, names=["b"], key="second"),
-    )
+    first = optimizer_step(quadratic, momentum=0.5, names=["a"], key="first")
+    second = optimizer_step(quadratic, "adam", lr=0.1, names=["b"], key="second")
 
     def update(client, batch, context):
         client, _ = first.update(client, batch, context)
@@ -349,8 +347,7 @@ def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
 def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeypatch):
     """An image is 8 x 8 in float64, 2^9 bytes, a batch four of them."""
     setup, fed = laws.federation(FEDAVG)
-    fed.engine.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip", fed.dtype)
-    fed.transform = fed.engine.transform
+    fed.transform = fed.engine.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip", fed.dtype)
     expected = laws.simulate(setup, fed, 1)
     monkeypatch.setattr("fedcli.core.engine.PREPARED_BYTES", prepared)
     assert laws.distance(laws.simulate(setup, fed, 1), expected) == 0
