@@ -105,7 +105,7 @@ def with_key(client: Client, key: int) -> Client:
 
 
 class PlainUpdate:
-    """One update of one client by torch.optim, in the place of `fedcli.core.clients.sgd_step` and `adam_step`."""
+    """One update of one client by torch.optim, in the place of `fedcli.core.clients.optimizer_step`."""
 
     def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key, clip_norm):
         self.networks, self.loss, self.names, self.key = networks, loss, names, key

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcli.core import backbones
+from fedcli.core import backbones, layers
 from fedcli.core.layers import KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
 
 
@@ -265,18 +265,23 @@ def conv_results(layer, x):
         (2, 5, 3, 3, 1, None),  # the sides would need another padding each
     ],
 )
-def test_a_convolution_by_its_live_taps_is_the_convolution(
-    size, kernel, stride, padding, dilation, live, channels_last
+def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
+    size, kernel, stride, padding, dilation, live, channels_last, monkeypatch
 ):
-    layer = nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups=2).double()
+    layer = nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups=dilation).double()
     x = images(3, 4, size)
     if channels_last:
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     expected = conv_results(layer, x)
     assert use_live_taps(nn.Sequential(layer), 4, size) == (live is not None)
-    assert getattr(layer, "live", None) == (live and (live, live))
+    taps = live or slice(0, kernel)
+    assert getattr(layer, "live", (taps, taps)) == (taps, taps)
     for new, old in zip(conv_results(layer, x), expected, strict=True):
         torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(layers, "only_reported", layers.ContextVar("always", default=True))
+    if dilation == 1 and size < 8:  # at most 2 x 2 places
+        monkeypatch.setattr(layers.F, "conv2d", None)
+    torch.testing.assert_close(layer(x), expected[0], rtol=1e-12, atol=1e-12)
 
 
 def test_the_axes_of_an_image_have_live_taps_of_their_own():

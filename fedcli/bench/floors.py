@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from fedcli.bench.rounds import Convolution, Workload, seconds_of
+from fedcli.bench.rounds import Convolution, seconds_of
 
 MATMUL_SIDES = {"cpu": (2048, 1024, 512), "cuda": (8192, 4096)}
 COPY_BYTES = 2**28  # beyond any cache
@@ -71,25 +71,3 @@ def _repeat(work: Callable[[], Any], times: int, workers: int) -> None:
     with ThreadPoolExecutor(workers, "", partial(torch.set_num_threads, threads // workers)) as pool:
         list(pool.map(again, range(workers)))
     torch.set_num_threads(threads)
-
-
-def floors(
-    workload: Workload, flops_per_sample: float, parameters: int, item_bytes: int, limits: Ceilings
-) -> dict[str, float]:
-    """The least seconds that a round's work needs, see the module's docstring.
-
-    Args:
-        workload: The round.
-        flops_per_sample: Of a training step, over its samples.
-        parameters: Of the network.
-        item_bytes: Bytes of a parameter.
-        limits: What the device does at best.
-    """
-    arithmetic = workload.samples * flops_per_sample / limits.flops
-    touched = 2 * 3 * parameters * item_bytes  # parameter, gradient and momentum: each read and written
-    memory = workload.steps * touched / limits.bandwidth
-    return {
-        "floor_seconds": max(arithmetic, memory),
-        "arithmetic_floor_seconds": arithmetic,
-        "memory_floor_seconds": memory,
-    }

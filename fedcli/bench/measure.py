@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedcli.bench.floors import ceilings, floors
+from fedcli.bench.floors import ceilings
 from fedcli.bench.rounds import (
     FIRST_ROUND,
     SHAPE,
@@ -94,7 +94,7 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         autotune(engine.fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)
-        measured = {"images": images, "repeats": repeats, "peak_bytes": peak_memory(setup.device)}
+        measured = {"images": images, "peak_bytes": peak_memory(setup.device)}
         engine.evaluate()
         plain = PlainRounds(workload, dataset, engine.fed)
         plain.round(engine.fed.cohort(FIRST_ROUND).client_ids)
@@ -102,11 +102,21 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
         measured |= _time_pairs(case, engine, plain, progress)
         progress(f"{workload.name}: ceilings")
         limits = ceilings(setup.device, setup.run.precision, plain.convolutions())
-        measured |= floors(workload, plain.flops_per_sample(), plain.parameters, engine.fed.dtype.itemsize, limits)
-        measured["floor_share"] = measured["floor_seconds"] / measured["seconds_per_round"]
+        arithmetic = workload.samples * plain.flops_per_sample() / limits.flops
+        # Parameter, gradient and momentum, each read and written.
+        touched = 2 * 3 * plain.parameters * engine.fed.dtype.itemsize
+        memory = workload.steps * touched / limits.bandwidth
         tested = engine.models_tested * len(engine.fed.test_labels)
-        measured["evaluation_floor_seconds"] = tested * plain.flops_per_sample(train=False) / limits.flops
-        measured |= _describe(workload, engine)
+    floor, machine = max(arithmetic, memory), environment(setup.device)
+    measured |= {
+        "workload": workload.name, "engine": engine.fed.engine.mode, "device": str(setup.device),
+        "method": setup.method.name, "floor_seconds": floor, "floor_share": floor / measured["seconds_per_round"],
+        "arithmetic_floor_seconds": arithmetic, "memory_floor_seconds": memory,
+        "evaluation_floor_seconds": tested * plain.flops_per_sample(train=False) / limits.flops,
+        "torch": machine["versions"]["torch"], "threads": machine["hardware"]["threads"],
+        "hardware": machine["hardware"]["name"], "repeats": repeats,
+        **{name: getattr(setup.run, name) for name in ("precision", *SHAPE, "seed")},
+    }  # fmt: skip
     return {name: measured[name] for name in COLUMNS}
 
 
@@ -150,15 +160,12 @@ def measure_run(setup: Setup, repeats: int, progress: Callable[[str], Any] = lam
 def describe_run(result: dict[str, Any]) -> str:
     """Says in a sentence what `measure_run` has measured."""
     least, largest = map(short, result["seconds_spread"])
-    minutes, mebibytes = short(result["whole_seconds"] / 60), short(result["peak_bytes"] / 2**20)
     return (
         "{method} under {protocol} on {dataset} ({images} images), {backbone}, {precision}, {engine} on {device}: "
-        "{seconds} seconds a round ({least}-{largest}), {testing} of them testing; all {rounds} rounds take {minutes} "
-        "minutes. Peak {mebibytes} MiB."
-    ).format(
-        **result, seconds=short(result["seconds_per_round"]), least=least, largest=largest, minutes=minutes,
-        testing=short(result["evaluation_seconds"]), mebibytes=mebibytes,
-    )  # fmt: skip
+        f"{short(result['seconds_per_round'])} seconds a round ({least}-{largest}), "
+        f"{short(result['evaluation_seconds'])} of them testing; all {{rounds}} rounds take "
+        f"{short(result['whole_seconds'] / 60)} minutes. Peak {short(result['peak_bytes'] / 2**20)} MiB."
+    ).format(**result)
 
 
 def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: Callable[[str], Any]) -> dict[str, Any]:
@@ -181,21 +188,6 @@ def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: 
         "samples_per_second": workload.samples / median(own),
         "evaluation_seconds": median(tests),
         "data_seconds_share": (engine.partition_seconds + median(server)) / (engine.partition_seconds + median(own)),
-    }
-
-
-def _describe(workload: Workload, engine: EngineRounds) -> dict[str, Any]:
-    """What was measured, on which machine."""
-    fed, about = engine.fed, environment(engine.fed.device)
-    return {
-        "workload": workload.name,
-        "engine": fed.engine.mode,
-        "device": str(fed.device),
-        "method": engine.setup.method.name,
-        "torch": about["versions"]["torch"],
-        "threads": about["hardware"]["threads"],
-        "hardware": about["hardware"]["name"],
-        **{name: getattr(fed.config, name) for name in ("precision", *SHAPE, "seed")},
     }
 
 
@@ -246,16 +238,20 @@ def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
             return "-".join(map(text, value))
         return short(value) if isinstance(value, float) else str(value)
 
-    def reached(share: float) -> str:
+    def reached(floor: str, time: str) -> str:
+        share = result[floor] / result[time]
         return f"{share:.0%}" if share <= 1 else "failed: too high"
 
-    more = {"data_percent": 100 * result["data_seconds_share"], "peak_mebibytes": result["peak_bytes"] / 2**20}
-    words = result["workload"] in WORKLOADS and WORKLOADS[result["workload"]].words
-    more["words"] = f" {words}" if words else ""
-    more["reached"] = reached(result["floor_share"])
-    more["evaluation_reached"] = reached(result["evaluation_floor_seconds"] / result["evaluation_seconds"])
-    shown = {name: text(value) for name, value in {**result, **more}.items()}
-    return [cell.format(**shown) for cell in cells.values()]
+    words = f" {WORKLOADS[result['workload']].words}" if result["workload"] in WORKLOADS else ""
+    more = {
+        "words": words.rstrip(),
+        "data_percent": text(100 * result["data_seconds_share"]),
+        "peak_mebibytes": text(result["peak_bytes"] / 2**20),
+        "reached": reached("floor_seconds", "seconds_per_round"),
+        "evaluation_reached": reached("evaluation_floor_seconds", "evaluation_seconds"),
+    }
+    shown = {name: text(value) for name, value in result.items()}
+    return [cell.format(**shown, **more) for cell in cells.values()]
 
 
 def short(number: float) -> str:

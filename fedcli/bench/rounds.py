@@ -19,7 +19,7 @@ Both sides train the same clients on the same number of images.
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
 from fedcli.core import evaluation
+from fedcli.core.backbones import torchvision
 from fedcli.core.federation import Federation
 from fedcli.core.layers import LiveConv2d, use_live_taps
 from fedcli.data import datasets
@@ -80,13 +81,9 @@ WORKLOADS = {workload.name: workload for workload in (_W1, _W2, _W3)}
 DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 
-def find_workload(name: str, known: Mapping[str, Workload] = WORKLOADS) -> Workload:
-    """The workload of that name, short or not.
-
-    Raises:
-        UserError: If there is none.
-    """
-    by_name = {**known, **{workload.words: workload for workload in known.values() if workload.words}}
+def find_workload(name: str) -> Workload:
+    """The workload of that name, short or not; refuses a name that is not known."""
+    by_name = {**WORKLOADS, **{workload.words: workload for workload in WORKLOADS.values()}}
     if name not in by_name:
         raise unknown("workload", name, by_name, f"there are {', '.join(by_name)}, and methods.")
     return by_name[name]
@@ -220,29 +217,16 @@ class EngineRounds:
         self.models_tested = new or (self.fed.num_clients if personal else 1)
 
 
-class PlainCnn(nn.Module):
-    """The network of w1 and w2 as PyTorch's users write it."""
-
-    def __init__(self, channels: int, image_size: int):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(channels, 32, 5), nn.Conv2d(32, 64, 5)
-        self.fc1 = nn.Linear(64 * (((image_size - 4) // 2 - 4) // 2) ** 2, 512)
-        self.fc2 = nn.Linear(512, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[B, 10]` of images `[B, channels, H, W]`."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
-
-
 def plain_network(workload: Workload) -> nn.Module:
-    """The network of a workload without anything of the project's."""
-    if workload.backbone == "cnn-mcmahan":
-        return PlainCnn(workload.channels, workload.image_size)
-    from fedcli.core.backbones import torchvision
-
-    return getattr(torchvision().models, workload.backbone)(num_classes=10)
+    """The network of a workload as PyTorch's users write it, without anything of the project's."""
+    if workload.backbone != "cnn-mcmahan":
+        return getattr(torchvision().models, workload.backbone)(num_classes=10)
+    width = 64 * (((workload.image_size - 4) // 2 - 4) // 2) ** 2
+    return nn.Sequential(
+        *(nn.Conv2d(workload.channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 10)),
+    )
 
 
 class Convolution(NamedTuple):
@@ -310,21 +294,21 @@ class PlainRounds:
 
     def convolutions(self) -> tuple[Convolution, ...]:
         """The kinds of convolution in a training step."""
-        found: dict[Convolution, None] = {}
+        kinds: list[Convolution] = []
 
-        def note(layer: nn.Conv2d, given: tuple[Tensor], out: Tensor) -> None:
-            weight, padding = layer.weight, layer.padding
-            if isinstance(layer, LiveConv2d):
-                weight, padding = weight[:, :, *layer.live], layer.live_padding
-            sizes = tuple(given[0].shape), tuple(weight.shape)
-            found[Convolution(*sizes, layer.stride, padding, layer.groups)] = None
+        def note(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+            if isinstance(layer, nn.Conv2d):
+                weight, padding = layer.weight, layer.padding
+                if isinstance(layer, LiveConv2d):
+                    weight, padding = weight[:, :, *layer.live], layer.live_padding
+                sizes = tuple(given[0].shape), tuple(weight.shape)
+                kinds.append(Convolution(*sizes, layer.stride, padding, layer.groups))
 
-        layers = [layer for layer in self._live.modules() if isinstance(layer, nn.Conv2d)]
-        hooks = [layer.register_forward_hook(note) for layer in layers]
-        self._loss(self._live, *next(iter(self._loaders[0])))
-        for hook in hooks:
-            hook.remove()
-        return tuple(found)
+        network = copy.deepcopy(self._live)
+        for layer in network.modules():
+            layer.register_forward_hook(note)
+        self._loss(network, *next(iter(self._loaders[0])))
+        return tuple(dict.fromkeys(kinds))
 
     def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(self._device), y.to(self._device)

@@ -1,4 +1,4 @@
-"""Networks as features + head, built from a name and a seed. To add one is one function under `@backbone(NAME)`.
+"""Networks as features + head, built from a name and a seed. To add one is one entry of `BACKBONES`.
 
 Names are neutral; which network a paper uses is written in its protocols. Names have parts:
 
@@ -93,16 +93,6 @@ class Recipe(NamedTuple):
 
 
 BACKBONES: dict[str, Recipe] = {}
-
-
-def backbone(name: str, least: int = 1) -> Callable[[Callable], Callable]:
-    """Registers a function as the network of that name; arguments as in `Recipe`."""
-
-    def register(make: Callable) -> Callable:
-        BACKBONES[name] = Recipe(make, least)
-        return make
-
-    return register
 
 
 def find(name: str) -> Recipe:
@@ -257,10 +247,6 @@ def _mobilenet_v2_512(dropout: bool, channels: int, image_size: int, num_classes
     return Backbone(body, 512, num_classes, colour=True)
 
 
-BACKBONES["mobilenet-v2-512"] = Recipe(partial(_mobilenet_v2_512, False))
-BACKBONES["mobilenet-v2-dropout-512"] = Recipe(partial(_mobilenet_v2_512, True))
-
-
 def _convolution(**options: Any) -> Callable[..., nn.Module]:
     """Returns torchvision's convolution with norm and activation, by default BatchNorm and ReLU, and padded."""
     return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
@@ -283,7 +269,6 @@ def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
     return torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)
 
 
-@backbone("googlenet-512", least=15)
 def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's GoogLeNet; the features lie behind its dropout."""
     body = _googlenet(_convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001)), double=False)
@@ -294,7 +279,6 @@ def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone
     return Backbone(body, 512, num_classes, colour=True)
 
 
-@backbone("googlenet-32")
 def _googlenet_32(channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes GoogLeNet with one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, and no dropout.
 
@@ -320,7 +304,6 @@ class _Sum(nn.Module):
         return self.block(x) + self.shortcut(x)
 
 
-@backbone("mobilenet-v2-32")
 def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes MobileNetV2 with stride 1 in its stem and second stage, ReLU, and no dropout.
 
@@ -343,7 +326,6 @@ def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbo
     return Backbone(nn.Sequential(*layers), 1280, num_classes, colour=True)
 
 
-@backbone("efficientnet-b0-32")
 def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's EfficientNet-B0 with stride 1 in its stem and without the last convolution.
 
@@ -360,6 +342,16 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
         if isinstance(module, nn.Conv2d):
             module.reset_parameters()
     return Backbone(body, width, num_classes, colour=True)
+
+
+BACKBONES |= {
+    "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, False)),
+    "mobilenet-v2-dropout-512": Recipe(partial(_mobilenet_v2_512, True)),
+    "googlenet-512": Recipe(_googlenet_512, least=15),
+    "googlenet-32": Recipe(_googlenet_32),
+    "mobilenet-v2-32": Recipe(_mobilenet_v2_32),
+    "efficientnet-b0-32": Recipe(_efficientnet_b0_32),
+}
 
 
 def _network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:

@@ -193,20 +193,21 @@ def clip(grads: Params, max_norm: float) -> Params:
     return tree_map(lambda g: g * scale, grads)
 
 
-def _optimizer_step(
-    loss: LocalLoss,
-    init: Callable[[Params], Tree],
-    apply: Callable[..., tuple[Params, Tree]],
-    key: str,
-    lr: float | None = None,
-    names: Sequence[str] | None = None,
-    clip_norm: float = 0.0,
-    in_place: bool = False,
-) -> Step:
-    """Makes a step against the gradient of `loss`, by the update `apply` and its first state `init`.
+def optimizer_step(
+    loss: LocalLoss, optimizer: str = "sgd", *, lr: float | None = None, momentum: float = 0.0,
+    weight_decay: float = 0.0, names: Sequence[str] | None = None, key: str = "local", clip_norm: float = 0.0,
+) -> Step:  # fmt: skip
+    """Makes a local step of `sgd` or `adam` on the objective of one client, see `Federation.optimizer_step`."""
 
-    The others are those of `Federation.optimizer_step`; `in_place` says whether `apply` can write over its arguments.
-    """
+    def init(params: Params) -> Tree:
+        moments = tree_map(torch.zeros_like, params) if momentum or optimizer == "adam" else ()
+        if optimizer == "sgd":
+            return moments
+        return next(iter(params.values())).new_zeros(()), moments, tree_map(torch.clone, moments)
+
+    apply = partial(adam, weight_decay=weight_decay)
+    if optimizer == "sgd":
+        apply = partial(sgd, momentum=momentum, weight_decay=weight_decay)
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}
@@ -226,28 +227,8 @@ def _optimizer_step(
         optimizer = {**client.optimizer, key: state}
         return client._replace(params=params, buffers=aux.buffers, optimizer=optimizer), aux
 
-    writing = partial(update, in_place=True) if in_place else None
+    writing = partial(update, in_place=True) if optimizer == "sgd" else None
     return Step(update, lambda params: {key: init(trained(params))}, writing)
-
-
-def sgd_step(loss: LocalLoss, momentum: float = 0.0, weight_decay: float = 0.0, key: str = "sgd", **how: Any) -> Step:
-    """Makes a local step of `sgd` on the objective of one client; `how` as in `Federation.optimizer_step`."""
-
-    def init(params: Params) -> Tree:
-        return tree_map(torch.zeros_like, params) if momentum else ()
-
-    apply = partial(sgd, momentum=momentum, weight_decay=weight_decay)
-    return _optimizer_step(loss, init, apply, key, in_place=True, **how)
-
-
-def adam_step(loss: LocalLoss, weight_decay: float = 0.0, key: str = "adam", **how: Any) -> Step:
-    """Makes a local step of `adam` on the objective of one client; `how` as in `Federation.optimizer_step`."""
-
-    def init(params: Params) -> Tree:
-        count = next(iter(params.values())).new_zeros(())
-        return (count, tree_map(torch.zeros_like, params), tree_map(torch.zeros_like, params))
-
-    return _optimizer_step(loss, init, partial(adam, weight_decay=weight_decay), key, **how)
 
 
 def keyed(update: Update) -> Update:

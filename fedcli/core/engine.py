@@ -22,7 +22,7 @@ from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keye
 from fedcli.core.flat import flatten
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, packed, with_optimizer, with_room
-from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
@@ -90,8 +90,9 @@ class Engine:
 
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
-            own = with_optimizer(step, select(clients, chunk)), select_axes(context, axes, chunk)
-            after, sums = (self._alone if alone else self._together)(step, *own, axes, plan, chunk, rate)
+            train = self._alone if alone else self._together
+            given = select(clients, chunk), select_axes(context, axes, chunk)
+            after, sums = train(step, *given, axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
         done = self._in_chunks(run, plan.size.shape[1])
@@ -106,29 +107,28 @@ class Engine:
         Where the device's memory is too small for a chunk, it and all that follow are cut in half.
         """
 
-        def cut(clients: slice) -> list[slice]:
-            starts = range(clients.start, clients.stop, self.clients_per_chunk)
-            return [slice(start, min(start + self.clients_per_chunk, clients.stop)) for start in starts]
+        def attempt(chunk: slice) -> tuple[list[Any], int]:
+            results, start = [], chunk.start
+            while start < chunk.stop:
+                part = slice(start, min(start + self.clients_per_chunk, chunk.stop))
+                size = part.stop - part.start
+                try:
+                    results.append(run(part))
+                    start = part.stop
+                    continue
+                except torch.OutOfMemoryError:
+                    if size == 1:
+                        raise
+                # Not in the handler: there the error still holds the tensors of the step.
+                self.clients_per_chunk = -(-size // 2)
+                self.stacks.clear()
+                gc.collect()
+                torch.cuda.empty_cache()  # which does nothing where CUDA is not used
+                self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
+            return results, self.clients_per_chunk
 
-        def attempt(chunk: slice) -> list[Any]:
-            size = chunk.stop - chunk.start
-            if size > self.clients_per_chunk:  # halved since it was cut
-                return [result for part in cut(chunk) for result in attempt(part)]
-            try:
-                return [run(chunk)]
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-            # Not in the handler: there the error still holds the tensors of the step.
-            self.clients_per_chunk = -(-size // 2)
-            self.stacks.clear()
-            gc.collect()
-            torch.cuda.empty_cache()  # which does nothing where CUDA is not used
-            self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-            return attempt(chunk)
-
-        done = self.side_by_side(lambda c, go=attempt: (go(c), self.clients_per_chunk), cut(slice(0, num_clients)))
-        attempt = None  # it names itself, and would hold the round's tensors until garbage is collected
+        starts, size = range(0, num_clients, self.clients_per_chunk), self.clients_per_chunk
+        done = self.side_by_side(attempt, [slice(start, min(start + size, num_clients)) for start in starts])
         self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
         return [result for part, _ in done for result in part]
 
@@ -159,13 +159,15 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the only client of a chunk, on batches of their true sizes."""
         client, context = tree_map(self.own, select(clients, 0)), select_axes(context, axes, 0)
+        if not client.optimizer:
+            client = client._replace(optimizer=step.init_optimizer(client.params))
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         for batch in self._batches(plan, chunk.start, rate):
             client, aux = update(client, batch, context)
             total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
             self._step_done(len(batch.y))
-        return stack([tree_map(Tensor.contiguous, client)]), tree_map(lambda value: value[None], total)
+        return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
     def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
@@ -191,12 +193,13 @@ class Engine:
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())
+        begin = partial(with_optimizer, step)
         if steps == 0:
-            return clients, {}
+            return begin(clients), {}
         columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
         rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
         sizes = plan.size[:steps, chunk]
-        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), clients))
+        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
         update, num_clients = packed(keyed(step.update), like), len(sizes[0])
         updates = {
             padded: self._for_many(update, (0, Batch(0, 0, 0 if padded else None, 0, 0, None, 0), axes), num_clients)
@@ -207,11 +210,13 @@ class Engine:
             together = make()
         else:
             rows = tree_map(with_room, rows)
-            together = find_stack(self.stacks, (step.update, axes, self.way), (clients, context, rows), make)
+            shapes = clients._replace(optimizer={}), context, rows
+            together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
         counts = sizes.sum(1).tolist()
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
-        return together.train(clients, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
+        begin = partial(begin, clients)
+        return together.train(begin, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None

@@ -16,10 +16,10 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, adam_step, sgd_step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.layers import use_live_taps
+from fedcli.core.layers import only_reported, use_live_taps
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
@@ -266,17 +266,10 @@ class Federation:
         return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
 
     def optimizer_step(
-        self,
-        loss: LocalLoss,
-        *,
-        optimizer: str | None = None,
-        lr: float | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-        names: Sequence[str] | None = None,
-        key: str = "local",
+        self, loss: LocalLoss, *, optimizer: str | None = None, lr: float | None = None, momentum: float | None = None,
+        weight_decay: float | None = None, names: Sequence[str] | None = None, key: str = "local",
         clip_norm: float = 0.0,
-    ) -> Step:
+    ) -> Step:  # fmt: skip
         """Makes a local step: one update of a client by the gradient of its objective.
 
         Args:
@@ -289,11 +282,10 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
-        how = {"key": key, "lr": lr, "names": names, "clip_norm": clip_norm}
-        if (optimizer or self.optimizer) == "adam":
-            return adam_step(loss, weight_decay, **how)
-        return sgd_step(loss, self.momentum if momentum is None else momentum, weight_decay, **how)
+        how = {"lr": lr, "names": names, "key": key, "clip_norm": clip_norm}
+        how["momentum"] = self.momentum if momentum is None else momentum
+        how["weight_decay"] = self.config.weight_decay if weight_decay is None else weight_decay
+        return optimizer_step(loss, optimizer or self.optimizer, **how)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
@@ -312,14 +304,9 @@ class Federation:
         return rate
 
     def train(
-        self,
-        clients: Client,
-        cohort: Cohort,
-        local: LocalLoss | Step,
-        context: Tree = None,
-        axes: Tree = None,
+        self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,
         epochs: range | None = None,
-    ) -> tuple[Client, Terms]:
+    ) -> tuple[Client, Terms]:  # fmt: skip
         """Trains the clients of a cohort on their own data.
 
         Args:
@@ -364,14 +351,9 @@ class Federation:
             yield Batch(x, torch.zeros_like(index), None, ends[b], batches, rate, keys[b])
 
     def step(
-        self,
-        clients: Client,
-        cohort: Cohort,
-        local: LocalLoss | Step,
-        batch: Batch,
-        context: Tree = None,
+        self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,
         axes: Tree = None,
-    ) -> tuple[Client, Aux]:
+    ) -> tuple[Client, Aux]:  # fmt: skip
         """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
 
         Returns:
@@ -418,15 +400,9 @@ class Federation:
             return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
 
     def predict(
-        self,
-        params: Params,
-        buffers: Params,
-        index: np.ndarray | None = None,
-        network: Network | None = None,
-        *,
-        test: bool = False,
-        quick: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, params: Params, buffers: Params, index: np.ndarray | None = None, network: Network | None = None, *,
+        test: bool = False, quick: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Returns what one model in evaluation mode gives for training or test examples.
 
         Args:
@@ -435,7 +411,7 @@ class Federation:
             index: Positions in the training set, or in the test set if `test`; None for all test images.
             network: The model's network; the only one if None.
             test: Whether `index` is of test images.
-            quick: On a CPU in the layout of training, which rounds otherwise; for what is reported, not trained on.
+            quick: On a CPU in the fastest way, which rounds otherwise; for what is reported, not trained on.
 
         Returns:
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
@@ -444,11 +420,16 @@ class Federation:
         images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
         index = np.arange(len(labels)) if index is None else index
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
-        own = self.engine.own if quick and self.device.type == "cpu" else lambda tensor: tensor
+        quick = quick and self.device.type == "cpu"
+        own = self.engine.own if quick else lambda tensor: tensor
 
         @torch.no_grad()
         def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
+            token = only_reported.set(quick)
+            try:
+                features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
+            finally:
+                only_reported.reset(token)
             return features, logits, labels[positions]
 
         with self.timed("evaluate"):

@@ -1,10 +1,16 @@
 """Layers that torch has not in the form that training many clients together needs."""
 
+from contextvars import ContextVar
+from itertools import product
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+# Whether what a network gives is reported and never trained on, so that layers may round in another order.
+only_reported: ContextVar[bool] = ContextVar("only_reported", default=False)
+FEW = 4  # places of a convolution's output up to which it is tested place by place
 
 
 class MaskedBatchNorm2d(nn.BatchNorm2d):
@@ -28,21 +34,16 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         """Normalises activations `[B, C, H, W]`; in training a row of padding comes out as the bias.
 
-        The running statistics are then updated in place.
+        The running statistics are then updated in place. The padding is taken out by `where`, before and after the
+        mean, and without a branch on data, for the sake of vmap: whatever stands there, NaN included, reaches neither
+        sums nor gradients. Its output is the bias and not a multiple of 1 / sqrt(eps), which would overflow after some
+        layers where the real rows have no variance.
         """
         single = x.numel() == x.shape[1]
         if not self.training or (self.mask is None and not single):
             return super().forward(x)
         mask = x.new_ones(len(x), dtype=torch.bool) if self.mask is None else self.mask
-        return self._normalise(x.to(self.running_mean.dtype), mask[:, None, None, None]).to(x.dtype)
-
-    def _normalise(self, x: Tensor, real: Tensor) -> Tensor:
-        """Normalises in training over the rows `real` `[B, 1, 1, 1]`; without a branch on data, for the sake of vmap.
-
-        The padding is taken out by `where`, before and after the mean: whatever stands there, NaN included, reaches
-        neither sums nor gradients. Its output is the bias and not a multiple of 1 / sqrt(eps), which would overflow
-        after some layers where the real rows have no variance.
-        """
+        dtype, x, real = x.dtype, x.to(self.running_mean.dtype), mask[:, None, None, None]
         # Values per channel, in the type of x: from integers torch would make quotients in float32.
         values = real.sum().to(x.dtype) * (x.shape[2] * x.shape[3])
         divisor = values.clamp(min=1)  # a batch of padding only
@@ -55,7 +56,7 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
             self.running_mean.add_(rate * (mean - self.running_mean))
             self.running_var.add_(rate * (unbiased - self.running_var))
         scale = self.weight * (var + self.eps).rsqrt()
-        return centred * scale[:, None, None] + self.bias[:, None, None]
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(dtype)
 
 
 class LiveConv2d(nn.Conv2d):
@@ -67,10 +68,12 @@ class LiveConv2d(nn.Conv2d):
     Attributes:
         live: Of height and width, the taps.
         live_padding: Of height and width, the padding that is left.
+        few: Whether the output has few places.
     """
 
     live: tuple[slice, slice]
     live_padding: tuple[int, int]
+    few: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolves `[B, C, H, W]`."""
@@ -78,24 +81,46 @@ class LiveConv2d(nn.Conv2d):
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
             weight = self.weight[:, :, *self.live]
+        if self.few and only_reported.get():
+            return self._place_by_place(x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(x, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
+
+    def _place_by_place(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Convolves by a product of matrices for each place of the output, of the taps that meet the image there.
+
+        Where an image of 2 x 2 pixels is padded for 3 x 3 taps these are 4 of 9. Both arguments have their channels
+        last.
+        """
+        axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, strict=True)
+        rows, columns = (range(-padding, size + padding - taps + 1, stride) for size, taps, stride, padding in axes)
+        places = []
+        for top, left in product(rows, columns):
+            pixels = x[:, max(top, 0) : top + weight.shape[1], max(left, 0) : left + weight.shape[2]]
+            taps = weight[:, max(-top, 0) :, max(-left, 0) :][:, : pixels.shape[1], : pixels.shape[2]]
+            places.append(F.linear(pixels.flatten(1), taps.flatten(1), self.bias))
+        return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
+
+
+def _places(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Returns how many pixels a convolution makes of `size` along one axis."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
     """Returns along one axis of `size` pixels the taps that meet any of these, and the padding that is left."""
-    places = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    places = _places(size, kernel, stride, padding, dilation)
     starts = range(-padding, places * stride - padding, stride)
     live = [tap for tap in range(kernel) if any(0 <= start + tap * dilation < size for start in starts)]
     first, last = (live[0], live[-1]) if live else (0, kernel - 1)
     left = padding - first * dilation
-    if left < 0 or (size + 2 * left - dilation * (last - first) - 1) // stride + 1 != places:
+    if left < 0 or _places(size, last - first + 1, stride, left, dilation) != places:
         return slice(0, kernel), padding  # the other side would need another padding
     return slice(first, last + 1), left
 
 
 @torch.no_grad()
 def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
-    """Lets the convolutions of a network leave out dead taps, see `LiveConv2d`; returns whether there are any.
+    """Lets the convolutions of a network do less work, see `LiveConv2d`; returns whether there are dead taps.
 
     What its layers are given is seen when two empty images of this size pass through, in evaluation mode.
     """
@@ -112,15 +137,18 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     network.train(training)
     for hook in hooks:
         hook.remove()
-    changed = False
+    dead_taps = False
     for layer, seen in sizes.items():
         if len(seen) > 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             continue
-        axes = zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+        axes = [*zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
-        if any(part != slice(0, size) for part, size in zip(live, layer.kernel_size, strict=True)):
-            layer.__class__, layer.live, layer.live_padding, changed = LiveConv2d, live, padding, True
-    return changed
+        few = prod(map(_places, *zip(*axes, strict=True))) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
+        dead = live != tuple(slice(0, size) for size in layer.kernel_size)
+        if dead or few:
+            layer.__class__, layer.live, layer.live_padding, layer.few = LiveConv2d, live, padding, few
+        dead_taps = dead_taps or dead
+    return dead_taps
 
 
 class KeyedDropout(nn.Module):

@@ -318,12 +318,9 @@ def _too_few(name: str, num_clients: int, sizes: np.ndarray, rarest: int) -> Use
 
 @partitioner(needs="domain")
 def domains(
-    labels: Labels,
-    num_clients: int,
-    domain: Labels,
-    seed: int,
+    labels: Labels, num_clients: int, domain: Labels, seed: int,
     within: Callable[[np.ndarray, int, int], Parts] | None = None,
-) -> Parts:
+) -> Parts:  # fmt: skip
     """Gives every client examples of one domain: the first K/D clients share the first, the next ones the second.
 
     K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares out a

@@ -93,7 +93,7 @@ def with_room(rows: Tensor) -> Tensor:
 
 
 class Stack:
-    """Trains clients together; owns their tensors, at fixed addresses if there are graphs, and the graphs of steps.
+    """Trains clients together; owns their tensors, at fixed addresses, and the graphs of steps.
 
     A step is of one of two kinds, since masks cost a network with batch normalisation four times as many operations:
     `padded` where some client's batch is not full, else by the plain formulas.
@@ -105,40 +105,35 @@ class Stack:
     """
 
     def __init__(
-        self,
-        updates: dict[bool, Callable[..., tuple[Tree, dict[str, Tensor]]]],
-        gather: Callable[..., tuple[Tensor, Tensor]],
-        like: Client,
-        graphs: CudaGraphs | None = None,
-        give_up: Callable[[str], None] = lambda reason: None,
-        kept: bool = False,
-    ):
+        self, updates: dict[bool, Callable[..., tuple[Tree, dict[str, Tensor]]]],
+        gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
+        give_up: Callable[[str], None], kept: bool = False,
+    ):  # fmt: skip
         """Makes a stack without clients.
 
         Args:
             updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
             gather: Turns positions and draws into network input and labels.
             like: A client, which says how they are packed.
-            graphs: Of the device, if it has any. Without them every step makes new tensors, which is faster on a CPU:
-                those of the step before are reused, and not given back to the system.
+            graphs: Of the device, if it has any.
             give_up: Told why, if the step cannot be a graph.
             kept: Whether it is used again in later rounds.
         """
         self._updates, self._gather, self._like = updates, gather, like
-        self._graphs, self._give_up, self._kept, self._fixed = graphs, give_up, kept, graphs is not None
+        self._graphs, self._give_up, self._kept = graphs, give_up, kept
         self.clients: Tree = None
         self.totals: dict[str, Tensor] = {}
         self._eager_steps = {False: 0, True: 0}
         self.replays: dict[tuple[bool, int], Work] = {}
 
     def train(
-        self, clients: Client, context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor, padded: Sequence[bool],
-        step_done: Callable[[int], None],
+        self, clients: Callable[[], Client], context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor,
+        padded: Sequence[bool], step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
-        """Trains stacked clients, with optimizer state, through all rows.
+        """Trains stacked clients through all rows.
 
         Args:
-            clients: The clients.
+            clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
             rows: Of their plan; those after the last step are not used.
             num_batches: `[K]`, batches in an epoch.
@@ -150,13 +145,14 @@ class Stack:
             The clients after the last step, and the sums of their terms, `[K]` by name.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
-        given = (pack(clients, self._like, lead=1), context, rows, num_batches, rate, number)
+        given = (pack(clients(), self._like, lead=1), context, rows, num_batches, rate, number)
         if self.clients is None:
-            self._given = tree_map(_copy, given) if self._fixed else given
+            self._given = tree_map(_copy, given)
             self.clients, self._context, self._rows, self._num_batches, self._rate, self._number = self._given
         else:  # into the same tensors
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
+        del given  # the clients would be there twice
         done = 0
         while done < len(padded):
             same = next((n for n, kind in enumerate(padded[done:]) if kind != padded[done]), len(padded) - done)
@@ -176,12 +172,10 @@ class Stack:
         after, terms = self._updates[padded](self.clients, batch, self._context)
         active = now.size > 0
 
-        def move(own: Tensor, new: Tensor) -> Tensor:
-            shape = -1, *[1] * (own.dim() - 1)
-            return torch.where(active.reshape(shape), new, own, out=own if self._fixed else None)
+        def move(own: Tensor, new: Tensor) -> None:
+            torch.where(active.reshape(-1, *[1] * (own.dim() - 1)), new, own, out=own)
 
-        moved = tree_map(move, self.clients, after)
-        self.clients = self.clients if self._fixed else moved
+        tree_map(move, self.clients, after)
         if not self.totals:
             self.totals = tree_map(torch.zeros_like, terms)
         tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, terms)

@@ -25,10 +25,6 @@ def rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
     return type(like)(children)
 
 
-def _children(tree: Tree) -> list[Tree]:
-    return list(tree.values()) if isinstance(tree, dict) else list(tree)
-
-
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Returns the tree of `function(leaf, ...)` over trees of one structure; None stays None."""
     if tree is None:
@@ -36,8 +32,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if isinstance(tree, dict):
         return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        columns = zip(*(_children(other) for other in (tree, *others)), strict=True)
-        return rebuild(tree, [tree_map(function, *column) for column in columns])
+        return rebuild(tree, [tree_map(function, *column) for column in zip(tree, *others, strict=True)])
     return function(tree, *others)
 
 
