@@ -26,13 +26,13 @@ Notation
 Readings and deviations
     | | Paper | Authors' code | Here |
     |---|---|---|---|
-    | 1 | Eq. 5, half the mean over samples | mean over a class's samples, summed, over C | code's (`--anchor-form`) |
-    | 2 | constant learning rate | times .99 after every round | code's (`--lr-decay 1` is the paper to the letter) |
-    | 3 | calibration by SGD of rate eta | by Adam of rate .001 | code's (`--calibration-optimizer sgd`) |
-    | 4 | Eq. 16 divides by a class's samples twice, Step 3 of Section 4 once | once | once: class means, over B |
-    | 5 | Eq. 17 mixes the m_c of the last two epochs | a-bar <- lambda a-bar + (1 - lambda) m_c | code's |
-    | 6 | a class that a client lacks: not said | its received anchor, at the client's full weight | code's |
-    | 7 | n_i / n_S in Eq. 8, one over the size of S in Algorithm 1 | n_i / n_S | n_i / n_S, in both averages |
+    | 1. | Eq. 5, half the mean over samples | mean over a class's samples, summed, over C | code's (`--anchor-form`) |
+    | 2. | constant learning rate | times .99 after every round | code's (`--lr-decay 1` is the paper to the letter) |
+    | 3. | calibration by SGD of rate eta | by Adam of rate .001 | code's (`--calibration-optimizer sgd`) |
+    | 4. | Eq. 16 divides by a class's samples twice, Step 3 of Section 4 once | once | once: class means, over B |
+    | 5. | Eq. 17 mixes the m_c of the last two epochs | a-bar <- lambda a-bar + (1 - lambda) m_c | code's |
+    | 6. | a class that a client lacks: not said | its received anchor, at the client's full weight | code's |
+    | 7. | n_i / n_S in Eq. 8, one over the size of S in Algorithm 1 | n_i / n_S | n_i / n_S, in both averages |
 
     To 1: without the half, so with two classes of ten in a batch 2.5 times weaker; the released notebooks, whose
     accuracies lie within the printed spread, have it. To 3: `--calibration-lr 0.01` is eta. Momentum, weight decay and

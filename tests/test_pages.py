@@ -129,9 +129,9 @@ def test_a_card_falls_into_its_sections():
 def test_a_page_has_every_reading_of_its_card():
     for paper in pages.papers():
         page = pages.paper_page(paper, [Standing(table, None) for table in paper.tables], [], "", "")
-        numbers = [int(number) for number in re.findall(r"^ {3,4}(\d+)\. ", paper.module.__doc__, re.M)]
+        numbers = [int(number) for number in re.findall(r"^ {3,4}(?:\| )?(\d+)\. ", paper.module.__doc__, re.M)]
         assert numbers == list(range(1, len(numbers) + 1))
-        assert [int(number) for number in re.findall(r"^ ?(\d+)\. ", page, re.M)] == numbers
+        assert [int(number) for number in re.findall(r"^ ?(?:\| )?(\d+)\. ", page, re.M)] == numbers
         assert page.startswith(f"# {paper.module.__doc__.splitlines()[0].rstrip('.')}\n\n")
         for table in paper.tables:
             assert f"| {len(table.cells)} | `fedcli table {table.name}` |" in page
