@@ -169,12 +169,12 @@ class Display(Listener):
                 console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
+        """Stop the bar; for a run that has gone through, print its headline and then draw its figures."""
         self.bar.stop()
         if record["status"] == "finished":
-            draw(record, self.folder)
             self._print(headline(record, self.folder))
             self.console.print()
+            draw(record, self.folder)
             self.folder = None
 
     def log(self, text: str) -> None:
