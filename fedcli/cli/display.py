@@ -3,6 +3,7 @@
 The same for a paper's table: what it costs, and the progress of its runs.
 """
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,10 +100,12 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
     from fedcli.figures import curves, partition, plots  # late: it takes a second
 
+    gc.freeze()  # else each search for garbage among what drawing leaves goes through all that PyTorch has
     plots.write(folder / "curve", curves.learning_curves, [record])
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     counts = np.array(record["partition"]["class_counts"])
     plots.write(folder / "partition", partition.partition_figure, counts, record["class_names"], title)
+    gc.unfreeze()
 
 
 def _clock(seconds: float) -> str:

@@ -96,7 +96,7 @@ def plot(
     def draw() -> Any:
         figure = chart.draw(*given)
         if title is not None:
-            figure.suptitle(title)
+            plots.write_title(figure, title)
         return figure
 
     with Console(stderr=True).status(escape(kind)):

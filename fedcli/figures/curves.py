@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
+from fedcli.registry import protocols
 from fedcli.results.boards import boards
 from fedcli.results.comparison import printed_accuracies
 from fedcli.results.tables import NOT_IN_IDENTITY, SeedGroup, group, settings_text
@@ -124,25 +125,28 @@ def find_curves(
     curves, judged = [], read is accuracy_percent
     numbers = printed_accuracies([member.records[0] for member in groups]) if judged else [None] * len(groups)
     for member, printed in zip(groups, numbers, strict=True):
-        ended = [points(record) for record in member.diverged]
-        diverged = [run[:, ~np.isnan(run[1])] for run in ended if not np.isnan(run[1]).all()]
-        drawn = member.finished or [record for record in member.records if record not in member.diverged]
-        shortest = min((len(record["rounds"]) for record in drawn), default=0)
-        table = np.array([points(record)[:, :shortest] for record in drawn]).reshape(len(drawn), 2, shortest)
+        lost = member.diverged
+        diverged = [run[:, ~np.isnan(run[1])] for run in map(points, lost)]
+        diverged = [run for run in diverged if run.size]
+        drawn = member.finished or [record for record in member.records if record not in lost] or lost
+        shortest = min(len(record["rounds"]) for record in drawn)
+        table = np.array([points(record)[:, :shortest] for record in drawn])  # [n, 2, R]
         shared = np.flatnonzero(~np.isnan(table).any((0, 1)))  # rounds, counted from 0
         if not len(shared) and not diverged:
             continue
-        places, mean = table[..., shared].mean(0) if len(table) else np.empty((2, 0))
+        places, mean = table[..., shared].mean(0)
         band = headline = None
         if len(table) > 1:
             deviation = table[:, 1, shared].std(0, ddof=1)
             band = np.clip(mean - deviation, *limits), np.clip(mean + deviation, *limits)
         summaries = [record["summary"] for record in drawn]
-        searched = all(one["selection"].startswith("best") and one["selected"] is not None for one in summaries)
+        searched = all(each["selection"].startswith("best") and each["selected"] is not None for each in summaries)
         if judged and searched and len(shared):
-            place = np.interp(fmean(one["selected_round"] for one in summaries), shared, places)
-            headline = float(place), 100 * fmean(one["selected"] for one in summaries)
-        curves.append(Curve(member, drawn or member.diverged, places, mean, band, diverged, headline, printed))
+            place = np.interp(fmean(each["selected_round"] for each in summaries), shared, places)
+            headline = float(place), 100 * fmean(each["selected"] for each in summaries)
+        if drawn is lost:
+            places, mean, band = places[:0], mean[:0], None
+        curves.append(Curve(member, drawn, places, mean, band, diverged, headline, printed))
     return curves
 
 
@@ -247,13 +251,16 @@ def _draw_measures(records: list[dict], measures: dict[str, READ], limits: tuple
 
 
 def _title(curves: list[Curve]) -> str:
-    """What all runs have in common, in words: the method, the data, the seeds, and the options that all were given."""
+    """What all runs have in common, in words: method, data, seeds, and where all leave the protocol."""
     records = [record for curve in curves for record in curve.setting.records]
     smaller = {reduction["what"] for record in records for reduction in reductions_of(record)}
+    protocol = protocols().get(records[0]["protocol"])
+    usual = protocol.settings if protocol else {}
     options = [given_options(record["config"], record.get("origin", {})) for record in records]
     shared = {}
     for name, value in options[0].items():
-        if name not in TOLD | smaller and all((name, value) in given.items() for given in options):
+        is_told = name in TOLD | smaller or (name in usual and usual[name] == value)
+        if not is_told and all((name, value) in given.items() for given in options):
             shared[name] = value
     most = max(len(curve.runs) for curve in curves)
     words = [f"{most} seeds" if most > 1 else "1 seed"]

@@ -87,33 +87,25 @@ def embedding_chart(paths: Iterable[Path]) -> Figure:
         UserError: As `one_a_setting`, or if their features have not been kept.
     """
     shown, title = one_a_setting(paths)
-    rows = []  # of panels: title, features, labels and quality
-    for run in shown:
+    by_domain = max(len(run.record.get("quality", {}).get("domains", ())) for run in shown)
+    across = by_domain or min(len(shown), ACROSS)  # without domains as many in a row as a page is wide
+    down = len(shown) if by_domain else ceil(len(shown) / ACROSS)
+    figure = Figure(figsize=(SIDE * max(across, 2), down * (SIDE + 0.4) + 0.5), layout="constrained")
+    for number, run in enumerate(shown):
         kept, quality = FEATURES.read(run.folder, run.record), run.record["quality"]
-        features, labels = kept["features"], kept["labels"]
-        if "domains" not in quality:
-            rows.append([(run.full_label, features, labels, quality)])
-            continue
-        panels = []
-        for number, (name, of_domain) in enumerate(quality["domains"].items()):
-            images = kept["domains"] == number
-            panels.append((f"{quality['domain']} → {name}", features[images], labels[images], of_domain))
-        own = list(quality["domains"]).index(quality["domain"])
-        rows.append([panels.pop(own), *panels])
-    across = max(map(len, rows))
-    by_domain = across > 1
-    if not by_domain:  # one panel a setting: as many in a row as a page is wide
-        panels = [row[0] for row in rows]
-        across = min(len(panels), ACROSS)
-        rows = [panels[start : start + across] for start in range(0, len(panels), across)]
-    figure = Figure(figsize=(SIDE * max(across, 2), len(rows) * (SIDE + 0.4) + 0.5), layout="constrained")
-    for number, row in enumerate(rows):
-        for column, (name, features, labels, quality) in enumerate(row):
-            axes = figure.add_subplot(len(rows), across, number * across + column + 1)
-            _scatter(axes, features, labels)
-            axes.set_title(f"{fill(name, TITLE)}\n{_numbers(quality)}")
-            if by_domain and column == 0:
-                axes.set_ylabel(fill(shown[number].full_label, TITLE))
+        panels = [(run.full_label, np.full(len(kept["labels"]), True), quality)]  # name, which images, and numbers
+        if "domains" in quality:
+            own, names = quality["domain"], list(quality["domains"])
+            names.sort(key=lambda name: name != own)
+            of_domain = {name: kept["domains"] == place for place, name in enumerate(quality["domains"])}
+            panels = [(f"{own} → {name}", of_domain[name], quality["domains"][name]) for name in names]
+        first = number * (by_domain or 1) + 1
+        for place, (name, images, numbers) in enumerate(panels, first):
+            axes = figure.add_subplot(down, across, place)
+            _scatter(axes, kept["features"][images], kept["labels"][images])
+            axes.set_title(f"{fill(name, TITLE)}\n{_numbers(numbers)}")
+            if by_domain and place == first:
+                axes.set_ylabel(fill(run.full_label, TITLE))
     _finish(figure, title, shown[0].record["class_names"])
     return figure
 

@@ -124,12 +124,8 @@ def title_words(records: Sequence[dict], *more: str) -> str:
         *more: What stands behind data set and partition.
     """
     shared = agreed(records)
-    words = []
-    if "dataset" in shared:
-        words.append(dataset_words(shared["dataset"]))
-    if "partition" in shared:
-        words.append(partition_words(shared["partition"]))
-    title = ", ".join([*words, *more])
+    words = {"dataset": dataset_words, "partition": partition_words}
+    title = ", ".join([*(word(shared[key]) for key, word in words.items() if key in shared), *more])
     reductions = {describe_reductions(reductions_of(record)) for record in records} - {""}
     return title + (f"; reduced: {' or '.join(sorted(reductions))}" if reductions else "")
 
@@ -164,22 +160,16 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
         stem.parent.mkdir(parents=True, exist_ok=True)
         for suffix in suffixes:
             content = small_png(figure) if page else image(figure, suffix, metadata=UNDATED[suffix])
+            figure.set_layout_engine("none")  # the next file is laid out as this one
             files.append(stem.with_name(stem.name + suffix))
             write_atomically(files[-1], lambda path, content=content: path.write_bytes(content))
     return files
 
 
 def image(figure: Figure, suffix: str, **options: Any) -> bytes:
-    """The content of a file with the figure; a figure that no layout engine fits to its edges is cut to what it shows.
-
-    Args:
-        figure: The figure.
-        suffix: Of the kind of file.
-        **options: Further ones of `Figure.savefig`.
-    """
+    """The content of a file with the figure, cut to what it shows; `options` are further ones of `Figure.savefig`."""
     content = io.BytesIO()
-    cut = "tight" if figure.get_layout_engine() is None else None
-    figure.savefig(content, format=suffix[1:], bbox_inches=cut, pad_inches=0.04, **options)
+    figure.savefig(content, format=suffix[1:], bbox_inches="tight", pad_inches=0.04, **options)
     return content.getvalue()
 
 
