@@ -180,8 +180,8 @@ class Progress(rounds.Listener):
         self.shown = time.perf_counter()
         entries, total = self.record["rounds"], self.record["config"]["rounds"]
         done = min(len(entries) + min(self.in_round / self.expected, 1), total)
-        parts = [f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"]
-        parts.append(f"round {len(entries)}/{total}")
+        run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
+        parts = [run, f"round {len(entries)}/{total}"]
         if done > self.first:
             left = (self.shown - self.began) / (done - self.first) * (total - done)
             parts.append(f"{left:,.0f} s left")

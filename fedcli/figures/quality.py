@@ -97,11 +97,10 @@ class Kept(NamedTuple):
             measured = {**measured, "features_sha256": file_digest(folder / self.file)}
             measured = {self.prefix + name: value for name, value in measured.items()}
             record = read_record(folder)
-            quality = record.get("quality", {})
-            for name in list(quality):
-                if name.startswith(CLIENTS_FEATURES.prefix) == (self is CLIENTS_FEATURES):
-                    del quality[name]
-            write_record(folder, {**record, "quality": {**quality, **measured}})
+            of_clients = CLIENTS_FEATURES.prefix
+            others = record.get("quality", {}).items()
+            others = {name: value for name, value in others if name.startswith(of_clients) != bool(self.prefix)}
+            write_record(folder, {**record, "quality": {**others, **measured}})
         return measured
 
     def read(self, folder: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -218,7 +217,7 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
 
     Args:
         folder: Of the run.
-        files: The user's files that the run needs, see `resume`.
+        files: The user's files that it needs, see `resume`.
 
     Returns:
         What its record gets: `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients
@@ -240,11 +239,7 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
 
 
 def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """What `client_points` gives after the round that would follow a run's last one; nothing is written.
-
-    Args:
-        folder: Of the run.
-        files: The user's files that the run needs, see `resume`.
+    """What `client_points` gives after the round that would follow the last one of a run; nothing is written.
 
     Raises:
         UserError: If the run has no global model or cannot be opened again.

@@ -32,6 +32,7 @@ CELL = (  # <%- escapes
     '<span title="<%- text_{0} %>" style="font-weight: <%= weight_{0} %>; color: inherit"><%- text_{0} %></span>'
 )
 WIDE = {"sizing_mode": "stretch_width"}
+CHART = {"height": 340, "min_width": 300, "toolbar_location": "right", "tools": "pan,box_zoom,reset,save", **WIDE}
 
 
 def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] = ()) -> str:
@@ -115,24 +116,15 @@ def _number(text: str) -> float:
     return float(match[0].replace(",", "")) if match else -1.0
 
 
-def _figure(title: str, x_label: str, y_label: str, tooltips: Sequence[tuple[str, str]], **more: Any) -> Any:
-    """An empty chart."""
-    chart = figure(
-        title=title, x_axis_label=x_label, y_axis_label=y_label, height=340, min_width=300, toolbar_location="right",
-        tools="pan,box_zoom,reset,save", **WIDE, **more,
-    )  # fmt: skip
-    chart.toolbar.logo = None
-    chart.add_tools(models.HoverTool(tooltips=list(tooltips)))
-    return chart
-
-
 def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     """The lines of `curves.learning_curves` with their bands, crosses and paper's numbers; None without a value."""
     curves = sorted(find_curves(groups), key=lambda curve: curve.last, reverse=True)
     if not curves:
         return None
-    tips = [("", "@name"), ("round", "@round"), ("accuracy", "@value{0.00} %")]
-    chart = _figure("Test accuracy over rounds", "Round", "Test accuracy (%)", tips)
+    chart = figure(
+        title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)",
+        tooltips=[("", "@name"), ("round", "@round"), ("accuracy", "@value{0.00} %")], **CHART,
+    )  # fmt: skip
     for curve in curves:
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
@@ -166,15 +158,18 @@ def _costs(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
         sent = find_metric("total-floats").values(member.records)
         selected = find_metric("selected").values(member.records)
         if sent and selected:
-            values = member.label, sent[0], fmean(selected), colour[member.label]
-            for key, value in zip(points, values, strict=True):
-                points[key].append(value)
+            points["name"].append(member.label)
+            points["floats"].append(sent[0])
+            points["value"].append(fmean(selected))
+            points["colour"].append(colour[member.label])
     if not points["name"]:
         return None
     scale = "log" if 0 < 10 * min(points["floats"]) < max(points["floats"]) else "linear"
-    tips = [("", "@name"), ("floats sent", "@floats{0,0}"), ("accuracy", "@value{0.00} %")]
-    title, label = "Accuracy over what all clients send", "Floats sent by all clients"
-    chart = _figure(title, label, "The table's accuracy (%)", tips, x_axis_type=scale)
+    chart = figure(
+        title="Accuracy over what all clients send", x_axis_label="Floats sent by all clients", x_axis_type=scale,
+        y_axis_label="The table's accuracy (%)",
+        tooltips=[("", "@name"), ("floats sent", "@floats{0,0}"), ("accuracy", "@value{0.00} %")], **CHART,
+    )  # fmt: skip
     chart.scatter("floats", "value", source=points, size=10, color="colour")
     return chart
 
@@ -188,9 +183,11 @@ def _partition(record: dict) -> Any:
     names = record.get("class_names") or [str(label) for label in range(counts.shape[1])]
     images = counts[clients, classes]
     source = {"client": clients, "class": classes, "images": images, "name": [names[label] for label in classes]}
-    tips = [("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")]
-    title = f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}"
-    chart = _figure(title, "Client", "Class", tips)
+    chart = figure(
+        title=f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}",
+        x_axis_label="Client", y_axis_label="Class",
+        tooltips=[("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")], **CHART,
+    )  # fmt: skip
     mapper = models.LinearColorMapper(Viridis256[::-1], low=0, high=int(images.max()))
     colours = {"field": "images", "transform": mapper}
     chart.rect("client", "class", 1, 1, source=source, line_color=None, fill_color=colours)
