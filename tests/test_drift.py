@@ -11,9 +11,8 @@ import fedcli
 from fedcli.cli.app import app
 from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.figures import curves
-from fedcli.figures import features as drawing
-from fedcli.figures.quality import add_quality, separation
+from fedcli.figures import curves, outputs, quality
+from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
@@ -186,11 +185,8 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
     (line,) = curves.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-
-
-def test_without_a_measurement_there_is_nothing_to_draw():
     for run in (curve(), drifting(values=((None, None), None, (None, None)))):
-        with pytest.raises(UserError, match="run with --drift-every"):
+        with pytest.raises(UserError, match=r"no run has measured its distance of features .*; run with --drift-every"):
             curves.drift_figure([run])
 
 
@@ -199,17 +195,9 @@ def test_without_a_measurement_there_is_nothing_to_draw():
 
 def test_cosines_of_pairs_by_hand():
     features = np.array([[1.0, 0.0], [2.0, 2.0], [0.0, 0.0], [-3.0, 0.0]])
-    cosines, same = drawing.pair_cosines(features, np.array([7, 7, 2, 2]))
+    cosines, same = pair_cosines(features, np.array([7, 7, 2, 2]))
     assert cosines == pytest.approx([0.5**0.5, 0, -1, 0, -(0.5**0.5), 0])  # 01 02 03 12 13 23
     assert same.tolist() == [True, False, False, False, False, True]
-
-
-def images_of(points, features, labels):
-    """For each point, by which client and of which class, and that its features are those of such an image."""
-    for feature, label, client in zip(*points, strict=True):
-        found = [i for i in range(len(labels)) if np.allclose(features[client][i], feature, rtol=1e-9, atol=0)]
-        assert label in {int(labels[i]) for i in found}
-    return set(zip(points.clients.tolist(), points.labels.tolist(), strict=True))
 
 
 def test_a_client_shows_the_images_of_its_classes_by_its_own_model(monkeypatch):
@@ -217,16 +205,19 @@ def test_a_client_shows_the_images_of_its_classes_by_its_own_model(monkeypatch):
     fed.training[1] = fed.training[1][(fed.engine.labels[fed.training[1]] != 2).numpy()]
     cohort = fed.cohort_of(0, [1, 3])
     setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
-    points = drawing.client_points(fed, cohort)
+    points = client_points(fed, cohort)
     models = [select((fed.trained.params, fed.trained.buffers), k) for k in (0, 1)]
     features = {client: fed.predict(*model, None)[0].numpy() for client, model in zip((1, 3), models, strict=True)}
-    pairs = images_of(points, features, fed.test_labels)
-    assert pairs == {(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)}
-    assert len(points.labels) == 20 + int((fed.test_labels != 2).sum())
-    monkeypatch.setattr(drawing, "POINTS", 9)
-    assert len(drawing.client_points(fed, cohort).labels) == 9
-    monkeypatch.setattr(drawing, "CLIENT_MARKERS", "o")
-    assert set(drawing.client_points(fed, cohort).clients.tolist()) == {1}
+    for feature, label, client in zip(*points.values(), strict=True):
+        same = np.isclose(features[client], feature, rtol=1e-9, atol=0).all(1)
+        assert label in fed.test_labels[torch.as_tensor(same)]
+    shown = set(zip(points["clients"].tolist(), points["labels"].tolist(), strict=True))
+    assert shown == {(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)}
+    assert len(points["labels"]) == 20 + int((fed.test_labels != 2).sum())
+    monkeypatch.setattr(quality, "POINTS", 9)
+    assert len(client_points(fed, cohort)["labels"]) == 9
+    monkeypatch.setattr(quality, "CLIENTS", 1)
+    assert set(client_points(fed, cohort)["clients"].tolist()) == {1}
 
 
 def test_a_client_shows_the_images_of_its_domains():
@@ -235,32 +226,33 @@ def test_a_client_shows_the_images_of_its_domains():
     fed.domain_counts = np.array([[5, 0], [3, 4], [0, 9], [0, 4]])
     cohort = fed.cohort(0)
     setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
-    points = drawing.client_points(fed, cohort)
-    assert np.bincount(points.clients).tolist() == [10, 20, 10, 10]
+    assert np.bincount(client_points(fed, cohort)["clients"]).tolist() == [10, 20, 10, 10]
 
 
 def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     files = {path.name: path.read_bytes() for path in run.path.iterdir()}
-    points = drawing.one_more_round(run.path)
+    points = one_more_round(run.path)
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
     again = fedcli.runs.prepare.prepare(setup)[2]
-    state = run.state
     again.start_round()
-    after, _ = setup.method.run_round(state, again.cohort(3), again, setup.options)
+    after, _ = setup.method.run_round(run.state, again.cohort(3), again, setup.options)
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
-    expected = drawing.client_points(again, again.cohort(3))
-    assert all(np.array_equal(a, b) for a, b in zip(points, expected, strict=True))
+    expected = client_points(again, again.cohort(3))
+    assert all(np.array_equal(points[name], expected[name]) for name in expected)
 
 
-def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(tmp_path, monkeypatch):
+def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_and_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    points = drawing.one_more_round(run.path)
-    features = points.features.astype(np.float16).astype(float)
-    cosines, same = drawing.pair_cosines(features, points.labels)
-    expected = separation(features, points.labels)
+    with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
+        outputs.clients_chart([run.path])
+    points = one_more_round(run.path)
+    features = points["features"].astype(np.float16).astype(float)
+    cosines, same = pair_cosines(features, points["labels"])
+    expected = separation(features, points["labels"])
     expected |= {"cosine_same": np.median(cosines[same]), "cosine_other": np.median(cosines[~same])}
     ended = CliRunner().invoke(app, ["quality", str(run.path), "--clients"])
     assert ended.exit_code == 0, ended.output
@@ -270,28 +262,25 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record(
     assert read_record(run.path)["quality"].items() >= record["quality"].items()
     for name, value in expected.items():
         assert find_metric(f"quality:clients_{name}").value(read_record(run.path)) == value
-    assert record["quality"]["clients_examples"] == len(points.labels)
-    with np.load(run.path / "clients.npz") as kept:
-        assert (kept["features"] == features).all()
-        assert (kept["labels"] == points.labels).all()
-        assert (kept["clients"] == points.clients).all()
+    assert record["quality"]["clients_examples"] == len(points["labels"])
     for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    monkeypatch.setattr(drawing, "embed", lambda features: features[:, :2])
-    above, below = drawing.clients_chart([run.path]).axes
+    above, below = outputs.clients_chart([run.path]).axes
     assert f"NMI {expected['nmi']:.2f}, silhouette {expected['silhouette']:.2f}\n" in above.get_title()
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))
-    assert len(above.collections) == len(np.unique(points.clients))  # a marker each
+    assert len(above.collections) == len(np.unique(points["clients"]))  # a marker each
     assert [text.get_text() for text in below.get_legend().get_texts()] == ["of one class", "of two classes"]
     refused = CliRunner().invoke(app, ["quality", str(run.path), "--clients", "--client", "0"])
-    assert refused.exit_code == 2
-    assert "--clients is for runs with a global model" in refused.output
+    assert (refused.exit_code, "--clients is for runs with a global model" in refused.output) == (2, True)
 
 
 def test_runs_without_a_global_model_or_kept_features_are_refused(tmp_path):
     run = fedcli.run("local", out=tmp_path / "run", **{**TINY, "rounds": 1})
     with pytest.raises(UserError, match="'local' has no global model"):
-        drawing.one_more_round(run.path)
-    with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
-        drawing.clients_chart([run.path])
+        one_more_round(own.path)
+    run = fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
+    record = read_record(run.path)
+    write_record(run.path, {**record, "config": {**record["config"], "gone": 1}})
+    with pytest.raises(UserError, match="has changed since the run"):
+        one_more_round(run.path)

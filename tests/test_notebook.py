@@ -76,9 +76,3 @@ def test_exist_ok_keeps_the_run_before(tmp_path):
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
-
-
-def test_help_tells_the_arguments():
-    for word in ("out:", "seeds:", "log:", "exist_ok:", "history", "rounds=5"):
-        assert word in fedcli.run.__doc__
-    assert not notebook.in_notebook()

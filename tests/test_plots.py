@@ -1,7 +1,7 @@
 """Figures by what they draw: the lines' numbers, the bands, the names and signs, the counts, the files' bytes."""
 
+import io
 import json
-from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedcli import figures
+from fedcli.cli import display
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import curves, partition, plots
@@ -31,6 +33,10 @@ def curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
     return run
 
 
+def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
+    return curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {"error": "NonFiniteLoss: the term"}
+
+
 def drawn(figure):
     """The lines and the bands of the figure's first axes, the names in its legend and then the signs below."""
     axes = figure.axes[0]
@@ -44,51 +50,50 @@ def marked(figure, gid="headline"):
     return [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_gid() == gid]
 
 
-def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation():
-    runs = [curve(seed=0, accuracies=(0.2, 0.4)), curve(seed=1, accuracies=(0.4, 0.4)), curve("two")]
+def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_within_0_and_100():
+    runs = [curve(seed=0, accuracies=(0.2, 1)), curve(seed=1, accuracies=(0.4, 0.8)), curve("two")]
     (one, two), (band,), labels = drawn(curves.learning_curves(runs))
     assert one.get_xdata().tolist() == [1, 2]
-    assert one.get_ydata() == pytest.approx([30, 40])
+    assert one.get_ydata() == pytest.approx([30, 90])
     assert two.get_ydata() == pytest.approx([20, 40, 50])
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((30 - 200**0.5, 30 + 200**0.5))  # variance 200 in round 1
+    heights = sorted(set(band.get_paths()[0].vertices[:, 1]))
+    deviation = 200**0.5  # of both rounds
+    assert heights == pytest.approx([30 - deviation, 30 + deviation, 90 - deviation, 100])
     assert one.get_color() != two.get_color()
-    assert labels == ["two (n = 1)", "one", BAND, RING]  # in the order of the last values
+    assert labels == ["one", "two (n = 1)", BAND, RING]  # in the order of the last values
 
 
-def test_rounds_that_were_not_evaluated_are_left_out():
+def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_finished_ones_go_before():
     (line,), _, _ = drawn(curves.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
-
-
-def test_an_unfinished_run_is_left_out_of_a_group_with_finished_ones_and_said_so():
-    runs = [curve(), curve(seed=1, accuracies=(0.9,), status="interrupted")]
-    (line,), bands, labels = drawn(curves.learning_curves(runs))
-    assert line.get_ydata() == pytest.approx([20, 40, 50])
-    assert bands == []
-    assert labels[0] == "one (1 unfinished not shown)"
-
-
-def test_unfinished_runs_alone_are_drawn_over_the_rounds_they_share():
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
     (line,), (_,), labels = drawn(curves.learning_curves(runs))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
     assert labels[0] == "one (unfinished)"
+    (line,), bands, labels = drawn(curves.learning_curves([*runs, curve(seed=2)]))
+    assert (line.get_ydata().tolist(), bands) == (pytest.approx([20, 40, 50]), [])
+    assert labels[0] == "one (2 unfinished not shown)"
+
+
+def test_without_an_evaluated_round_there_is_nothing_to_draw():
+    for accuracies in ((), (None, None)):
+        waiting = curve(accuracies=accuracies, status="running")
+        with pytest.raises(UserError, match="no run has an evaluated round"):
+            curves.learning_curves([waiting])
+        assert len(drawn(curves.learning_curves([curve("two"), waiting]))[0]) == 1
 
 
 def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     runs = [curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3), curve("two", accuracies=(None, 0.3), cohort_size=2)]
     for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
         entry["floats_up"] = floats  # of a client
-    figure = curves.learning_curves(runs, "floats")
+    unknown = curve("three") | {"cost": None}
+    figure = curves.learning_curves([*runs, unknown], "floats")
     one, two = (line.get_xydata().tolist() for line in drawn(figure)[0])
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
     assert marked(figure)[0][0][0] == 60  # of round 2
     assert figure.axes[0].get_xlabel() == "Floats sent by all clients"
-    unknown = curve("three") | {"cost": None}
-    figure = curves.learning_curves([*runs, unknown], "floats")
-    assert len(drawn(figure)[0]) == 2
     assert figure.get_suptitle().replace("\n", " ").endswith(", without floats, left out: 1")
     with pytest.raises(UserError, match="no run tells what it sent"):
         curves.learning_curves([unknown], "floats")
@@ -113,10 +118,6 @@ def test_only_curves_have_another_axis(tmp_path):
     assert "--x is for learning curves" in invoke("--kind", "drift", "--x", "floats").output
 
 
-def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
-    return curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {"error": "NonFiniteLoss: the term"}
-
-
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     figure = curves.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
     (mean, cross, two), bands, labels = drawn(figure)
@@ -137,9 +138,53 @@ def test_diverged_runs_alone_are_single_lines_and_not_called_unfinished():
     assert drawn(figure)[2][0] == "one (unfinished, 1 diverged)"
 
 
+def test_a_ring_has_the_tables_number_at_the_mean_round_chosen_by_validation():
+    runs = [curve(), curve(seed=1)]
+    runs[0]["summary"] |= {"selected": 0.5, "selected_round": 2}
+    runs[1]["summary"] |= {"selected": 0.4, "selected_round": 1}
+    figure = curves.learning_curves(runs)
+    assert marked(figure) == [[[2.5, 45]]]
+    (ring,) = (line for line in figure.axes[0].lines if line.get_gid() == "headline")
+    assert ring.get_zorder() > max(line.get_zorder() for line in drawn(figure)[0])  # no line goes over it
+    for run in runs:
+        run["summary"]["selection"] = "last"
+    figure = curves.learning_curves(runs)
+    assert (marked(figure), drawn(figure)[2]) == ([], ["one", BAND])
+
+
+def test_the_papers_number_is_a_dotted_line_and_in_the_name():
+    study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
+    figure = curves.learning_curves(find_records([study / "fedavg", study / "fedfa"]))
+    assert {points[0][1] for points in marked(figure, "printed")} == {74.6, 84.08}  # Table 5
+    assert drawn(figure)[2] == [
+        "FedFA (paper: 84.08)", "FedAvg (paper: 74.60)", "mean ± standard deviation over 3 seeds",
+        "the paper's number for the line of its colour",
+    ]  # fmt: skip
+
+
+def test_titles_and_names_are_words():
+    figure = curves.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)])
+    assert figure.get_suptitle() == "FedFM, Digits, Dirichlet 0.5, 1 seed"
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("Round", "Test accuracy (%)")
+    three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
+    assert drawn(curves.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
+    smaller = curve(lr=0.2, origin={"lr": "command line"})
+    smaller |= {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
+    title = curves.learning_curves([smaller]).get_suptitle().replace("\n", " ")
+    assert title.endswith("1 seed, with lr 0.2; reduced: rounds 4 of 100")
+    for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
+                        "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
+        assert plots.partition_words(flag) == words
+
+
+def test_no_two_methods_share_a_colour_however_many_there_are():
+    for count in (12, 40):
+        names = [f"m{number}" for number in range(count)]
+        assert len(set(plots.colours(names).values())) == count
+
+
 def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
-    assert {"curves", "drift", "domains", "tsne", "clients", "confusion", "correlation"} <= set(figures.charts())
-    assert all(chart.help and chart.needs in ("records", "folders", "models") for chart in figures.charts().values())
+    assert all(chart.help and chart.needs in ("records", "folders", "models") for chart in figures.CHARTS.values())
     file = tmp_path / "mine.py"
     file.write_text(
         "from matplotlib.figure import Figure\n\ndef bars(records):\n    figure = Figure()\n"
@@ -158,54 +203,6 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
         figures.find_chart("curve")
 
 
-@pytest.mark.parametrize("accuracies", [(), (None, None)])
-def test_without_an_evaluated_round_there_is_nothing_to_draw(accuracies):
-    with pytest.raises(UserError, match="no run has an evaluated round"):
-        curves.learning_curves([curve(accuracies=accuracies, status="running")])
-    lines, _, _ = drawn(curves.learning_curves([curve("two"), curve(accuracies=accuracies, status="running")]))
-    assert len(lines) == 1
-
-
-def test_a_ring_has_the_tables_number_at_the_mean_round_chosen_by_validation():
-    one, other = curve(), curve(seed=1)
-    one["summary"] |= {"selected": 0.5, "selected_round": 2}
-    other["summary"] |= {"selected": 0.4, "selected_round": 1}
-    figure = curves.learning_curves([one, other])
-    assert marked(figure) == [[[2.5, 45]]]
-    assert drawn(figure)[2][-1] == RING
-    (ring,) = (line for line in figure.axes[0].lines if line.get_gid() == "headline")
-    assert ring.get_zorder() > max(line.get_zorder() for line in drawn(figure)[0])  # no line goes over it
-    for run in (one, other):
-        run["summary"]["selection"] = "last"
-    figure = curves.learning_curves([one, other])
-    assert marked(figure) == []
-    assert drawn(figure)[2] == ["one", BAND]
-
-
-def test_titles_and_names_are_words():
-    figure = curves.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)])
-    axes = figure.axes[0]
-    assert figure.get_suptitle() == "FedFM, Digits, Dirichlet 0.5, 1 seed"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
-    three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
-    assert drawn(curves.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
-    smaller = curve() | {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
-    assert curves.learning_curves([smaller]).get_suptitle().endswith("1 seed; reduced: rounds 4 of 100")
-    for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
-                        "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
-        assert plots.partition_words(flag) == words
-
-
-def test_the_papers_number_is_a_dotted_line_and_in_the_name():
-    study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
-    figure = curves.learning_curves(find_records([study / "fedavg", study / "fedfa"]))
-    assert {points[0][1] for points in marked(figure, "printed")} == {74.6, 84.08}  # Table 5
-    assert drawn(figure)[2] == [
-        "FedFA (paper: 84.08)", "FedAvg (paper: 74.60)", "mean ± standard deviation over 3 seeds",
-        "the paper's number for the line of its colour",
-    ]  # fmt: skip
-
-
 def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     counts = np.array([[9, 60, 3], [640, 0, 1]])
     figure = partition.partition_figure(counts, ["a", "b", "c"], "words")
@@ -222,8 +219,8 @@ def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
             partition.partition_figure(empty, ["a", "b"], "")
 
 
-def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
-    runs = [curve(seed=seed) for seed in (0, 1)]
+def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):
+    runs, before = [curve(seed=seed) for seed in (0, 1)], dict(matplotlib.rcParams)
     first = plots.write(tmp_path / "first/dirichlet:0.5", curves.learning_curves, runs)
     second = plots.write(tmp_path / "second.png", curves.learning_curves, runs)
     assert [file.relative_to(tmp_path).as_posix() for file in first] == [
@@ -231,13 +228,14 @@ def test_both_files_are_written_with_the_same_bytes_each_time(tmp_path):
     ]  # fmt: skip
     assert [file.read_bytes()[:4] for file in second] == [b"\x89PNG", b"%PDF"]
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+    assert dict(matplotlib.rcParams) == before
 
 
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
     runs = [curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
     (file,) = plots.write(tmp_path / "one", curves.learning_curves, runs, page=True)
     assert file == tmp_path / "one.png"
-    picture = Image.open(BytesIO(file.read_bytes()))
+    picture = Image.open(file)
     assert picture.mode == "P"
     pixels = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0).astype(int)
     for colour in plots.LINE_COLOURS:
@@ -245,10 +243,11 @@ def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
         assert abs(pixels - wanted).max(1).min() <= 6, colour
 
 
-def test_the_style_stays_inside(tmp_path):
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        before = dict(matplotlib.rcParams)
-        plots.write(tmp_path / "curves.svg", curves.learning_curves, [curve()])
-        plots.write(tmp_path / "chart.svg", partition.partition_figure, np.ones((2, 2)), ["a", "b"], "")
-        assert dict(matplotlib.rcParams) == before
+def test_a_run_says_what_it_came_to_before_it_is_drawn(monkeypatch):
+    out, said = io.StringIO(), []
+    shown = display.Display(Console(file=out))
+    monkeypatch.setattr(display, "header", lambda record, folder: [])
+    monkeypatch.setattr(display, "draw", lambda record, folder: said.append(out.getvalue()))
+    shown.start(curve(), Path("there"), samples_per_round=1, first_round=0)
+    shown.finish(curve())
+    assert "selected    50.00 % (best on validation: round 2/3)" in said[0]

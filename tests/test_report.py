@@ -122,8 +122,8 @@ def test_a_setting_has_one_colour_in_table_curves_and_costs(monkeypatch):
     (points,) = charts["Accuracy over what all clients send"].renderers
     points = points.data_source.data
     assert (points["floats"][0], points["value"][0]) == (2 * 4 * 12400, pytest.approx(60))
-    assert points["colour"] == table.source.data["colour_0"][1:]
-    assert len(set(table.source.data["colour_0"])) == 3
+    assert points["colour"] == table.source.data["colour"][1:]
+    assert len(set(table.source.data["colour"])) == 3
     (legend,) = charts["Test accuracy over rounds"].select(models.Legend)
     looks = {item.label.value[0]: item.renderers[0].glyph.line_color for item in legend.items}
     assert legend.click_policy == "hide"

@@ -100,10 +100,9 @@ app.add_typer(data.app, name="data")
 app.command("list", cls=Command)(methods.list_)
 for _command in (
     methods.show, running.resume, running.verify, figures.quality, figures.report, figures.export, tables.table,
-    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench,
+    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench, figures.plot,
 ):  # fmt: skip
     app.command(cls=Command)(_command)
-app.command(cls=figures.PlotCommand)(figures.plot)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 The same for a paper's table: what it costs, and the progress of its runs.
 """
 
+import gc
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -101,10 +102,12 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
     from fedcli.figures import curves, partition, plots  # late: it takes a second
 
+    gc.freeze()  # else each search for garbage among what drawing leaves goes through all that PyTorch has
     plots.write(folder / "curve", curves.learning_curves, [record])
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     counts = np.array(record["partition"]["class_counts"])
     plots.write(folder / "partition", partition.partition_figure, counts, record["class_names"], title)
+    gc.unfreeze()
 
 
 def _print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
@@ -164,12 +167,12 @@ class Display(Listener):
         _print_line(without_bar, f"round {done}/{self._rounds}: {', '.join(shown)}")
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
+        """Stop the bar; for a run that has gone through, print its headline and then draw its figures."""
         self.bar.stop()
         if record["status"] == "finished":
-            draw(record, self.folder)
             self._print(headline(record, self.folder))
             self._consoles[0].print()
+            draw(record, self.folder)
             self.folder = None
 
     def log(self, text: str) -> None:

@@ -1,5 +1,6 @@
-"""The commands that look into finished runs: `quality`, `plot` and `export`."""
+"""The commands that look into finished runs: `quality`, `plot`, `report` and `export`."""
 
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,26 +8,26 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcli.cli.printing import Command, print_or_write, print_table, try_write
+from fedcli.cli.printing import print_or_write, print_table, try_write
 from fedcli.errors import UserError, needed
+from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
-METHOD = typer.Option(help="File of yours that the runs need, as method or part; no other is imported.")
+RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
+METHOD = typer.Option("--method", help="File of yours that the runs need, as method or part; no other is imported.")
 ONLY = typer.Option("--method", help="Only runs of this method; several times for several.", show_default=False)
 DATASET = typer.Option(help="Only runs on this data set; several times for several.", show_default=False)
 LABEL = typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False)
-RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
+CLIENT = typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
 
 
 def quality(
     runs: Annotated[list[Path], RUNS],
-    client: Annotated[
-        int | None, typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
-    ] = None,
+    client: Annotated[int | None, CLIENT] = None,
     clients: Annotated[
         bool, typer.Option("--clients", help="In place of the last model, those of the clients of one more round.")
     ] = False,
-    method: Annotated[list[str] | None, METHOD] = None,
+    files: Annotated[list[str] | None, METHOD] = None,
 ) -> None:
     """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
 
@@ -35,8 +36,7 @@ def quality(
     With --client, of that client's own model; where the images are of several domains, of each domain apart too.
     With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
     """
-    from fedcli.figures.features import add_clients_quality
-    from fedcli.figures.quality import add_quality, find_runs
+    from fedcli.figures.quality import add_clients_quality, add_quality, find_runs
 
     if clients and client is not None:
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
@@ -44,24 +44,12 @@ def quality(
     rows = []
     for folder in finished:
         with Console(stderr=True).status(escape(str(folder))):
-            given = method or ()
-            found = add_clients_quality(folder, given) if clients else add_quality(folder, client, given)
-        nmi, silhouette, images = (found["clients_" * clients + name] for name in ("nmi", "silhouette", "examples"))
+            measured = add_clients_quality(folder, files or ()) if clients else add_quality(folder, client, files or ())
+        nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
     if others:
         typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
-
-
-class PlotCommand(Command):
-    """`plot`, whose help lists the kinds of figures that there are."""
-
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
-        """Write the help, with a line for each kind."""
-        from fedcli.figures import charts
-
-        self.help += "".join(f"\n\n{name}: {chart.help}." for name, chart in charts().items())
-        super().format_help(ctx, formatter)
 
 
 def plot(
@@ -86,32 +74,37 @@ def plot(
 
     Your own is a function of the runs' records that returns a matplotlib Figure.
     """
-    from fedcli.figures import find_chart, plots
+    from fedcli.figures import plots
     from fedcli.results import boards, frame
 
     chart = find_chart(kind)
-    files = [one for one in method or () if is_from_file(one)]
-    names = [one for one in method or () if one not in files]
-    if chart.needs != "records" and (given := next(filter(None, (names, dataset, label)), None)):
-        raise UserError(f"--kind {kind} draws the folders that it is given (got {given[0]}); name fewer folders.")
+    files = [text for text in method or () if is_from_file(text)]
+    names = [text for text in method or () if text not in files]
     if kind != "curves" and x != "round":
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
-    out = out or Path(f"{short_name(kind)}.png")
-    given = [runs]
     if chart.needs == "records":
         given = [boards.select(frame.find_records(runs, label or ()), names, dataset or ())]
-    given += [files] if chart.needs == "models" else []
-    given += [x] if kind == "curves" else []
+    elif names or dataset or label:
+        chosen = (names or dataset or label)[0]
+        raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen}); name fewer folders.")
+    else:
+        given = [runs, files] if chart.needs == "models" else [runs]
+    if kind == "curves":
+        given.append(x)
+    out = out or Path(f"{short_name(kind)}.png")
 
-    def draw(*given: Any) -> Any:
+    def draw() -> Any:
         figure = chart.draw(*given)
         if title is not None:
-            figure.suptitle(title)
+            plots.write_title(figure, title)
         return figure
 
     with Console(stderr=True).status(escape(kind)):
-        written = try_write(out, lambda: plots.write(out, draw, *given))
+        written = try_write(out, lambda: plots.write(out, draw))
     typer.echo(" and ".join(map(str, written)))
+
+
+plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, chart in CHARTS.items())
 
 
 def report(
@@ -128,7 +121,7 @@ def report(
     A path at which no run is gets a line.
     """
     needed("bokeh", "the report", "report")
-    from fedcli.figures.report import report as made
+    from fedcli.figures import report as pages
     from fedcli.results import boards, frame
     from fedcli.runs.records import RECORD
 
@@ -139,9 +132,9 @@ def report(
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
-    there = [path for path in runs if path not in missing]
-    records = boards.select(frame.find_records(there, label or ()), method or (), dataset or ())
-    print_or_write(made(records, title, list(map(str, missing))), out)
+    records = frame.find_records([path for path in runs if path not in missing], label or ())
+    records = boards.select(records, method or (), dataset or ())
+    print_or_write(pages.report(records, title, list(map(str, missing))), out)
 
 
 def export(
@@ -149,9 +142,7 @@ def export(
     format: Annotated[
         str, typer.Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors alone.")
     ] = "pt",
-    client: Annotated[
-        int | None, typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
-    ] = None,
+    client: Annotated[int | None, CLIENT] = None,
     round: Annotated[
         str, typer.Option(help="Of which round: selected, which the headline is from, or last.")
     ] = "selected",
@@ -162,7 +153,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="File to write. \\[default: model.pt2 or model.safetensors in RUN]")
     ] = None,
-    method: Annotated[list[str] | None, METHOD] = None,
+    files: Annotated[list[str] | None, METHOD] = None,
 ) -> None:
     """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
 
@@ -171,6 +162,6 @@ def export(
     from fedcli.runs.models import export as write
     from fedcli.runs.run import load
 
-    opened = load(run, method or ())
+    opened = load(run, files or ())
     files = try_write(out or run, lambda: write(opened, format, client, round, prototypes, out))
     typer.echo("\n".join(map(str, files)))

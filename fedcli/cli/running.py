@@ -265,7 +265,6 @@ def _grid(
     """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
     from fedcli.cli.display import run_plan
     from fedcli.data.files import write_atomically
-    from fedcli.figures import curves, plots
     from fedcli.results import frame, plans, tables
     from fedcli.results.render import render
     from fedcli.runs.records import RECORD
@@ -277,11 +276,13 @@ def _grid(
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
     records = frame.find_records(begun or [plan.folder])
     table = render(tables.sheet(records))
-    with contextlib.suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves", curves.learning_curves, records)
     write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
     output = console(shown["quiet"])
     output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
+    from fedcli.figures import curves, plots  # only now, as it takes a second
+
+    with contextlib.suppress(UserError):  # no run has come to a test
+        plots.write(plan.folder / "curves", curves.learning_curves, records)
     output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
     if errors:
         raise typer.Exit(1)

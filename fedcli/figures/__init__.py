@@ -23,47 +23,32 @@ class Chart(NamedTuple):
     needs: str = "records"
 
 
-def _late(module: str, function: str) -> Callable[..., Any]:
-    """A function of this package whose module, slow to import, is imported when it draws."""
-    return lambda *given: getattr(import_module(f"fedcli.figures.{module}"), function)(*given)
+def _chart(function: str, help: str, needs: str = "records") -> Chart:
+    """A chart of this package, by `module:function`; the module, slow to import, is imported when it draws."""
+    module, name = function.split(":")
+    return Chart(lambda *given: getattr(import_module(f"fedcli.figures.{module}"), name)(*given), help, needs)
 
 
-_QUALITY = "after 'fedcli quality'"
 CHARTS = {
-    "curves": Chart(
-        _late("curves", "learning_curves"),
-        "test accuracy over rounds; runs that differ only in the seed are one line with a band",
+    "curves": _chart(
+        "curves:learning_curves", "test accuracy over rounds; runs that differ only in the seed are a line with a band"
     ),
-    "drift": Chart(
-        _late("curves", "drift_figure"), "how far the clients' models drift apart, of runs with --drift-every"
+    "drift": _chart("curves:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
+    "domains": _chart(
+        "curves:domains_figure", "accuracy of the clients' models on their own and on the other domains"
     ),
-    "domains": Chart(
-        _late("curves", "domains_figure"), "accuracy of the clients' models on their own and on the other domains"
+    "tsne": _chart("outputs:embedding_chart", "features of test images by t-SNE, after 'fedcli quality'", "folders"),
+    "clients": _chart(
+        "outputs:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'", "folders"
     ),
-    "tsne": Chart(
-        _late("features", "embedding_chart"),
-        f"features of test images by t-SNE, a panel a setting, {_QUALITY}",
-        "folders",
+    "confusion": _chart(
+        "outputs:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'", "folders"
     ),
-    "clients": Chart(
-        _late("features", "clients_chart"),
-        "features of the clients' own models, after 'fedcli quality --clients'",
-        "folders",
-    ),
-    "confusion": Chart(
-        _late("matrices", "confusion_chart"), f"what the test images of each class are taken for, {_QUALITY}", "folders"
-    ),
-    "correlation": Chart(
-        _late("matrices", "correlation_chart"),
-        "how alike the logits of personal models are, on public and on private images",
+    "correlation": _chart(
+        "outputs:correlation_chart", "how alike the logits of personal models are, on public and on private images",
         "models",
     ),
-}
-
-
-def charts() -> dict[str, Chart]:
-    """The kinds of figures of runs by name."""
-    return CHARTS
+}  # fmt: skip
 
 
 def find_chart(name: str) -> Chart:
@@ -76,12 +61,15 @@ def find_chart(name: str) -> Chart:
         if name not in CHARTS:
             raise unknown("chart", name, CHARTS, f"there are {', '.join(CHARTS)}, and your own by ./file.py:NAME.")
         return CHARTS[name]
-    own = from_file(name, "chart")
+    function = from_file(name, "chart")
 
     def draw(records: list[dict]) -> Any:
-        figure = own(records)
-        if not isinstance(figure, import_module("matplotlib.figure").Figure):
-            raise own.refuse(f"is no chart (it returned {type(figure).__name__})", "return a matplotlib Figure")
+        import matplotlib.figure
+
+        with matplotlib.rc_context({"text.parse_math": True}):  # in names of ours a dollar sign is one
+            figure = function(records)
+        if not isinstance(figure, matplotlib.figure.Figure):
+            raise function.refuse(f"is no chart (it returned {type(figure).__name__})", "return a matplotlib Figure")
         return figure
 
-    return Chart(draw, own.name)
+    return Chart(draw, function.name)

@@ -1,5 +1,6 @@
 """Curves of runs as lines in panels: test accuracy, how far clients drift apart, and accuracy by domain."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from math import ceil
 from statistics import fmean
@@ -14,13 +15,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError, unknown
-from fedcli.figures.plots import DASHES, colours, method_name, setting_name, title_words, write_title
-from fedcli.figures.series import AXES, Curve, find_curves
+from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
 from fedcli.registry import protocols
 from fedcli.results.boards import boards
-from fedcli.results.tables import group
+from fedcli.results.comparison import printed_accuracies
+from fedcli.results.tables import SeedGroup, group
 from fedcli.runs.config import given_options
-from fedcli.runs.records import reductions_of
+from fedcli.runs.records import quiet, reductions_of
 from fedcli.runs.settings import NOT_SETTINGS, settings_text
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
@@ -29,33 +30,136 @@ LEGEND_WIDTH = 30  # characters in a line of a legend
 MANY, THIN = 300, 0.7  # points of a line from which it is so thin, as it would look like a surface
 FEW = 20  # points of a line up to which each is marked
 TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
+GREY = "#555555"
 BAND = {"alpha": 0.18, "linewidth": 0}  # around a line, in its colour
 HEADLINE = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
 DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
 PRINTED = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
 RULES = {"best-validation": "the round chosen by validation", "best-test": "the best round on the test set"}
-DRIFT = {"feature_distance": "Distance of features", "classifier_similarity": "Similarity of classifier updates"}
-DOMAINS = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
-SHOWN = ("protocol", "dataset", "partition", "rounds", "eval_every")  # options that titles and curves tell anyway
+TOLD = {"protocol", "dataset", "partition", "rounds", "eval_every", *NOT_SETTINGS}  # titles and axes tell them
+READ = Callable[[dict], float | None]  # from what a record says of a round to a value; None where there is none
+ALONG = Callable[[dict], list[float]]  # from a record to the places of its rounds on the horizontal axis
+
+
+# The numbers
+
+
+class Curve(NamedTuple):
+    """What is drawn of the runs of a setting.
+
+    Attributes:
+        setting: The runs.
+        runs: Those behind the line: the finished ones, else the unfinished, else those that diverged.
+        places: Where the rounds in which all of these have a value stand on the horizontal axis; mean over runs, `[R]`.
+        mean: Mean over runs `[R]`; empty where all diverged, as each is drawn alone then.
+        band: Mean less and plus the sample standard deviation, within the limits; None of a single run.
+        diverged: Places and values `[2, R]` of each run that diverged and has any.
+        headline: Of accuracies, place and height of the number in tables, means over runs; None where no rule looks for
+            a round.
+        printed: Of accuracies, the paper's number in percent, see `printed_accuracies`; None where there is none.
+    """
+
+    setting: SeedGroup
+    runs: list[dict]
+    places: np.ndarray
+    mean: np.ndarray
+    band: tuple[np.ndarray, np.ndarray] | None
+    diverged: list[np.ndarray]
+    headline: tuple[float, float] | None
+    printed: float | None
+
+    @property
+    def last(self) -> float:
+        """The value of the last round, by which legends are ordered."""
+        return self.mean[-1] if len(self.mean) else max(values[-1] for _, values in self.diverged)
+
+
+def round_numbers(record: dict) -> list[float]:
+    """The rounds, counted from 1."""
+    return [row["round"] + 1 for row in record["rounds"]]
+
+
+def floats_sent(record: dict) -> list[float]:
+    """Floats that all clients together have sent up to the end of each round; none where that is not recorded."""
+    last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
+    sent = [row.get("floats_up", last) for row in record["rounds"]]
+    return [] if None in sent else (record["config"]["cohort_size"] * np.cumsum(sent, dtype=float)).tolist()
+
+
+def seconds_taken(record: dict) -> list[float]:
+    """Seconds up to the end of each round; none of a run that other work disturbed."""
+    return np.cumsum([sum(row["seconds"].values()) for row in record["rounds"]]).tolist() if quiet(record) else []
+
+
+# What learning curves can stand over: the label, the places, and what no run does where none has any.
+AXES: dict[str, tuple[str, ALONG, str]] = {
+    "round": ("Round", round_numbers, "has ended a round"),
+    "floats": ("Floats sent by all clients", floats_sent, "tells what it sent"),
+    "seconds": ("Seconds", seconds_taken, "has measured its seconds on a quiet machine"),
+}
+
+
+def accuracy_percent(row: dict) -> float | None:
+    """Test accuracy of a round in percent; None where it was not evaluated."""
+    accuracy = row.get("test_accuracy")
+    return None if accuracy is None else 100 * accuracy
+
+
+def find_curves(
+    groups: list[SeedGroup],
+    read: READ = accuracy_percent,
+    along: ALONG = round_numbers,
+    limits: tuple[float, float] = (0, 100),
+) -> list[Curve]:
+    """The curve of each group with a value.
+
+    Args:
+        groups: The groups.
+        read: See `READ`.
+        along: See `ALONG`.
+        limits: The least and the largest value that there can be.
+    """
+
+    def points(record: dict) -> np.ndarray:  # places and values, NaN where there is none: [2, R]
+        return np.array([along(record), [read(row) for row in record["rounds"]]], dtype=float)
+
+    curves, judged = [], read is accuracy_percent
+    numbers = printed_accuracies([member.records[0] for member in groups]) if judged else [None] * len(groups)
+    for member, printed in zip(groups, numbers, strict=True):
+        lost = member.diverged
+        diverged = [run[:, ~np.isnan(run[1])] for run in map(points, lost)]
+        diverged = [run for run in diverged if run.size]
+        drawn = member.finished or [record for record in member.records if record not in lost] or lost
+        shortest = min(len(record["rounds"]) for record in drawn)
+        table = np.array([points(record)[:, :shortest] for record in drawn])  # [n, 2, R]
+        shared = np.flatnonzero(~np.isnan(table).any((0, 1)))  # rounds, counted from 0
+        if not len(shared) and not diverged:
+            continue
+        places, mean = table[..., shared].mean(0)
+        band = headline = None
+        if len(table) > 1:
+            deviation = table[:, 1, shared].std(0, ddof=1)
+            band = np.clip(mean - deviation, *limits), np.clip(mean + deviation, *limits)
+        summaries = [record["summary"] for record in drawn]
+        searched = all(each["selection"].startswith("best") and each["selected"] is not None for each in summaries)
+        if judged and searched and len(shared):
+            place = np.interp(fmean(each["selected_round"] for each in summaries), shared, places)
+            headline = float(place), 100 * fmean(each["selected"] for each in summaries)
+        if drawn is lost:
+            places, mean, band = places[:0], mean[:0], None
+        curves.append(Curve(member, drawn, places, mean, band, diverged, headline, printed))
+    return curves
+
+
+# The figures
 
 
 class Panel(NamedTuple):
-    """What one panel shows.
+    """What one panel shows."""
 
-    Attributes:
-        curves: The curves.
-        y_label: Of the vertical axis.
-        limits: The least and the largest value that there can be.
-        headline: Whether it is the accuracy that the runs are judged by: the paper's number is shown too, and the
-            number of our tables where a rule chooses a round.
-        title: Above the panel.
-    """
-
-    curves: list[Curve]
+    title: str
     y_label: str
-    limits: tuple[float, float]
-    headline: bool = False
-    title: str = ""
+    curves: list[Curve]
 
 
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
@@ -77,24 +181,25 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    x_label, along = AXES[x]
+    x_label, along, lack = AXES[x]
     records = list(records)
     usable = [record for record in records if not record["rounds"] or along(record)]
     if records and not usable:
-        why = "has measured its seconds on a quiet machine" if x == "seconds" else "tells what it sent"
-        raise UserError(f"no run {why} (got {len(records)}); draw them with --x round.")
+        raise UserError(f"no run {lack} (got {len(records)}); draw them with --x round.")
     panels = []
     for runs in boards(usable).values():
-        if curves := find_curves(group(runs), along=along):
-            title = f"{title_words(runs)} ({runs[0]['protocol']})"
-            panels.append(Panel(curves, "Test accuracy (%)", (0, 100), headline=True, title=title))
+        curves = find_curves(group(runs), along=along)
+        if curves:
+            panels.append(Panel(f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
     if not panels:
         raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
-    notes = [f"without {x}, left out: {len(records) - len(usable)}"] if len(usable) < len(records) else []
+    titles = []
     if len(panels) == 1:
-        notes.insert(0, _title(panels[0].curves))
+        titles.append(_title(panels[0].curves))
         panels = [panels[0]._replace(title="")]
-    return _panels_figure(panels, x_label, ", ".join(notes))
+    if len(usable) < len(records):
+        titles.append(f"without {x}, left out: {len(records) - len(usable)}")
+    return _draw(panels, x_label, ", ".join(titles))
 
 
 def drift_figure(records: Iterable[dict]) -> Figure:
@@ -105,18 +210,11 @@ def drift_figure(records: Iterable[dict]) -> Figure:
     Raises:
         UserError: If no run has measured it.
     """
-
-    def read(row: dict, key: str) -> float | None:
-        return row.get("drift", {}).get(key)
-
-    measured = []
-    for record in records:
-        values = [read(row, key) for row in record["rounds"] for key in DRIFT]
-        if any(value is not None for value in values):
-            measured.append(record)
-    if not measured:
-        raise UserError("no run has measured the drift of its clients (got none to draw); run with --drift-every.")
-    return _two_measures(measured, DRIFT, read, (-np.inf, np.inf))
+    measures = {
+        "Distance of features": lambda row: row.get("drift", {}).get("feature_distance"),
+        "Similarity of classifier updates": lambda row: row.get("drift", {}).get("classifier_similarity"),
+    }
+    return _draw_measures(list(records), measures, (-np.inf, np.inf), "run with --drift-every")
 
 
 def domains_figure(records: Iterable[dict]) -> Figure:
@@ -127,61 +225,79 @@ def domains_figure(records: Iterable[dict]) -> Figure:
     Raises:
         UserError: If no run was tested by domain.
     """
+    measures = {
+        "Accuracy on own domains (%)": lambda row: _percent(row.get("intra")),
+        "Accuracy on other domains (%)": lambda row: _percent(row.get("inter")),
+    }
+    return _draw_measures(list(records), measures, (0, 100), "draw runs of a protocol with evaluation by domain")
 
-    def read(row: dict, key: str) -> float | None:
-        accuracies = row.get(key)
-        return 100 * fmean(accuracies.values()) if accuracies else None
 
-    records = list(records)
-    measured = [record for record in records if any(row.get("intra") for row in record["rounds"])]
+def _percent(accuracies: dict[str, float] | None) -> float | None:
+    return 100 * fmean(accuracies.values()) if accuracies else None
+
+
+def _draw_measures(records: list[dict], measures: dict[str, READ], limits: tuple[float, float], remedy: str) -> Figure:
+    """The figure of the runs that have any of some measures over rounds, a panel for each measure by its label."""
+    measured = []
+    for record in records:
+        values = [read(row) for row in record["rounds"] for read in measures.values()]
+        if any(value is not None for value in values):
+            measured.append(record)
     if not measured:
-        protocols = ", ".join(sorted({record["protocol"] for record in records})) or "no run"
-        raise UserError(
-            f"no run was tested on its clients' own and other domains (got {protocols}); only protocols with "
-            f"evaluation by domain do so; draw runs of these."
-        )
-    return _two_measures(measured, DOMAINS, read, (0, 100))
+        wanted = " and ".join(measures).lower()
+        raise UserError(f"no run has measured its {wanted} (got {len(records)} runs); {remedy}.")
+    groups = group(measured)
+    panels = [Panel("", label, find_curves(groups, read, limits=limits)) for label, read in measures.items()]
+    return _draw(panels, "Round", _title(panels[0].curves))
 
 
-def _two_measures(
-    records: list[dict],
-    labels: dict[str, str],
-    read: Callable[[dict, str], float | None],
-    limits: tuple[float, float],
-) -> Figure:
-    """Curves over rounds, a panel for each measure.
+def _title(curves: list[Curve]) -> str:
+    """What all runs have in common, in words: method, data, seeds, and where all leave the protocol."""
+    records = [record for curve in curves for record in curve.setting.records]
+    smaller = {reduction["what"] for record in records for reduction in reductions_of(record)}
+    protocol = protocols().get(records[0]["protocol"])
+    usual = protocol.settings if protocol else {}
+    options = [given_options(record["config"], record.get("origin", {})) for record in records]
+    shared = {}
+    for name, value in options[0].items():
+        is_told = name in TOLD | smaller or (name in usual and usual[name] == value)
+        if not is_told and all((name, value) in given.items() for given in options):
+            shared[name] = value
+    most = max(len(curve.runs) for curve in curves)
+    words = [f"{most} seeds" if most > 1 else "1 seed"]
+    if shared:
+        words.append(f"with {settings_text(shared)}")
+    names = {method_name(record) for record in records}
+    start = f"{names.pop()}, " if len(names) == 1 else ""
+    return start + title_words(records, *words)
 
-    Args:
-        records: The runs.
-        labels: By the key of each measure the label of its axis.
-        read: From what a record says of a round, and the key, to the value; None where there is none.
-        limits: The least and the largest value that there can be.
-    """
-    groups = group(records)
-    panels = []
-    for key, label in labels.items():
-        panels.append(Panel(find_curves(groups, lambda row, key=key: read(row, key)), label, limits))
-    return _panels_figure(panels, "Round", _title(panels[0].curves))
 
-
-def _panels_figure(panels: list[Panel], x_label: str, title: str) -> Figure:
+def _draw(panels: list[Panel], x_label: str, title: str) -> Figure:
     """The figure of some panels; a setting looks the same in all of them."""
-    once = all(len({curve.setting.method for curve in panel.curves}) == len(panel.curves) for panel in panels)
-    key = "method" if once else "label"  # a method keeps its look where no panel has several settings of one
-    names = [getattr(curve.setting, key) for panel in panels for curve in panel.curves]
-    looks = {}
-    for index, (name, colour) in enumerate(colours(names).items()):
-        looks[name] = {"color": colour, "linestyle": DASHES[index % len(DASHES)]}
+    colours = setting_colours([[curve.setting for curve in panel.curves] for panel in panels])
+    dashes = {colour: DASHES[number % len(DASHES)] for number, colour in enumerate(dict.fromkeys(colours.values()))}
     across = 1 if len(panels) <= STACKED else 2
     down = ceil(len(panels) / across)
     figure = Figure(layout="constrained")
     longest = 0
     for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(down, across, number)
-        of_curves = [looks[getattr(curve.setting, key)] for curve in panel.curves]
-        _draw_curves(axes, panel, of_curves, x_label == AXES["round"][0])
-        axes.set(title=fill(panel.title, 60), xlabel=x_label, ylabel=panel.y_label)
-        longest = max(longest, sum(text.get_text().count("\n") + 1 for text in axes.get_legend().get_texts()))
+        axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=panel.y_label)
+        axes.set_title(fill(panel.title, 60))
+        most = max(len(curve.runs) for curve in panel.curves)
+        lines = {}
+        for curve in panel.curves:
+            colour = colours[curve.setting.label]
+            line = _draw_curve(axes, curve, {"color": colour, "linestyle": dashes[colour]})
+            line.set_label(_name(curve, most))
+            lines[line] = curve.last
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+        axes.margins(x=0.02)
+        axes.grid(axis="y")
+        if x_label == AXES["round"][0]:  # there is no round 0
+            axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
+        by_last_value = sorted(lines, key=lines.get, reverse=True)
+        legend = axes.legend(handles=by_last_value, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+        longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
     signs = _signs(panels)
     figure.legend(handles=signs, loc="outside lower left", ncols=across, handlelength=3.4)
     height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
@@ -190,98 +306,52 @@ def _panels_figure(panels: list[Panel], x_label: str, title: str) -> Figure:
     return figure
 
 
-def _draw_curves(axes: Axes, panel: Panel, looks: list[dict[str, Any]], over_rounds: bool) -> None:
-    """Draws mean and band of each curve, and a legend in the order of their last values."""
-    lines = {}
-    most = max(len(curve.drawn) for curve in panel.curves)
-    for curve, look in zip(panel.curves, looks, strict=True):
-        colour = look["color"]
-        places = curve.places[: len(curve.mean)]
-        thin = {"linewidth": THIN} if len(places) > MANY else {}
-        marker = "." if len(places) <= FEW else ""
-        (line,) = axes.plot(places, curve.mean, label=_name(curve, panel, most), marker=marker, **look, **thin)
-        lines[line] = curve.last
-        if curve.deviation is not None:
-            low = np.clip(curve.mean - curve.deviation, *panel.limits)
-            high = np.clip(curve.mean + curve.deviation, *panel.limits)
-            axes.fill_between(places, low, high, color=colour, **BAND)
-        for run_places, values in curve.diverged:
-            axes.plot(run_places, values, gid="diverged", markevery=[len(values) - 1], **{**look, **DIVERGED})
-        if panel.headline and curve.headline is not None:
-            axes.plot(*curve.headline, gid="headline", color=colour, clip_on=False, **HEADLINE)
-        if panel.headline and curve.printed is not None:
-            axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
-    axes.margins(x=0.02)
-    axes.grid(axis="y")
-    if over_rounds:  # there is no round 0
-        axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
-    by_last_value = sorted(lines, key=lines.get, reverse=True)
-    axes.legend(handles=by_last_value, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any]) -> Line2D:
+    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; its line."""
+    colour, points = look["color"], len(curve.mean)
+    (line,) = axes.plot(curve.places, curve.mean, marker="." if points <= FEW else "", **look)
+    if points > MANY:
+        line.set_linewidth(THIN)
+    if curve.band is not None:
+        axes.fill_between(curve.places, *curve.band, color=colour, **BAND)
+    for places, values in curve.diverged:
+        axes.plot(places, values, gid="diverged", markevery=[len(values) - 1], **{**look, **DIVERGED})
+    if curve.headline is not None:
+        axes.plot(*curve.headline, gid="headline", color=colour, clip_on=False, **HEADLINE)
+    if curve.printed is not None:
+        axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
+    return line
 
 
-def _name(curve: Curve, panel: Panel, most: int) -> str:
+def _name(curve: Curve, most: int) -> str:
     """The name of a line, with the number of runs where others have more, and with what is left out."""
-    member, count = curve.setting, len(curve.drawn)
-    left_out = len(member.records) - count - len(member.diverged)
-    notes = [f"n = {count}"] if count < most else []
-    if curve.all_diverged:
-        notes.append("diverged")
-    else:
-        if not member.finished:
-            notes.append("unfinished")
-        if left_out:
-            notes.append(f"{left_out} unfinished not shown")
-        if member.diverged:
-            notes.append(f"{len(member.diverged)} diverged")
-    if panel.headline and curve.printed is not None:
+    member = curve.setting
+    notes = [f"n = {len(curve.runs)}"] if len(curve.runs) < most else []
+    if not member.finished:
+        notes.append("unfinished" if len(curve.mean) else "diverged")
+    others = [record for record in member.records if record not in curve.runs]
+    states = ("diverged" if record in member.diverged else "unfinished not shown" for record in others)
+    notes += [f"{count} {state}" for state, count in Counter(states).items()]
+    if curve.printed is not None:
         notes.append(f"paper:\N{NO-BREAK SPACE}{curve.printed:.2f}")
     name = setting_name(member) + (f" ({', '.join(notes)})" if notes else "")
     return fill(name, LEGEND_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _title(curves: list[Curve]) -> str:
-    """What all runs have in common, in words, and how many there are of each setting."""
-    records = [record for curve in curves for record in curve.setting.records]
-    most = max(len(curve.drawn) for curve in curves)
-    words = [f"{most} seeds" if most > 1 else "1 seed"]
-    if shared := settings_text(_shared_options(records)):
-        words.append(f"with {shared}")
-    names = {method_name(record) for record in records}
-    start = f"{names.pop()}, " if len(names) == 1 else ""
-    return start + title_words(records, *words)
-
-
-def _shared_options(records: list[dict]) -> dict[str, Any]:
-    """The options given with all runs of a protocol that are not what it says, nor told by the rest of the figure."""
-    told = {*SHOWN, *NOT_SETTINGS}
-    for record in records:
-        told |= {reduction["what"] for reduction in reductions_of(record)}
-    protocol = protocols().get(records[0]["protocol"])
-    usual = protocol.settings if protocol else {}
-    options = [given_options(record["config"], record.get("origin", {})) for record in records]
-    shared = {}
-    for name, value in options[0].items():
-        is_usual = name in usual and usual[name] == value
-        if name not in told and not is_usual and all((name, value) in given.items() for given in options):
-            shared[name] = value
-    return shared
-
-
 def _signs(panels: list[Panel]) -> list[Patch | Line2D]:
     """What the legend below all panels explains: bands, rings, crosses and dotted lines, each where there is one."""
     curves = [curve for panel in panels for curve in panel.curves]
-    judged = [curve for panel in panels for curve in panel.curves if panel.headline]
     signs: list[Patch | Line2D] = []
-    if counts := sorted({len(curve.values) for curve in curves if curve.deviation is not None}):
+    counts = sorted({len(curve.runs) for curve in curves if curve.band is not None})
+    if counts:
         seeds = " or ".join(map(str, counts))
-        signs.append(Patch(label=f"mean ± standard deviation over {seeds} seeds", color="#555555", **BAND))
-    if rules := {curve.setting.selection for curve in judged if curve.headline is not None}:
-        rounds = " or ".join(RULES.get(rule, rule) for rule in sorted(rules))
-        signs.append(Line2D([], [], label=f"the tables' number, at {rounds}", color="#555555", **HEADLINE))
+        signs.append(Patch(label=f"mean ± standard deviation over {seeds} seeds", color=GREY, **BAND))
+    rules = sorted({curve.setting.selection for curve in curves if curve.headline is not None})
+    if rules:
+        rounds = " or ".join(RULES.get(rule, rule) for rule in rules)
+        signs.append(Line2D([], [], label=f"the tables' number, at {rounds}", color=GREY, **HEADLINE))
     if any(curve.diverged for curve in curves):
-        signs.append(Line2D([], [], label="diverged after this round", color="#555555", **DIVERGED))
-    if any(curve.printed is not None for curve in judged):
-        label = "the paper's number for the line of its colour"
-        signs.append(Line2D([], [], label=label, color="#555555", **PRINTED))
+        signs.append(Line2D([], [], label="diverged after this round", color=GREY, **DIVERGED))
+    if any(curve.printed is not None for curve in curves):
+        signs.append(Line2D([], [], label="the paper's number for the line of its colour", color=GREY, **PRINTED))
     return signs

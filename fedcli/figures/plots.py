@@ -23,7 +23,6 @@ from fedcli.registry import methods
 from fedcli.results.tables import SeedGroup, agreed
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import is_packaged, reductions_of
-from fedcli.userfiles import FromFile
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -41,6 +40,8 @@ STYLE = {
     "lines.linewidth": 1.4,
     "savefig.dpi": 300,
     "pdf.fonttype": 42,  # fonts as text that can be edited and searched
+    "svg.hashsalt": "fedcli",
+    "text.parse_math": False,  # a name may have a dollar sign
 }
 # Okabe and Ito's colours, which colour-blind readers tell apart, and five more; their yellow is too pale on white.
 LINE_COLOURS = (
@@ -52,7 +53,6 @@ DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
 CHART_WIDTH = 5.8  # inches, the width of a chart that goes across a page
-FRAME = {"bbox_inches": "tight", "pad_inches": 0.04}
 SCREEN_DPI = 110  # of a picture on a page or in a notebook
 UNDATED = {
     ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -76,6 +76,19 @@ def colours(names: Iterable[str]) -> dict[str, str]:
         return dict(zip(names, LINE_COLOURS, strict=False))
     shades = matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names)))
     return dict(zip(names, map(to_hex, shades), strict=True))
+
+
+def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
+    """A colour for each setting, by its label; one for each method where no board has several settings of a method.
+
+    Args:
+        boards: The settings that stand together, a sequence for each panel or table.
+    """
+    members = [member for board in boards for member in board]
+    if all(len({member.method for member in board}) == len(board) for board in boards):
+        of_method = colours(member.method for member in members)
+        return {member.label: of_method[member.method] for member in members}
+    return colours(member.label for member in members)
 
 
 def method_name(record: dict) -> str:
@@ -111,12 +124,8 @@ def title_words(records: Sequence[dict], *more: str) -> str:
         *more: What stands behind data set and partition.
     """
     shared = agreed(records)
-    words = []
-    if "dataset" in shared:
-        words.append(dataset_words(shared["dataset"]))
-    if "partition" in shared:
-        words.append(partition_words(shared["partition"]))
-    title = ", ".join([*words, *more])
+    words = {"dataset": dataset_words, "partition": partition_words}
+    title = ", ".join([*(word(shared[key]) for key, word in words.items() if key in shared), *more])
     reductions = {describe_reductions(reductions_of(record)) for record in records} - {""}
     return title + (f"; reduced: {' or '.join(sorted(reductions))}" if reductions else "")
 
@@ -144,25 +153,28 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
     if out.suffix not in UNDATED and out.suffix[1:] in FigureCanvasBase.get_supported_filetypes():
         raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
     stem = out.with_suffix("") if out.suffix in UNDATED else out  # "dirichlet:0.5" has no suffix
-    suffixes = (".png",) if page else (out.suffix,) if out.suffix in (".pdf", ".svg") else (".png", ".pdf")
-    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
-    parse = isinstance(draw, FromFile)  # a name of ours may have a dollar sign
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedcli", "text.parse_math": parse}):
+    suffixes = [".png"] if page else [out.suffix] if out.suffix in (".pdf", ".svg") else [".png", ".pdf"]
+    files = []
+    with matplotlib.rc_context(STYLE):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            options = {"format": file.suffix[1:], "metadata": UNDATED[file.suffix], **FRAME}
-            if page:
-                small = small_png(figure)
-                write_atomically(file, lambda path, small=small: path.write_bytes(small))
-            else:
-                write_atomically(file, lambda path, options=options: figure.savefig(path, **options))
+        for suffix in suffixes:
+            content = small_png(figure) if page else image(figure, suffix, metadata=UNDATED[suffix])
+            figure.set_layout_engine("none")  # the next file is laid out as this one
+            files.append(stem.with_name(stem.name + suffix))
+            write_atomically(files[-1], lambda path, content=content: path.write_bytes(content))
     return files
+
+
+def image(figure: Figure, suffix: str, **options: Any) -> bytes:
+    """The content of a file with the figure, cut to what it shows; `options` are further ones of `Figure.savefig`."""
+    content = io.BytesIO()
+    figure.savefig(content, format=suffix[1:], bbox_inches="tight", pad_inches=0.04, **options)
+    return content.getvalue()
 
 
 def small_png(figure: Figure) -> bytes:
     """The figure as a PNG for a screen, with a palette of 256 colours, a third of the bytes."""
-    picture, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(picture, format="png", dpi=SCREEN_DPI, **FRAME)
+    picture, small = io.BytesIO(image(figure, ".png", dpi=SCREEN_DPI)), io.BytesIO()
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()

@@ -1,9 +1,16 @@
-"""How well the features of a finished run keep the classes apart, written into its record.
+"""What the models of finished runs give for images, measured after the run and written into its record.
 
-The features are those of test images by the global model of the last round, or by one client's own model, which is
-measured on each domain's images apart too. Normalized mutual information compares K-means clusters of the features, as
-many as there are classes, with the classes; the silhouette compares an image's distance to its own class with that to
-the nearest other one.
+`add_quality` measures how well the features of test images keep the classes apart, by the global model of the last
+round or by one client's own model. Normalized mutual information compares K-means clusters of the features, as many as
+there are classes, with the classes; the silhouette compares an image's distance to its own class with that to the
+nearest other one.
+
+`add_clients_quality` does so with the models of a round's clients, of which no state is kept: it runs one more round
+from the last checkpoint. The model of a client is shown with images of the classes (and domains, where there are any)
+that the client holds.
+
+`add_correlation` measures how alike the logits of the clients' own models are. All are given the same images, some of
+the public ones and some of each client's training images; each client's logits are correlated with the mean of all.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,16 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.core.evaluation import models
+from fedcli.core.evaluation import Model, models
+from fedcli.core.federation import Cohort, Federation
+from fedcli.core.trees import tree_map
 from fedcli.data.files import write_atomically
+from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.figures.plots import setting_name, title_words
 from fedcli.registry import find_method
-from fedcli.results.tables import group
+from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
+from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import RECORD, file_digest, read_record, write_record
@@ -28,8 +40,10 @@ from fedcli.runs.run import open_run
 from fedcli.runs.trust import trust_files
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
+CORRELATED = 500  # public images at most, and of each client's own
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
-FEATURES = "features.npz"
+CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features of these as a panel can tell apart
+SMALL = 1e-5  # added to deviations, which can be 0
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
@@ -40,56 +54,146 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """
     folders: dict[Path, Path] = {}
     for path in paths:
-        found = sorted(file.parent for file in path.rglob(RECORD)) if path.is_dir() else []
-        if not found:
+        files = sorted(path.rglob(RECORD)) if path.is_dir() else []
+        if not files:
             raise UserError(f"there is no run in '{path}' (got no {RECORD}); give run folders, or folders of these.")
-        folders |= {folder.resolve(): folder for folder in found}
-    runs = [(folder, read_record(folder)["status"] == "finished") for folder in folders.values()]
-    finished = [folder for folder, done in runs if done]
+        folders |= {file.parent.resolve(): file.parent for file in files}
+    finished = [folder for folder in folders.values() if read_record(folder)["status"] == "finished"]
     if not finished:
-        raise UserError(f"no run has finished (got {len(runs)} unfinished); 'fedcli resume RUN' takes one up again.")
-    return finished, [folder for folder, done in runs if not done]
+        raise UserError(f"no run has finished (got {len(folders)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished, [folder for folder in folders.values() if folder not in finished]
 
 
-class Shown(NamedTuple):
-    """The run that stands in a figure for all that differ from it only in the seed."""
-
-    label: str
-    record: dict[str, Any]
-    folder: Path
+def _method_of(folder: Path, files: Sequence[str]) -> Method:
+    """The method of a run; `files` are the user's that it needs."""
+    return find_method(trust_files(read_record(folder), files)["method_source"])
 
 
-def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
-    """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
+# What is kept beside a record
 
-    The seed stands in the title, or where it is not the same for all in the labels.
+
+class Kept(NamedTuple):
+    """Arrays beside a record, with what was measured of them in it.
+
+    Attributes:
+        file: Their name.
+        prefix: Of the keys of what was measured.
+        command: What keeps them.
+    """
+
+    file: str
+    prefix: str
+    command: str
+
+    def write(self, folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any]) -> dict[str, Any]:
+        """Writes the arrays and then, into the record, what was measured, with the digest of the file; returns it."""
+
+        def save(part: Path) -> None:
+            with part.open("wb") as file:  # given a name, NumPy would add a suffix to it
+                np.savez_compressed(file, **arrays)
+
+        with locked(folder):
+            write_atomically(folder / self.file, save)
+            measured = {**measured, "features_sha256": file_digest(folder / self.file)}
+            measured = {self.prefix + name: value for name, value in measured.items()}
+            record = read_record(folder)
+            of_clients = CLIENTS_FEATURES.prefix
+            others = record.get("quality", {}).items()
+            others = {name: value for name, value in others if name.startswith(of_clients) != bool(self.prefix)}
+            write_record(folder, {**record, "quality": {**others, **measured}})
+        return measured
+
+    def read(self, folder: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays of a run.
+
+        Raises:
+            UserError: If they have not been kept, or are not those that the record names.
+        """
+        path, digest = folder / self.file, record.get("quality", {}).get(f"{self.prefix}features_sha256")
+        if digest is None or not path.is_file():
+            raise UserError(
+                f"the outputs of '{folder}' have not been kept (got no {self.file}); run '{self.command}' first."
+            )
+        if digest != file_digest(path):
+            raise UserError(
+                f"'{path}' is not what the run's record names: it is damaged, another run's or older (got "
+                f"SHA-256 {file_digest(path)[:16]}, was {digest[:16]}); run '{self.command}' again."
+            )
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+
+FEATURES = Kept("features.npz", "", "fedcli quality")
+CLIENTS_FEATURES = Kept("clients.npz", "clients_", "fedcli quality --clients")
+
+
+# Features of one model
+
+
+def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = ()) -> dict[str, Any]:
+    """Measures a finished run, keeps the features beside its record, and writes the numbers into the record.
+
+    Args:
+        folder: Of the run, with its last checkpoint.
+        client: Whose own model is measured; None for the global model.
+        files: The user's files that the run needs, see `resume`.
+
+    Returns:
+        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
+        Of a client's own model also the `client`, and where there are domains its own `domain` and the two numbers of
+        each of the `domains`.
 
     Raises:
-        UserError: If there is no finished run, or they are of several data sets.
+        UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
     """
-    folders, _ = find_runs(paths)
-    records = [read_record(folder) for folder in folders]
-    if len(names := sorted({record["dataset"] for record in records})) > 1:
-        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    folder_of = {id(record): folder for record, folder in zip(records, folders, strict=True)}
-    members = group(records)
-    seeds = {member.records[0]["seed"] for member in members}
-    shown = []
-    for member in members:
-        record = member.records[0]
-        label = setting_name(member) + (f", seed {record['seed']}" if len(seeds) > 1 else "")
-        shown.append(Shown(label, record, folder_of[id(record)]))
-    more = [f"seed {seeds.pop()}"] if len(seeds) == 1 else []
-    return shown, title_words(records, *more)
+    method, record = _method_of(folder, files), read_record(folder)
+    if method.personal is None and client is not None:
+        raise UserError(f"'{method.name}' has one global model (got --client {client} for {folder}); leave it out.")
+    if method.personal is not None and client not in range(record["config"]["num_clients"]):
+        raise UserError(
+            f"'{method.name}' keeps a model for each client (got --client {client} for {folder}); choose one with "
+            f"--client, 0 to {record['config']['num_clients'] - 1}."
+        )
+    run = open_run(folder, files)
+    fed = run.fed
+    if len(fed.test_labels) == 0:
+        raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
+    domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
+    index = sample(len(fed.test_labels), domains)
+    with machine_settings(fed):
+        [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
+        features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
+    arrays = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
+    measured = {**separation(arrays["features"], labels), "examples": len(index), "seed": SEED}
+    if client is not None:
+        measured["client"] = client
+    if domains is not None:
+        arrays["domains"] = domains[index]
+        measured |= {"domain": fed.domain_names[fed.domain_of[client]], "domains": {}}
+        for number, name in enumerate(fed.domain_names):
+            of_domain = arrays["domains"] == number
+            measured["domains"][name] = separation(arrays["features"][of_domain], labels[of_domain])
+    return FEATURES.write(folder, arrays, measured)
 
 
-def separation(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, float]:
+def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
+    """The test images that are looked at, positions in the test set, ascending.
+
+    Args:
+        count: How many there are.
+        domains: `[count]`; then equally many of each domain, as far as there are.
+    """
+    parts = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
+    chosen = [generator(SEED, "quality").permutation(part)[: EXAMPLES // len(parts)] for part in parts]
+    return np.sort(np.concatenate(chosen))
+
+
+def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Normalized mutual information after K-means, 0 to 1, and silhouette of the classes, -1 to 1.
 
     Args:
         features: `[n, D]`.
         labels: `[n]`, of at least two classes and less than n.
-        seed: Of K-means, the best of ten starts.
 
     Raises:
         UserError: If there are too few classes or images.
@@ -100,117 +204,194 @@ def separation(features: np.ndarray, labels: np.ndarray, seed: int = SEED) -> di
             f"the classes cannot be compared (got {classes} classes in {len(labels)} test images); "
             f"at least two classes and more images than classes are needed."
         )
-    clusters = KMeans(classes, n_init=10, random_state=seed).fit_predict(features)
+    clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
     nmi = normalized_mutual_info_score(labels, clusters)
     return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}
 
 
-def kept_outputs(run: Shown) -> tuple[str, dict[str, np.ndarray]]:
-    """The run's label, with the client whose model it was, and what `add_quality` has kept beside its record.
-
-    Raises:
-        UserError: If it has kept nothing, or the file is not the one that its record names.
-    """
-    kept = kept_arrays(run, FEATURES, "", "fedcli quality")
-    quality = run.record["quality"]
-    client = f", client\N{NO-BREAK SPACE}{quality['client']}" if "client" in quality else ""
-    return run.label + client, kept
+# Features of a round's clients
 
 
-def kept_arrays(run: Shown, file: str, prefix: str, command: str) -> dict[str, np.ndarray]:
-    """The arrays that were kept beside a record.
+def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, float]:
+    """Measures the features of the clients' models after one more round, keeps them, and writes the numbers down.
 
     Args:
-        run: The run.
-        file: Their name.
-        prefix: Of the keys of what was measured with them.
-        command: What keeps them.
-
-    Raises:
-        UserError: If they have not been kept, or are not those that the record names.
-    """
-    digest, path = run.record.get("quality", {}).get(f"{prefix}features_sha256"), run.folder / file
-    if digest is None or not path.is_file():
-        raise UserError(f"the outputs of '{run.folder}' have not been kept (got no {file}); run '{command}' first.")
-    if digest != (found := file_digest(path)):
-        raise UserError(
-            f"'{path}' is not what the run's record names: it is damaged, another run's or older (got "
-            f"SHA-256 {found[:16]}, was {digest[:16]}); run '{command}' again."
-        )
-    with np.load(path) as kept:
-        return dict(kept)
-
-
-def keep_arrays(path: Path, arrays: dict[str, np.ndarray]) -> str:
-    """Writes arrays beside a record; the digest of their file."""
-
-    def save(part: Path) -> None:
-        with part.open("wb") as file:  # given a name, NumPy would add a suffix to it
-            np.savez_compressed(file, **arrays)
-
-    write_atomically(path, save)
-    return file_digest(path)
-
-
-def add_quality(folder: Path, client: int | None = None, method: Sequence[str] = ()) -> dict[str, Any]:
-    """Measures a finished run, keeps the features beside its record, and writes the numbers into the record.
-
-    Args:
-        folder: Of the run, with its last checkpoint.
-        client: Whose own model is measured; None for the global model.
-        method: The user's files that the run needs, see `resume`.
+        folder: Of the run.
+        files: The user's files that it needs, see `resume`.
 
     Returns:
-        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
-        Of a client's own model also the `client`, and where there are domains its own `domain` and the two numbers of
-        each of the `domains`.
+        What its record gets: `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients
+        together; the median cosines of two features of one class, `clients_cosine_same`, and of two classes,
+        `clients_cosine_other`; and `clients_features_sha256`, of the file.
 
     Raises:
-        UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
+        UserError: As `one_more_round` and `separation`.
     """
-    record = read_record(folder)
-    chosen = find_method(trust_files(record, method)["method_source"])
-    last = record["config"]["num_clients"] - 1
-    if chosen.personal is None and client is not None:
-        raise UserError(f"'{chosen.name}' has one global model (got --client {client} for {folder}); leave it out.")
-    if chosen.personal is not None and client is None:
-        raise UserError(
-            f"'{chosen.name}' keeps a model for each client (got {folder}); choose one with --client, 0 to {last}."
-        )
-    if client is not None and not 0 <= client <= last:
-        raise UserError(f"--client {client} is none of the clients of {folder}; 0 to {last} are allowed, choose one.")
-    run = open_run(folder, method)
-    fed = run.fed
-    if len(fed.test_labels) == 0:
-        raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
-    domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
-    index = sample(len(fed.test_labels), domains)
+    arrays = one_more_round(folder, files)
+    arrays["features"] = arrays["features"].astype(np.float16)
+    features, labels = arrays["features"].astype(float), arrays["labels"]
+    cosines, same = pair_cosines(features, labels)
+    measured = {
+        **separation(features, labels), "examples": len(labels),
+        "cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same])),
+    }  # fmt: skip
+    return CLIENTS_FEATURES.write(folder, arrays, measured)
+
+
+def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """What `client_points` gives after the round that would follow the last one of a run; nothing is written.
+
+    Raises:
+        UserError: If the run has no global model or cannot be opened again.
+    """
+    method = _method_of(folder, files)
+    if method.personal is not None:
+        raise UserError(f"'{method.name}' has no global model that drifts apart (got {folder}); leave the run out.")
+    run = open_run(folder, files, drift_every=1)
+    fed, cohort = run.fed, run.fed.cohort(len(run.record["rounds"]))
     with machine_settings(fed):
-        [(_, (network, *model))] = models(fed, chosen, run.state, [client or 0])
-        features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
-    kept = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
-    quality = {**separation(kept["features"], labels), "examples": len(index), "seed": SEED}
-    quality |= {} if client is None else {"client": client}
-    if domains is not None:
-        quality |= {"domain": fed.domain_names[fed.domain_of[client]], "domains": {}}
-        kept["domains"] = domains[index]
-        for number, name in enumerate(fed.domain_names):
-            shown = kept["domains"] == number
-            quality["domains"][name] = separation(kept["features"][shown], kept["labels"][shown])
-    of_clients = {name: value for name, value in record.get("quality", {}).items() if name.startswith("clients_")}
-    with locked(folder):
-        quality["features_sha256"] = keep_arrays(folder / FEATURES, kept)
-        write_record(folder, {**record, "quality": {**of_clients, **quality}})
-    return quality
+        method.run_round(run.state, cohort, fed, run.setup.options)
+        if fed.trained is None:
+            raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave the run out.")
+        return client_points(fed, cohort)
 
 
-def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
-    """The test images that are looked at, positions in the test set, ascending.
+def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
+    """What the models of the round's clients give for some test images of their classes and domains.
+
+    Returns:
+        `features` `[n, D]`, each by the model of one client, with `labels` `[n]` and the ids of the `clients` `[n]`.
+    """
+    candidates = np.flatnonzero(fed.test_labels.cpu().numpy() < CLASSES)
+    index = np.sort(generator(SEED, "images").permutation(candidates)[:DRIFT_EXAMPLES])
+    features = local_features(fed, cohort, index).double().cpu()[:CLIENTS]  # [K, n, D]
+    labels = fed.test_labels.cpu()[index]
+    domains = torch.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu()[index]
+    holds = []
+    for client in cohort.client_ids[: len(features)]:
+        classes = torch.bincount(fed.engine.labels.cpu()[fed.training[client]], minlength=fed.num_classes)
+        of_domains = torch.as_tensor(fed.domain_counts[client])
+        holds.append((classes[labels] > 0) & (of_domains[domains] > 0))
+    client, image = torch.stack(holds).nonzero(as_tuple=True)
+    chosen = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
+    client, image = client[chosen], image[chosen]
+    ids = cohort.client_ids[client.numpy()]
+    return {"features": features[client, image].numpy(), "labels": labels[image].numpy(), "clients": ids}
+
+
+def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine of each two features, and whether they are of one class.
 
     Args:
-        count: How many there are.
-        domains: `[count]`; then equally many of each domain, as far as there are.
+        features: `[n, D]`; a zero vector has the cosine 0 with all.
+        labels: `[n]`.
+
+    Returns:
+        Both `[n (n - 1) / 2]`.
     """
-    places = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
-    chosen = [own[generator(SEED, "quality").permutation(len(own))[: EXAMPLES // len(places)]] for own in places]
-    return np.sort(np.concatenate(chosen))
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    directions = features / np.where(lengths > 0, lengths, 1)
+    pairs = np.triu_indices(len(labels), 1)
+    return (directions @ directions.T)[pairs], (labels[:, None] == labels)[pairs]
+
+
+# Logits of the clients' own models
+
+
+def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list[dict[str, list]]:
+    """Measures the cross-correlations of the clients' logits in finished runs, and writes them into their records.
+
+    Args:
+        folders: Of the runs, with their last checkpoints.
+        files: The user's files that the runs need, see `resume`.
+
+    Returns:
+        For each run the matrices `public` and `private`, see `correlations`. A run that has no public images is given
+        those of the first run that has.
+
+    Raises:
+        UserError: If no run has public images, or one has no personal models, no checkpoint or another one's.
+    """
+    lenders = []
+    for folder in folders:
+        method = _method_of(folder, files)
+        if method.personal is None:
+            raise UserError(f"'{method.name}' has no personal models (got {folder}); leave the run out.")
+        if read_record(folder)["config"].get("public_dataset"):
+            lenders.append(folder)
+    if not lenders:
+        raise UserError(f"no run has public images (got {len(folders)} without); add a run of a method that uses them.")
+    lent = public_sample(open_run(lenders[0], files).fed)
+    measured = []
+    for folder in folders:
+        run = open_run(folder, files)
+        public = lent if run.fed.public_images is None else public_sample(run.fed)
+        with machine_settings(run.fed):
+            matrices = correlations(run.fed, run.method, run.state, public)
+        measured.append({name: matrix.tolist() for name, matrix in matrices.items()})
+        with locked(folder):
+            write_record(folder, {**read_record(folder), "correlation": measured[-1]})
+    return measured
+
+
+def public_sample(fed: Federation) -> Tensor:
+    """Some public images `[n, channels, H, W]`, normalised and not augmented."""
+    chosen = generator(SEED, "correlation").permutation(len(fed.public_images))[:CORRELATED]
+    return fed.public_transform(fed.public_images[torch.as_tensor(chosen, device=fed.device)])
+
+
+def correlations(fed: Federation, method: Method, state: Any, public: Tensor) -> dict[str, Tensor]:
+    """The clients' mean cross-correlations `[C, C]` on `public` images and on `private` ones, each client's own.
+
+    Args:
+        fed: The federation.
+        method: Its method, with personal models.
+        state: The method's state.
+        public: `[n, channels, H, W]`, normalised.
+
+    Raises:
+        UserError: If no client has two training images; those with less are left out of the private mean.
+    """
+    clients = [model for _, model in models(fed, method, state, range(fed.num_clients))]
+    logits = score(clients, public.to(fed.device, fed.dtype))
+    on_public = [cross_correlation(of_client, logits.mean(0)) for of_client in logits]
+    on_private = []
+    for client, part in enumerate(fed.training):
+        if len(part) > 1:
+            chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
+            images = fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)])
+            logits = score(clients, images)
+            on_private.append(cross_correlation(logits[client], logits.mean(0)))
+    if not on_private:
+        raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
+    return {"public": torch.stack(on_public).mean(0).cpu(), "private": torch.stack(on_private).mean(0).cpu()}
+
+
+@torch.no_grad()
+def score(clients: Sequence[Model], images: Tensor) -> Tensor:
+    """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
+    logits = []
+    for network, *model in clients:
+        params, buffers = tree_map(lambda leaf: leaf.to(images.device), model)
+        logits.append(network(params, buffers, images, train=False).logits)
+    return torch.stack(logits).double()
+
+
+def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
+    """Correlation of each class's logits with each class's mean logits, over images.
+
+    Columns are standardised by their unbiased deviation, and the sum over images is divided by n: the correlation of a
+    column with itself is (n - 1) / n, or 0 where it is constant.
+
+    Args:
+        logits: Of one client, `[n, C]`, n at least 2.
+        mean_logits: Of all clients, `[n, C]`.
+
+    Returns:
+        `[C, C]`, in [-1, 1]; a row is a class of the client, a column one of the mean.
+    """
+
+    def standardise(columns: Tensor) -> Tensor:
+        return (columns - columns.mean(0)) / (columns.std(0) + SMALL)
+
+    return standardise(logits).T @ standardise(mean_logits) / len(logits)

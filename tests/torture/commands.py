@@ -16,7 +16,6 @@ import torch
 import fedcli
 from fedcli import registry
 from fedcli.cli import app
-from fedcli.figures import charts
 from tests.test_runs import TINY
 
 MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process has
@@ -51,7 +50,6 @@ def load() -> None:
     """Imports what commands import late, by a run with its table."""
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     registry.methods()
-    charts()
     with TemporaryDirectory() as folder:
         run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
         call(Path(folder), "table", run.path)

@@ -146,10 +146,10 @@ def stopped_run(kind: str) -> tuple[Path, str]:
 
 def ending(folder: Path) -> str:
     """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
-    if not (folder / quality.FEATURES).is_file():
+    if not (folder / quality.FEATURES.file).is_file():
         return runs.resume(folder).record["summary"]["params_sha256"]
-    run, ((shown,), _) = fedcli.load(folder), quality.one_a_setting([folder])
-    parts = [quality.kept_outputs(shown)[1], *(run.model(round=name).state_dict() for name in ROUNDS)]
+    run = fedcli.load(folder)
+    parts = [quality.FEATURES.read(folder, run.record), *(run.model(round=name).state_dict() for name in ROUNDS)]
     return params_hash((name, torch.as_tensor(value)) for part in parts for name, value in part.items())
 
 
