@@ -142,7 +142,7 @@ def test_a_page_has_the_claims_of_its_paper_with_their_verdicts(tmp_path):
     found = claims.answers(registry.claims(), [])
     for paper in pages.papers():
         standings = [Standing(table, None) for table in paper.tables]
-        page = pages.paper_page(paper, standings, [], pages.claims_of(paper, found, tmp_path), "")
+        page = pages.paper_page(paper, standings, [], pages.claims_of(paper, found, tmp_path, {}), "")
         own = [one for one in found if one.claim.table in {table.name for table in paper.tables}]
         assert len(own) >= 3
         for one in found:
@@ -158,10 +158,12 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     folders = tuple(tmp_path / run for run in ("one/fedfa/seed-0", "two/fedavg/seed-0", "one/fedfa/seed-1"))
     runs = claims.Evidence("undecided", "n = 2", "rounds 5 of 200", (0, 1), Interval(1.0, None, None, 2), None, folders)
     found = [replace(first, evidence=(runs,)), *others]
-    told = "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md) |"
-    assert told.format("../") in pages.claims_of(paper, found, tmp_path)
-    quoted = pages.with_front(MARKS, found, tmp_path)
-    assert told.format("results/") in quoted
+    told, decided = "[one]({0}one.md), [two]({0}two.md)", {first.claim.name: "6 runs"}
+    page = pages.claims_of(paper, found, tmp_path, decided)
+    assert f"| reduced to rounds 5 of 200: {told.format('../')}; decided by 6 runs, `fedcli table " in page
+    quoted = pages.with_front(MARKS, found, tmp_path, decided)
+    limits = f"; but see [{first.claim.see}](results/{first.claim.see}.md)" if first.claim.see else ""
+    assert f"| reduced: {told.format('results/')}{limits}; decided by 6 runs |" in quoted
     assert others[0].claim.text not in quoted
 
 
@@ -250,7 +252,9 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
     text = first.read_text()
-    assert text.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claim | Verdict | Paper |")
+    assert text.startswith(
+        f"# Project\n\n<!-- claims: written by 'make tables' -->\n\nOf {len(registry.claims())} claims: "
+    )
     assert text.endswith("\n\n<!-- claims: end -->\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")

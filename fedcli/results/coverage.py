@@ -2,17 +2,19 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedcli import registry
 from fedcli.data import datasets
 from fedcli.declarations import Cell, Table
-from fedcli.results import reproduce
-from fedcli.results.claims import Runs, Wanted, departures, says_something, wanted
+from fedcli.results import claims, reproduce
+from fedcli.results.claims import Answer, Runs, Wanted, departures, says_something, wanted
 from fedcli.results.comparison import printed_value
 from fedcli.results.metrics import find_metric
+
+GPU = ("cuda", "NVIDIA H100 80GB HBM3")  # the machine whose hours are told first, kind and name as records have them
 
 RunKey = tuple  # method, selection rule, options and seed, which tell a run from others
 
@@ -98,10 +100,43 @@ def time_left(
     return left
 
 
-def paces_of(folder: Path) -> list[reproduce.Pace]:
-    """The paces of the runs in a folder, for the data sets of all tables."""
+def paces_of(folder: Path, disturbed: bool = False) -> list[reproduce.Pace]:
+    """The paces of the runs in a folder, for the data sets of all tables; `disturbed` as in `reproduce.paces`."""
     cells = [cell for table in registry.tables().values() for cell in table.cells]
-    return reproduce.paces([folder], {cell.settings.get("dataset", "") for cell in cells})
+    return reproduce.paces([folder], {cell.settings.get("dataset", "") for cell in cells}, disturbed)
+
+
+def decided_by(answer: Answer, records: Runs, timed: Mapping[tuple[str, str], Sequence[reproduce.Pace]]) -> str:
+    """What would decide a claim and how long that takes, in words; empty where it is decided.
+
+    Args:
+        answer: The claim and what the records say of it.
+        records: See `fedcli.results.claims.by_method`.
+        timed: The paces of runs by kind and name of a machine; the first that has run such a network counts.
+    """
+    if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
+        return ""
+    seeds = answer.seeds
+    if len(seeds) > claims.MOST_SEEDS:
+        return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
+    lacking = {}
+    for cell in (cell for column in claims.cells_of(answer.claim) for cell in column):
+        run = wanted(cell)
+        for seed in {*seeds} - _seeds_in_full(run, records):
+            lacking[run.method.name, json.dumps(run.values(seed), sort_keys=True), seed] = run
+    words = f"{len(lacking)} runs in full" + f", to have {len(seeds)} seeds" * (len(seeds) > claims.FEWEST)
+    if sets := sorted({name for run in lacking.values() for name in run.data if not datasets.open_to_all(name)}):
+        words += f" on {' and '.join(sets)}, whose images are not open"
+    for machine, paces in timed.items():
+        cost = reproduce.Cost()
+        for run in lacking.values():
+            cost.add(run.setup, 0, paces, machine)
+        if cost.known:
+            hours = cost.seconds / 3600
+            words += f": {hours:,.{0 if hours >= 10 else 1}f} h"
+            words += f" for {cost.known} of them" * (cost.known < cost.runs)
+            return f"{words} on an H100, at most" if machine == GPU else f"{words} on {machine[1]} (no GPU timed)"
+    return f"{words}; none like them has been timed"
 
 
 def usual_machine(records: Runs) -> tuple[str, str]:

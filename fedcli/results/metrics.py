@@ -53,6 +53,15 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half, count)
 
 
+def seeds_needed(found: Interval, most: int) -> int:
+    """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
+    from scipy.special import stdtrit
+
+    spread = (found.high - found.mean) * found.n**0.5 / float(stdtrit(found.n - 1, 0.975))
+    enough = (n for n in range(2, most + 1) if float(stdtrit(n - 1, 0.975)) * spread / n**0.5 < abs(found.mean))
+    return next(enough, most + 1)
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number of a run.

@@ -221,17 +221,18 @@ def round_examples(config: Mapping[str, Any]) -> float | None:
     return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
-def paces(folders: Iterable[Path], planned: Iterable[str]) -> list[Pace]:
+def paces(folders: Iterable[Path], planned: Iterable[str], disturbed: bool = False) -> list[Pace]:
     """Measures the quiet runs under folders.
 
     Args:
         folders: Where they are looked for.
         planned: The data sets of runs to do; a file that only a record names is not run for its size.
+        disturbed: Measure the others, too: what they took is the most that such a run takes.
     """
     planned, timed = set(planned), []
     for _, record in itertools.chain(*all_runs(folders)[0].values()):
         config, shape, hardware = record["config"], record["model"].get("input"), record["hardware"]
-        if not record["rounds"] or shape is None or "moved" in record or not quiet(record):
+        if not record["rounds"] or shape is None or "moved" in record or not (disturbed or quiet(record)):
             continue
         if is_from_file(config["dataset"]) and config["dataset"] not in planned:
             continue
