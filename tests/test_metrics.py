@@ -39,8 +39,11 @@ def test_accuracies_are_percent(name, answer):
 
 @pytest.mark.parametrize(
     ("name", "answer"),
-    [("at:1/5", 20), ("at:2/5", 57), ("at:4/5", 70), ("at:1", 60), ("at:1/100", 20), ("at:1/2", None)],
-)
+    [
+        ("at:1/5", 20), ("at:2/5", 57), ("at:4/5", 70), ("at:1", 60), ("at:1/100", 20), ("at:1/2", None),
+        ("rounds:1-2", 38.5), ("rounds:2-4", 63.5), ("rounds:3-3", None),
+    ],
+)  # fmt: skip
 def test_accuracy_at_a_fraction_of_the_planned_rounds(name, answer):
     found = value(name, RUN)  # 1/2 of 5 rounds is the third one, to the nearest, which was not evaluated
     assert found == (None if answer is None else pytest.approx(answer))
@@ -174,7 +177,7 @@ def test_the_floats_of_a_run_are_those_of_all_its_rounds():
 
 
 @pytest.mark.parametrize(
-    "name", ["accuracy", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:x"]
+    "name", ["accuracy", "at", "at:", "rounds:5", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:x"]
 )
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):

@@ -278,9 +278,15 @@ def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_rec
 
 def test_a_study_tells_what_is_smaller_than_in_its_protocol(results):
     study = pages.read_study(results / "records" / "tiny")
-    records = [{**record, "protocol": "fedfa:fmnist-c2", "dataset": "fmnist"} for record in study.records]
+    planned = {"partition": "classes:2", "partition_seed": 1, "backbone": "cnn-2x32", "lr": 0.01}
+    records = [
+        {**record, "protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "config": {**record["config"], **planned}}
+        for record in study.records
+    ]
     smaller = [{**record, "reduced": [{"what": "rounds", "protocol": 200, "run": 2}]} for record in records]
     full = [{**record, "reduced": []} for record in records]
     assert pages._size(study.records) == "not a setting of the paper"
     assert pages._size(smaller[:2]) == "reduced to rounds 2 of 200"
     assert pages._size([*full, smaller[0]]) == "in full; reduced to rounds 2 of 200"
+    other = {**full[0], "config": {**full[0]["config"], "partition_seed": 2, "lr": 0.1}}
+    assert pages._size([other]) == "in full, with another draw of the clients and another learning rate"

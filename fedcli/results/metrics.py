@@ -330,6 +330,17 @@ def _of_round(record: Record, number: int) -> float | None:
     return next((entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1), None)
 
 
+def _span(text: str) -> tuple[int, int]:
+    first, last = map(int, text.split("-"))
+    return first, last
+
+
+@metric("rounds", "mean test accuracy of these rounds, counted from 1, as rounds:1-20", parameter=_span, needs="every")
+def _of_rounds(record: Record, span: tuple[int, int]) -> float | None:
+    found = [entry["test_accuracy"] for entry in _tested(record) if span[0] <= entry["round"] + 1 <= span[1]]
+    return fmean(found) if found else None
+
+
 @metric(
     "best-round", "the round with the highest test accuracy, counted from 1", unit="rounds", better="", needs="every"
 )

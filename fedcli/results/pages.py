@@ -21,7 +21,7 @@ from fedcli.results.findings import Findings, read_findings
 from fedcli.results.render import MISSING, between_marks, github, render
 from fedcli.results.reproduce import ENDED, TablePlan
 from fedcli.results.tables import find_records
-from fedcli.runs.config import describe_reductions
+from fedcli.runs.config import describe_reductions, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import reductions_of
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
@@ -434,11 +434,23 @@ def _size(records: Iterable[dict[str, Any]]) -> str:
         protocol = registry.protocols().get(record["protocol"])
         if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
             sizes.append("not a setting of the paper")
-        elif smaller := describe_reductions(reductions_of(record)):
-            sizes.append(f"reduced to {smaller}")
         else:
-            sizes.append("in full")
+            smaller = describe_reductions(reductions_of(record))
+            size, others = f"reduced to {smaller}" if smaller else "in full", _others_than_planned(record)
+            sizes.append(f"{size}, with {' and '.join(others)}" if others else size)
     return "; ".join(dict.fromkeys(sizes))
+
+
+def _others_than_planned(record: dict[str, Any]) -> list[str]:
+    """What else is other than in a run's protocol, of what a reader takes for the protocol's."""
+    method = registry.find_method(record["method"])
+    setup = resolve(method, {name: record[name] for name in ("protocol", "dataset", "seed")}, need_data=False)
+    planned, fields = setup.values(), recorded_fields(method, None)
+    words = {
+        "partition": "another partition", "partition_seed": "another draw of the clients",
+        "backbone": "another network", "lr": "another learning rate",
+    }  # fmt: skip
+    return [text for name, text in words.items() if recorded_value(record["config"], fields[name]) != planned[name]]
 
 
 def with_front(text: str, answers: Sequence[Answer], records: Path, decided: Mapping[str, str]) -> str:
