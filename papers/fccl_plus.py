@@ -1038,9 +1038,9 @@ _INTER_DIGITS, _INTRA_DIGITS = ("Digits inter AVG",), ("Digits intra AVG",)
 _OTHERS = tuple(row for row in _COMPARISON if row not in ("BASE", "FCCL+"))
 _FIRST_NETWORKS = next(iter(_architectures())).partition(" | ")[2]
 CLAIMS = (
-    Claim("fccl:base", "On other domains of digits FCCL+ is ahead of local training, of 50 epochs and as long",
+    Claim("fccl:base", "On other domains of digits FCCL+ is ahead of local training, BASE's and of equal length",
           "fccl:8", "FCCL+", ("BASE", _EQUAL), _INTER_DIGITS, instead=_FREE_DIGITS),
-    Claim("fccl:fccl-base", "On other domains of digits FCCL is ahead of local training, of 50 epochs and as long",
+    Claim("fccl:fccl-base", "On other domains of digits FCCL is ahead of local training, BASE's and of equal length",
           "fccl:8", "FCCL", ("BASE", _EQUAL), _INTER_DIGITS, instead=_FREE_DIGITS),
     Claim("fccl:best-other", "On other domains of digits FCCL+ is ahead of all five other methods",
           "fccl:8", "FCCL+", _OTHERS, _INTER_DIGITS, instead=_FREE_DIGITS),

@@ -633,8 +633,8 @@ NOT_PLANNED = {
 
 _OTHERS, _ALL_PARTS = tuple(name for name in _ROWS if name != "FedSA"), "EMA+R+ER+MCL+CC"
 CLAIMS = (
-    Claim("fedsa:cross-device", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of FedProto, by the nearest "
-          "prototype (by classifiers it is not)", "fedsa:1", "FedSA", "FedProto", ("cross-device Cifar10",)),
+    Claim("fedsa:cross-device", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of FedProto, judged by the "
+          "nearest prototype alone", "fedsa:1", "FedSA", "FedProto", ("cross-device Cifar10",)),
     Claim("fedsa:all-others", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of all seven others",
           "fedsa:1", "FedSA", _OTHERS, ("cross-device Cifar10",)),
     Claim("fedsa:cross-silo", "With 20 clients on CIFAR-10, FedSA is ahead of all seven others",

@@ -274,6 +274,10 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
     assert (found.verdict, found.evidence[0].difference.mean) == ("reproduced", pytest.approx(2))
     assert found.ours(found.evidence[0]) == "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
     assert len(found.evidence[0].folders) == 9
+    place.add("fedavg", 3, 60)
+    place.add("fedprox", 3, 70, name="-lr", lr=0.3)
+    (found,) = claims.answers([one], [place.runs])
+    assert found.evidence[0].judgement == "undecided, zero inside, n = 4; ahead of FedAvg alone"
     (behind,) = claims.answers([dataclasses.replace(one, row="FedAvg", than=("FedFA", "FedDyn"))], [place.runs])
     assert (behind.verdict, behind.evidence[0].over.partition(";")[0]) == ("contradicted", "over FedFA")
 

@@ -245,6 +245,8 @@ def _on_all(claim: Claim, singles: Sequence[Answer]) -> Answer:
     if len(others) == 1:
         over += f"; {others[0].ours(others[0].evidence[0])} over {others[0].claim.than}"
     verdict, why = shown.verdict, shown.why
+    if verdict == UNDECIDED and len(others) == 1 and others[0].verdict == REPRODUCED:
+        why += f"; ahead of {others[0].claim.than} alone"
     if len(run) < len(singles) and verdict != CONTRADICTED:
         lacking = f"{len(run)} of {len(singles)} others run"
         verdict, why = UNDECIDED, f"{why}; {lacking}" if why else lacking
