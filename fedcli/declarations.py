@@ -211,7 +211,7 @@ class Gain:
     Attributes:
         row: The row, as `method` in papers/reported.json.
         column: The column, as `column` there.
-        of: The column of the table whose cells are compared; its own where empty.
+        of: The columns of the table whose cells are compared, of several their mean; its own where empty.
         more: The rows whose mean it is.
         less: The rows whose mean is taken off.
         best: Take off the best of `less` in place of their mean.
@@ -221,8 +221,13 @@ class Gain:
     column: str
     more: tuple[str, ...]
     less: tuple[str, ...]
-    of: str = ""
+    of: str | tuple[str, ...] = ""
     best: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the table whose cells are compared."""
+        return self.of if isinstance(self.of, tuple) else (self.of or self.column,)
 
 
 @dataclass(frozen=True)
@@ -257,21 +262,30 @@ class Claim:
         text: The sentence, in words of ours, without a full stop.
         table: Name of the table whose cells are compared.
         row: The row that the sentence is about.
-        than: The row that it is compared with.
+        than: The row that it is compared with, or several, of which each must be behind.
         columns: The columns; of several, the mean of the differences counts.
         direction: "higher" or "lower": on which side of zero the paper sees the row less the other.
         instead: Options that a smaller form of the claim may have in place of the cells', with their values, or None
             for any value; sizes (rounds, images, clients, ...) may always be smaller.
+        less: Columns whose mean difference is taken off: is the lead larger in `columns` than in these?
+        see: The study, if any, that limits what the runs say.
     """
 
     name: str
     text: str
     table: str
     row: str
-    than: str
+    than: str | tuple[str, ...]
     columns: tuple[str, ...]
     direction: str = "higher"
     instead: Mapping[str, Any] = field(default_factory=dict)
+    less: tuple[str, ...] = ()
+    see: str = ""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The rows that it is compared with."""
+        return (self.than,) if isinstance(self.than, str) else self.than
 
 
 def grid(

@@ -41,6 +41,7 @@ RUN = record(
         ("deviation-of-last:{}", {1: 0, 2: 100 * 0.005**0.5}),
         ("classifier-of-last:{}", {1: None, 2: 50, 5: 37.5}),
         ("at:{}", {"1/5": 20, "2/5": 57, "4/5": 70, "1": 60, "1/100": 20, "1/2": None}),  # 1/2: the third round
+        ("rounds:{}", {"1-2": 38.5, "2-4": 63.5, "3-3": None}),
         ("reached:{}", {57: 57, 57.01: 70, 70: 70, 70.1: None, 0: 20}),
         ("rounds-to:{}", {57: 2, 57.01: 4, 70: 4, 70.1: None, 0: 1}),
     ],
@@ -132,7 +133,8 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
 
 
 @pytest.mark.parametrize(
-    "name", ["accuracy", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:x", "domain:"]
+    "name",
+    ["accuracy", "at", "at:", "rounds:5", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:x", "domain:"],
 )
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):

@@ -142,7 +142,7 @@ def test_a_page_has_the_claims_of_its_paper_with_their_verdicts(tmp_path):
     found = claims.answers(registry.claims(), [])
     for paper in pages.papers():
         standings = [Standing(table, None) for table in paper.tables]
-        page = pages.paper_page(paper, standings, [], pages.claims_of(paper, found, tmp_path), "")
+        page = pages.paper_page(paper, standings, [], pages.claims_of(paper, found, tmp_path, {}), "")
         own = [one for one in found if one.claim.table in {table.name for table in paper.tables}]
         assert len(own) >= 3
         for one in found:
@@ -158,10 +158,12 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     folders = tuple(tmp_path / run for run in ("one/fedfa/seed-0", "two/fedavg/seed-0", "one/fedfa/seed-1"))
     runs = claims.Evidence("undecided", "n = 2", "rounds 5 of 200", (0, 1), Interval(1.0, None, None, 2), None, folders)
     found = [replace(first, evidence=(runs,)), *others]
-    told = "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md) |"
-    assert told.format("../") in pages.claims_of(paper, found, tmp_path)
-    quoted = pages.with_front(MARKS, found, tmp_path)
-    assert told.format("results/") in quoted
+    told, decided = "[one]({0}one.md), [two]({0}two.md)", {first.claim.name: "6 runs"}
+    page = pages.claims_of(paper, found, tmp_path, decided)
+    assert f"| reduced to rounds 5 of 200: {told.format('../')}; decided by 6 runs, `fedcli table " in page
+    quoted = pages.with_front(MARKS, found, tmp_path, decided)
+    limits = f"; but see [{first.claim.see}](results/{first.claim.see}.md)" if first.claim.see else ""
+    assert f"| reduced: {told.format('results/')}{limits}; decided by 6 runs |" in quoted
     assert others[0].claim.text not in quoted
 
 
@@ -250,7 +252,9 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
     text = first.read_text()
-    assert text.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claim | Verdict | Paper |")
+    assert text.startswith(
+        f"# Project\n\n<!-- claims: written by 'make tables' -->\n\nOf {len(registry.claims())} claims: "
+    )
     assert text.endswith("\n\n<!-- claims: end -->\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
@@ -274,9 +278,15 @@ def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_rec
 
 def test_a_study_tells_what_is_smaller_than_in_its_protocol(results):
     study = pages.read_study(results / "records" / "tiny")
-    records = [{**record, "protocol": "fedfa:fmnist-c2", "dataset": "fmnist"} for record in study.records]
+    planned = {"partition": "classes:2", "partition_seed": 1, "backbone": "cnn-2x32", "lr": 0.01}
+    records = [
+        {**record, "protocol": "fedfa:fmnist-c2", "dataset": "fmnist", "config": {**record["config"], **planned}}
+        for record in study.records
+    ]
     smaller = [{**record, "reduced": [{"what": "rounds", "protocol": 200, "run": 2}]} for record in records]
     full = [{**record, "reduced": []} for record in records]
     assert pages._size(study.records) == "not a setting of the paper"
     assert pages._size(smaller[:2]) == "reduced to rounds 2 of 200"
     assert pages._size([*full, smaller[0]]) == "in full; reduced to rounds 2 of 200"
+    other = {**full[0], "config": {**full[0]["config"], "partition_seed": 2, "lr": 0.1}}
+    assert pages._size([other]) == "in full, with another draw of the clients and another learning rate"

@@ -249,7 +249,7 @@ def claims(
 ) -> None:
     """Show what the papers claim and what the runs there are say of it.
 
-    A claim compares two rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
+    A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
     """
     from fedcli.cli import display
     from fedcli.data import datasets

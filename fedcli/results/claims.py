@@ -1,8 +1,9 @@
 """The papers' claims with verdicts, from records alone.
 
-A claim compares two rows of a table. A run counts for it that has all settings of the cell it belongs to, but for sizes
-that may be smaller and for what the claim itself allows in place of the cell's; what differs is said. Two runs are a
-pair if they have the same seed, partition, images and core, and all options of runs in which the two cells agree.
+A claim compares a row of a table with another one, or with several. A run counts for it that has all settings of the
+cell it belongs to, but for sizes that may be smaller and for what the claim itself allows in place of the cell's; what
+differs is said. Two runs are a pair if they have the same seed, partition, images and core, and all options of runs in
+which the two cells agree.
 """
 
 import dataclasses
@@ -18,12 +19,12 @@ from typing import Any
 import pandas as pd
 
 from fedcli.data import datasets
-from fedcli.declarations import Claim
+from fedcli.declarations import Cell, Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results import comparison, plans
 from fedcli.results.frame import ENDED, Record, departures, read_runs
-from fedcli.results.metrics import Interval, Metric, find_metric, interval
+from fedcli.results.metrics import Interval, Metric, find_metric, interval, seeds_needed
 from fedcli.results.plans import Wanted, wanted
 from fedcli.results.render import MISSING, Sheet
 from fedcli.runs.config import SIZES, RunConfig, describe_reductions
@@ -32,7 +33,7 @@ from fedcli.runs.settings import differences, is_smaller, settings_text
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-FEWEST = 3  # seeds, for a verdict
+FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
 TAIL = "last-tenth"
 SHIPPED = "verdicts.csv"
 RUN_OPTIONS = {field.name for field in dataclasses.fields(RunConfig)} - {"post"}
@@ -52,6 +53,7 @@ class Evidence:
             thing.
         folders: The folders of all these runs; none where nothing has been run.
         lost: The runs that diverged, or never got where they should, in words.
+        over: Of a claim on several rows, the row that the difference is on, in words, and what the others show.
     """
 
     verdict: str
@@ -62,6 +64,7 @@ class Evidence:
     tail: Interval | None = None
     folders: tuple[Path, ...] = ()
     lost: str = ""
+    over: str = ""
 
     @property
     def size(self) -> str:
@@ -85,12 +88,14 @@ class Answer:
         metric: What is compared.
         paper: The paper's difference, from the numbers it prints; None where it does not print both.
         evidence: The runs in full first, then the reduced ones with the most seeds; without runs it says so.
+        open_data: Whether the images can be had.
     """
 
     claim: Claim
     metric: Metric
     paper: float | None
     evidence: tuple[Evidence, ...]
+    open_data: bool = True
 
     @property
     def verdict(self) -> str:
@@ -104,8 +109,18 @@ class Answer:
 
     @property
     def command(self) -> str:
-        """What runs the two rows and nothing else, in full, where there is no run and the data can be had; or empty."""
-        return command(self.claim) if self.verdict == NOT_RUN else ""
+        """What runs the rows and nothing else, in full, where nothing is decided and the data can be had; or empty."""
+        return command(self.claim, self.seeds) if self.verdict in (UNDECIDED, NOT_RUN) and self.open_data else ""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that would decide it in full: three, and more only where these leave it open."""
+        evidence, number = self.evidence[0], FEWEST
+        left_open = evidence.size == "in full" and evidence.difference is not None and evidence.difference.n >= FEWEST
+        if left_open and not evidence.difference.leaves_out_zero:
+            number = seeds_needed(evidence.difference, MOST_SEEDS)
+        seeds = find_table(self.claim.table).seeds
+        return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
 
     @property
     def paper_text(self) -> str:
@@ -114,7 +129,8 @@ class Answer:
 
     def ours(self, evidence: Evidence) -> str:
         """Our difference with its interval, and the runs that are lost."""
-        return "; ".join(filter(None, (difference_text(self.metric, evidence.difference), evidence.lost)))
+        difference = f"{difference_text(self.metric, evidence.difference)} {evidence.over}".rstrip()
+        return "; ".join(filter(None, (difference, evidence.lost)))
 
 
 def answers(
@@ -159,7 +175,8 @@ def _shipped_evidence(row: Mapping[str, str]) -> Evidence:
     seeds = tuple(map(int, str(row["seeds"]).split()))
     folders = tuple(map(Path, row["runs"].split("; ")))
     difference, tail = read("ours", "low", "high", "n"), read("tail", "tail_low", "tail_high", "tail_n")
-    return Evidence(row["verdict"], row["why"], row["reduced"], seeds, difference, tail, folders, row["lost"])
+    texts = row["lost"], row["over"]
+    return Evidence(row["verdict"], row["why"], row["reduced"], seeds, difference, tail, folders, *texts)
 
 
 def ended_runs(folders: Iterable[Path]) -> pd.DataFrame:
@@ -176,25 +193,78 @@ def answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> 
         runs: See `ended_runs`.
         at_hand: See `answers`.
     """
-    table = find_table(claim.table)
-    cells = {(cell.row, cell.column): cell for cell in table.cells}
-    places = [[(row, column) for row in (claim.row, claim.than)] for column in claim.columns]
-    for place in (place for pair in places for place in pair):
+    singles = [_answer(replace(claim, than=than), runs, at_hand) for than in claim.others]
+    return singles[0] if len(singles) == 1 else _on_all(claim, singles)
+
+
+def cells_of(claim: Claim) -> list[list[Cell]]:
+    """The cells that a claim compares: a list for each column, the row's cell before those of the others.
+
+    Raises:
+        UserError: If the table lacks one.
+    """
+    cells = {(cell.row, cell.column): cell for cell in find_table(claim.table).cells}
+    places = [[(row, column) for row in (claim.row, *claim.others)] for column in (*claim.columns, *claim.less)]
+    for place in (place for column in places for place in column):
         if place not in cells:
             raise UserError(
                 f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(place)}); "
                 "name a row and a column of the table."
             )
-    pairs = [tuple(wanted(cells[place]) for place in pair) for pair in places]
-    metric = pairs[0][0].metric
-    printed = [[comparison.printed_value(table, *place, metric) for place in pair] for pair in places]
-    known = all(None not in pair for pair in printed)
-    paper = fmean(row - than for row, than in printed) if known else None
+    return [[cells[place] for place in column] for column in places]
+
+
+def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
+    """What runs say of a claim on one other row."""
+    pairs = [tuple(map(wanted, pair)) for pair in cells_of(claim)]
+    table, metric = find_table(claim.table), pairs[0][0].metric
+    paper = comparison.printed_lead(table, claim.row, claim.than, claim.columns, metric)
+    if paper is not None and claim.less:
+        less = comparison.printed_lead(table, claim.row, claim.than, claim.less, metric)
+        paper = None if less is None else paper - less
     evidence = _evidence(claim, pairs, runs)
-    if not evidence:
-        open_data = all(map(at_hand, {name for pair in pairs for run in pair for name in run.data}))
-        evidence = (Evidence(NOT_RUN if open_data else NO_DATA),)
-    return Answer(claim, metric, paper, evidence)
+    open_data = all(map(at_hand, {name for pair in pairs for run in pair for name in run.data}))
+    return Answer(claim, metric, paper, evidence or (Evidence(NOT_RUN if open_data else NO_DATA),), open_data)
+
+
+def _on_all(claim: Claim, singles: Sequence[Answer]) -> Answer:
+    """A claim on several rows: the smallest lead counts, and it is reproduced only where each row has been run."""
+    sign = 1 if claim.direction == "higher" else -1
+    printed = [single.paper for single in singles if single.paper is not None]
+    paper = min(printed, key=lambda lead: sign * lead, default=None)
+    run = [single for single in singles if single.has_runs]
+    if not run:
+        return replace(singles[0], claim=claim, paper=paper)
+    severity = (CONTRADICTED, UNDECIDED, REPRODUCED)
+
+    def strength(single: Answer) -> tuple:
+        difference = single.evidence[0].difference
+        return severity.index(single.verdict), float("-inf") if difference is None else sign * difference.mean
+
+    weakest, *others = sorted(run, key=strength)
+    shown = weakest.evidence[0]
+    over = f"over {weakest.claim.than}"
+    if len(others) == 1:
+        over += f"; {others[0].ours(others[0].evidence[0])} over {others[0].claim.than}"
+    verdict, why = shown.verdict, shown.why
+    if verdict == UNDECIDED and len(others) == 1 and others[0].verdict == REPRODUCED:
+        why += f"; ahead of {others[0].claim.than} alone"
+    if len(run) < len(singles) and verdict != CONTRADICTED:
+        lacking = f"{len(run)} of {len(singles)} others run"
+        verdict, why = UNDECIDED, f"{why}; {lacking}" if why else lacking
+    evidence = [single.evidence[0] for single in run]
+    whole = replace(
+        shown, verdict=verdict, why=why, over=over,
+        reduced=shown.reduced or next((one.reduced for one in evidence if one.reduced), ""),
+        folders=tuple(dict.fromkeys(folder for one in evidence for folder in one.folders)),
+    )  # fmt: skip
+    return Answer(claim, weakest.metric, paper, (whole,), all(single.open_data for single in singles))
+
+
+def _lead(claim: Claim, differences: Sequence[float]) -> float:
+    """The mean over a claim's columns, less that over those which are taken off."""
+    split = len(claim.columns)
+    return fmean(differences[:split]) - (fmean(differences[split:]) if claim.less else 0)
 
 
 def _evidence(claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> tuple[Evidence, ...]:
@@ -302,8 +372,9 @@ def _judged(
         failed = [members[side].isna().any() for side in ("value_row", "value_than")]
         lost = [count + one for count, one in zip(lost, failed, strict=True)]
         if not any(failed):
-            values.append(fmean(members["value_row"] - members["value_than"]))
-            tails += [] if members["tail"].isna().any() else [fmean(members["tail"])]
+            members = members.sort_values("column")
+            values.append(_lead(claim, (members["value_row"] - members["value_than"]).tolist()))
+            tails += [] if members["tail"].isna().any() else [_lead(claim, members["tail"].tolist())]
     difference, tail = interval(values), interval(tails)
     verdict, why = judge(difference, claim.direction, *map(int, lost), exact=metric.unit == "floats")
     event = "never got there" if metric.none == "never" else "diverged"
@@ -378,7 +449,8 @@ NOTES = (
     f"there are fewer than {FEWEST} seeds, or leaving diverged runs out would favour the one that is ahead.",
     "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper "
     "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
-    "Not run: the command runs the two rows in full, with --dry-run it says what that takes, and --rounds, "
+    "Over a row: a claim on several rows shows its smallest lead, and counts as reproduced where each has been run.",
+    "Not decided: the command runs the rows in full, with --dry-run it says what that takes, and --rounds, "
     "--local-epochs and --train-examples make it smaller.",
 )
 
@@ -398,21 +470,38 @@ def interval_text(metric: Metric, found: Interval, signed: bool = True) -> str:
     return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]"
 
 
-def command(claim: Claim) -> str:
-    """The command that runs the two rows of a claim and nothing else, in full, and what measures their features."""
-    names, table = (claim.row, claim.than, *claim.columns), find_table(claim.table)
+def command(claim: Claim, seeds: Sequence[int] = ()) -> str:
+    """The command that runs the rows of a claim and nothing else, in full, and what measures their features.
+
+    Args:
+        claim: The claim.
+        seeds: In the place of the table's own.
+    """
+    names = (claim.row, *claim.others, *claim.columns, *claim.less)
+    table = find_table(claim.table)
     steps = [["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))]]
+    if seeds and tuple(seeds) != table.seeds:
+        steps[0] += ["--seeds", ",".join(map(str, seeds))]
     if any(find_metric(cell.metric).after_the_run for cell in table.cells if cell.column in claim.columns):
         steps.append(["fedcli", "quality", str(plans.home_of(table))])
     return " && ".join(map(shlex.join, steps))
 
 
-def sheet(found: Sequence[Answer], runs: Callable[[Evidence], str] = lambda evidence: evidence.size) -> Sheet:
+def _command_of(answer: Answer) -> str:
+    return f"`{answer.command}`" if answer.command else ""
+
+
+def sheet(
+    found: Sequence[Answer],
+    runs: Callable[[Evidence], str] = lambda evidence: evidence.size,
+    decided: Callable[[Answer], str] = _command_of,
+) -> Sheet:
     """The claims as a table to be written; of its values each is a size of runs.
 
     Args:
         found: The claims.
         runs: What is said of the runs of one size.
+        decided: What is said of the runs that would decide a claim.
     """
     blocks = []
     for answer in found:
@@ -420,7 +509,9 @@ def sheet(found: Sequence[Answer], runs: Callable[[Evidence], str] = lambda evid
         for evidence in answer.evidence:
             texts = [f"`{answer.claim.name}` {answer.claim.text}", evidence.judgement, answer.paper_text]
             texts += [answer.ours(evidence), difference_text(answer.metric, evidence.tail)]
-            texts.append(f"`{answer.command}`" if answer.command else runs(evidence))
+            said = [runs(evidence)] if evidence.folders else []
+            said += [] if block else [decided(answer)]
+            texts.append("; decided by ".join(filter(None, said)) or MISSING)
             if block:  # said in the line above
                 texts[0] = texts[2] = ""
             block.append([(text, "") for text in texts])
@@ -435,8 +526,9 @@ def _values(answer: Answer) -> list[dict[str, Any]]:
     """A claim as rows with full precision."""
     claim = answer.claim
     head = {
-        "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row, "than": claim.than,
-        "columns": "; ".join(claim.columns), "metric": answer.metric.name, "direction": claim.direction,
+        "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row,
+        "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "less": "; ".join(claim.less),
+        "metric": answer.metric.name, "direction": claim.direction,
         "paper": answer.paper,
     }  # fmt: skip
     empty: tuple[None, ...] = (None,) * 4
@@ -446,7 +538,7 @@ def _values(answer: Answer) -> list[dict[str, Any]]:
             "seeds": " ".join(map(str, evidence.seeds)),
             **dict(zip(("ours", "low", "high", "n"), evidence.difference or empty, strict=True)),
             **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), evidence.tail or empty, strict=True)),
-            "lost": evidence.lost,
+            "lost": evidence.lost, "over": evidence.over,
             "runs": "; ".join(map(str, evidence.folders)),
         }
         for evidence in answer.evidence

@@ -108,6 +108,16 @@ def printed_value(table: Table, row: str, column: str, metric: Metric) -> float 
     return None if value is None else value * printed_unit(column)[0]
 
 
+def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
+    """What the paper prints of the lead of a row on another one, the mean over columns: by two cells of each, or as one
+    number of its own; None where it prints neither."""
+    values = [[printed_value(table, name, column, metric) for name in (row, than)] for column in columns]
+    if all(None not in pair for pair in values):
+        return fmean(first - second for first, second in values)
+    gains = [gain for gain in table.gains if (gain.more, gain.less, gain.columns) == ((row,), (than,), columns)]
+    return printed_value(table, gains[0].row, gains[0].column, metric) if gains else None
+
+
 def _reported(table: Table) -> dict[str, Any]:
     """What the paper says of a table; nothing where it prints none, or the table is of no paper here."""
     paper, name = table.reported
@@ -251,11 +261,10 @@ def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str])
 
 def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], paper: dict) -> Entry | None:
     """A number that follows from cells, beside the paper's; None where not all of these were asked for."""
-    column = gain.of or gain.column
-    places = [[(row, column) for row in rows] for rows in (gain.more, gain.less)]
+    places = [[(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less)]
     if not all(place in cells for rows in places for place in rows):
         return None
-    metric, target = _metric_of(cells, column), paper.get((gain.row, gain.column), {})
+    metric, target = _metric_of(cells, gain.columns[0]), paper.get((gain.row, gain.column), {})
     more, less = ([entries[place].values["ours"] for place in rows] for rows in places)
     ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
     row = {

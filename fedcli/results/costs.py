@@ -37,17 +37,18 @@ def _traits(config: Mapping[str, Any], method: str, shape: Iterable[int], machin
     )  # fmt: skip
 
 
-def paces(runs: pd.DataFrame, planned: Iterable[str]) -> list[Pace]:
+def paces(runs: pd.DataFrame, planned: Iterable[str], disturbed: bool = False) -> list[Pace]:
     """Measures the quiet runs among those there are.
 
     Args:
         runs: See `fedcli.results.frame`.
         planned: The data sets of runs to do; a file that only a record names is not run for its size.
+        disturbed: Measure the others, too: what they took is the most that such a run takes.
     """
     planned, timed = set(planned), []
     for record in runs["record"]:
         config, shape, hardware = record["config"], record["model"].get("input"), record["hardware"]
-        if not record["rounds"] or shape is None or "moved" in record or not quiet(record):
+        if not record["rounds"] or shape is None or "moved" in record or not (disturbed or quiet(record)):
             continue
         if is_from_file(config["dataset"]) and config["dataset"] not in planned:
             continue

@@ -15,6 +15,8 @@ metric = "last"
 of = "Ours"
 than = "Theirs"                       # the difference of both, paired by seed; without it the mean of the first
 than_metric = "classifier"            # of the second, where it is another one than of the first
+beside = "classifier"                 # another metric in the same line
+beside_than = "selected"              # of the second, where it is another one there
 paper = ["paper:2", "a column"]       # table and column of the printed numbers, whose rows have the groups' names
 """
 
@@ -44,6 +46,7 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
     "deviation-of-last:": "standard deviation over the last {} rounds",
     "least-of-last:": "lowest of the last {} rounds",
     "round:": "round {}",
+    "rounds:": "mean of rounds {}",
     "rounds-to:": "rounds to {:.3g} %",
     "validation": "validation accuracy in the best round",
     "classifier": "by the classifier in the rounds that count",
@@ -59,6 +62,7 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
     "term:": "{} in the last round",
     "post": "after the step behind the last round",
     "memory-floats": "floats that a client holds",
+    "floats-up": "floats that a client sends in a round",
     "largest-step": "largest step from a round to the next",
 }
 
@@ -120,7 +124,7 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         KeyError: If a key or a group is missing.
         ValueError: If the runs have no such value, or a key is not known.
     """
-    if unknown := entry.keys() - {"says", "metric", "of", "than", "than_metric", "paper"}:
+    if unknown := entry.keys() - {"says", "metric", "of", "than", "than_metric", "beside", "beside_than", "paper"}:
         raise ValueError(f"unknown key {min(unknown)}")
     of, than = entry["of"], entry.get("than")
     metric = find_metric(entry["metric"])
@@ -142,6 +146,10 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
     line += f": {interval_text(metric, result, signed=than is not None)}, {result.n} {unit}{'s' * (result.n > 1)}"
     if "paper" in entry:
         line += f"; paper {_paper(metric, entry['paper'], of, than)}"
+    if "beside" in entry:
+        beside, other = find_metric(entry["beside"]), find_metric(entry.get("beside_than", entry["beside"]))
+        judged = difference(beside, groups[of], groups[than], other)
+        line += f"; {_words(beside, groups[of])} {interval_text(beside, judged)}"
     return f"{entry['says']}. {line}" if "says" in entry else line
 
 

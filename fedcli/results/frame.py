@@ -133,8 +133,8 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
         metric: What is read; it may not need that every round is tested.
     """
     found = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
-    if found.get("partition_seed") == (run["seed"], AS_SEED):
-        del found["partition_seed"]  # it was named, and is the run's own
+    if set(found.get("partition_seed", ())) == {run["seed"], AS_SEED}:
+        del found["partition_seed"]  # one names the seed that the other has as its own
     if "eval_every" in found and metric.fits(run["record"], planned["eval_every"]):
         del found["eval_every"]
     return found

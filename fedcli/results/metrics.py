@@ -54,6 +54,17 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half, count)
 
 
+def seeds_needed(difference: Interval, most: int) -> int:
+    """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
+    from scipy.special import stdtrit
+
+    spread = (difference.high - difference.mean) * difference.n**0.5 / float(stdtrit(difference.n - 1, 0.975))
+    for count in range(2, most + 1):
+        if float(stdtrit(count - 1, 0.975)) * spread / count**0.5 < abs(difference.mean):
+            return count
+    return most + 1
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number of a run.
@@ -259,6 +270,17 @@ def _of_round(record: Record, number: int) -> float | None:
     return next((entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1), None)
 
 
+def _span(text: str) -> tuple[int, int]:
+    first, last = map(int, text.split("-"))
+    return first, last
+
+
+def _of_rounds(record: Record, span: tuple[int, int]) -> float | None:
+    entries = [entry for entry in record["rounds"] if span[0] <= entry["round"] + 1 <= span[1]]
+    values = [entry["test_accuracy"] for entry in entries if entry["test_accuracy"] is not None]
+    return fmean(values) if values else None
+
+
 def _at(record: Record, fraction: Fraction) -> float | None:
     return _of_round(record, max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
 
@@ -331,8 +353,9 @@ _ALL = (
     Metric("deviation-of-last", partial(_over_rounds, combine=_deviation), better="lower", parameter=int),
     # Largest change from a tested round to the next.
     Metric("largest-step", partial(_over_rounds, combine=_largest_step), better=""),
-    # Test accuracy of that round, as round:5; the round with the highest. Rounds are counted from 1.
+    # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20; the round with the highest, from 1.
     Metric("round", _of_round, parameter=int),
+    Metric("rounds", _of_rounds, parameter=_span),
     Metric("best-round", _best_round, "rounds", ""),
     # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),

@@ -5,7 +5,7 @@ They are made from what is in the repository, so they are the same on every mach
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,11 +20,13 @@ from fedcli.results import claims, comparison, coverage, plans, tables
 from fedcli.results.claims import Answer, Evidence
 from fedcli.results.coverage import PrintedCell
 from fedcli.results.findings import Findings, read_findings
-from fedcli.results.frame import ENDED, find_records, read_runs
+from fedcli.results.frame import ENDED, departures, find_records, frame_of, read_runs
+from fedcli.results.metrics import find_metric
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
-from fedcli.runs.config import describe_reductions
+from fedcli.runs.config import describe_reductions, resolve
 from fedcli.runs.records import reductions_of
+from fedcli.runs.settings import draft, settings
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
@@ -110,18 +112,21 @@ def pages(results: Path) -> dict[Path, str]:
     records = results / "records"
     studies = find_studies(records)
     answers = claims.answers(registry.claims(), [records])
+    runs = claims.ended_runs([records])
+    timed = {coverage.GPU: coverage.paces_of(runs, True), coverage.usual_machine(runs): coverage.paces_of(runs)}
+    decided = {one.claim.name: coverage.decided_by(one, runs, timed) for one in answers}
     texts = {Path(f"{study.name}.md"): page_of(study) for study in studies}
     for paper in papers():
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
         standings = [standing(table, records, studies) for table in paper.tables]
-        text = paper_page(paper, standings, studies, claims_of(paper, answers, records), missed)
+        text = paper_page(paper, standings, studies, claims_of(paper, answers, records, decided), missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = readme(records, studies, answers)
+    texts[Path("README.md")] = readme(records, studies, answers, decided)
     if (results.parent / "papers").is_dir():
         texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
-        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records)
+        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records, decided)
     return texts
 
 
@@ -251,31 +256,69 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
     return "\n\n".join(blocks) + "\n"
 
 
-def claims_of(paper: Paper, answers: Iterable[Answer], records: Path) -> str:
+DECIDED = (
+    "Decided by: the runs that are lacking, in full and with three seeds, or with as many as would do if mean and "
+    "spread stayed, and the hours of all of them one after the other: on an NVIDIA H100, if runs of such a network "
+    "have been timed there (beside other runs, so that alone they take less), else on the processor that is named."
+)
+
+
+def _own(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
+    """The claims of a paper."""
+    names = {table.name for table in paper.tables}
+    return [answer for answer in answers if answer.claim.table in names]
+
+
+def claims_of(paper: Paper, answers: Iterable[Answer], records: Path, decided: Mapping[str, str]) -> str:
     """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
 
     Args:
         paper: The paper.
         answers: The claims of all papers.
         records: Folder of the studies.
+        decided: What would decide a claim, by its name.
     """
-    names = {table.name for table in paper.tables}
-    own = [answer for answer in answers if answer.claim.table in names]
+    own = _own(paper, answers)
     if not own:
         return ""
-    table = render(replace(claims.sheet(own, _with_studies(records, "../")), notes=())).strip()
+
+    def runs_to_do(answer: Answer) -> str:
+        command = f"`{answer.command}`" if answer.command else ""
+        return ", ".join(filter(None, (decided.get(answer.claim.name, ""), command)))
+
+    table = render(replace(claims.sheet(own, _with_studies(records, "../"), runs_to_do), notes=())).strip()
     return f"{table}\n\n{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
+
+
+def _linked(records: Path, way: str, evidence: Evidence) -> str:
+    """The studies among `records` that runs stand in, linked by `way`."""
+    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in evidence.folders)
+    return ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
 
 
 def _with_studies(records: Path, way: str) -> Callable[[Evidence], str]:
     """How a claim's runs are told: their size, and the studies among `records` that they stand in, linked by `way`."""
+    return lambda evidence: f"{evidence.size}: {_linked(records, way, evidence)}"
 
-    def told(evidence: Evidence) -> str:
-        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in evidence.folders)
-        links = ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
-        return f"{evidence.size}: {links}" if links else evidence.size
 
-    return told
+def _front(answers: Sequence[Answer], records: Path, way: str, decided: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each paper's name with its claims as a table of a line each; the arguments are those of `claims_of`."""
+    for paper in papers():
+        rows = []
+        for answer in _own(paper, answers):
+            claim, evidence = answer.claim, answer.evidence[0]
+            told = []
+            if evidence.folders:
+                told.append(f"{'reduced' if evidence.reduced else 'in full'}: {_linked(records, way, evidence)}")
+            if claim.see:
+                told.append(f"but see [{claim.see}]({way}{claim.see}.md)")
+            if decided.get(claim.name):
+                told.append(f"decided by {decided[claim.name]}")
+            text = f"`{claim.name}` {claim.text}"
+            rows.append([text, evidence.judgement, answer.paper_text, answer.ours(evidence), "; ".join(told)])
+        columns = ["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs, and what would decide it"]
+        if rows:
+            yield paper.name, "\n".join(github(columns, rows))
 
 
 def _counted(standings: Sequence[Standing]) -> str:
@@ -304,13 +347,14 @@ def _studies_of(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
             yield f"{link}: {study.answer}" if study.answer else link
 
 
-def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -> str:
+def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer], decided: Mapping[str, str]) -> str:
     """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run.
 
     Args:
         records: Folder of the studies.
         studies: What is in it.
         answers: The claims of all papers.
+        decided: What would decide a claim, by its name.
     """
     runs = read_runs([records])
     rows = [[f"[{study.name}]({study.name}.md)", _size(study.records), study.answer or MISSING] for study in studies]
@@ -318,8 +362,11 @@ def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -
         "# Results",
         "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ.",
         "## What the papers claim, and what is so",
-        claims.counted(answers) + " `fedcli claims` prints them with your own runs.",
-        render(claims.sheet(answers, _with_studies(records, ""))).strip(),
+        claims.counted(answers)
+        + " `fedcli claims` prints them with your own runs, and a paper's page has the commands "
+        "of the runs that would decide a claim.",
+        *(f"### {name}\n\n{table}" for name, table in _front(answers, records, "", decided)),
+        "\n".join(f"- {note}" for note in (*claims.NOTES, DECIDED)),
         "## How much of what the papers print has been run",
         *_covered(runs),
         "## Studies",
@@ -348,14 +395,14 @@ def _quickest(runs: pd.DataFrame) -> Path:
 def _covered(runs: pd.DataFrame) -> Iterator[str]:
     """The table of what has been run of each paper, and what its columns mean."""
     ended = runs[runs["state"].isin(ENDED)]
-    machine = coverage.usual_machine(ended)
+    machine, timed = coverage.usual_machine(ended), coverage.paces_of(runs)
     rows, whole = [], []
     for paper in papers():
         cells = coverage.printed_cells(paper.tables, ended)
         open_cells = [cell for cell in cells if cell.open]
         full = [cell for cell in cells if cell.done == cell.needed]
         fewer = [cell for cell in cells if cell.done and cell.done != cell.needed]
-        left = coverage.time_left(open_cells, runs, machine)
+        left = coverage.time_left(open_cells, timed, machine)
         hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs" if left.known else MISSING
         counts = [_count(cells), _count(open_cells), _count(full), _count(fewer)]
         rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours])
@@ -396,20 +443,27 @@ def _size(records: Iterable[dict[str, Any]]) -> str:
         protocol = registry.protocols().get(record["protocol"])
         if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
             sizes.append("not a setting of the paper")
-        elif smaller := describe_reductions(reductions_of(record)):
-            sizes.append(f"reduced to {smaller}")
         else:
-            sizes.append("in full")
+            smaller = describe_reductions(reductions_of(record))
+            size, others = f"reduced to {smaller}" if smaller else "in full", _others_than_planned(record)
+            sizes.append(f"{size}, with {' and '.join(others)}" if others else size)
     return "; ".join(dict.fromkeys(sizes))
 
 
-def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
+def _others_than_planned(record: dict[str, Any]) -> list[str]:
+    """What else is other than in a run's protocol, of what a reader takes for the protocol's."""
+    method = registry.find_method(record["method"])
+    setup = resolve(method, {name: record[name] for name in ("protocol", "dataset", "seed")}, need_data=False)
+    other = departures(frame_of([record]).iloc[0], settings(draft(setup)), find_metric("last"))
+    words = {
+        "partition": "another partition", "partition_seed": "another draw of the clients",
+        "backbone": "another network", "lr": "another learning rate",
+    }  # fmt: skip
+    return [text for name, text in words.items() if name in other]
+
+
+def with_front(text: str, answers: Sequence[Answer], records: Path, decided: Mapping[str, str]) -> str:
     """The project's first page with the claims that have runs between its two marks; without these as it is."""
-    told = _with_studies(records, "results/")
-    rows = []
-    for answer in answers:
-        if answer.has_runs:
-            first = answer.evidence[0]
-            rows.append([answer.claim.text, first.judgement, answer.paper_text, answer.ours(first), told(first)])
-    table = "\n".join(github(["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs"], rows))
-    return between_marks(text, "claims", f"{table}\n\n{claims.counted(answers)}")
+    run = [answer for answer in answers if answer.has_runs]
+    tables = [f"**{name}**\n\n{table}" for name, table in _front(run, records, "results/", decided)]
+    return between_marks(text, "claims", "\n\n".join([*tables, claims.counted(answers)]))
