@@ -6,7 +6,7 @@ WORKERS ?= 2
 STUDIES := $(sort $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture lint smoke tables docs clean
+.PHONY: help install demo test torture lint smoke tables evidence docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -46,6 +46,10 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/python results/board/board.py --page
 	$(BIN)/python results/speed/peers/peers.py page
 	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
+
+evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder, PRECISION=tf32
+	$(BIN)/python results/evidence/evidence.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \
+		$(if $(CARRY),--carry $(CARRY)) $(if $(FROM),--from $(FROM)) $(if $(PRECISION),--precision $(PRECISION))
 
 docs: install ## Write the reference of the code into docs/api, from its docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -69,8 +69,9 @@ def run(
             `lr=0.1`; None counts as not given.
 
     Returns:
-        The run, or the list of runs where `seeds` is given. A run has `record`, `state`, `path`, `history` (the rounds'
-        numbers by name, a list each) and `plot()`; a notebook shows it as a table and a curve.
+        The run, or the list of runs where `seeds` is given. A run has `record`, `state`, `path`, `history` (a
+        `pandas.DataFrame`, a row a round, accuracies in percent) and `plot()`; a notebook shows it as a table and a
+        curve.
 
     Raises:
         UserError: If a run cannot start; nothing is written then.
@@ -87,7 +88,14 @@ def run(
 
 
 def load(path, method=()):
-    """Opens a run; see `fedcli.runs.run.load`, which this is."""
-    from fedcli.runs.run import load as load_
+    """Opens a run from its folder; the arguments are those of `fedcli.runs.run.load`.
+
+    Returns:
+        The run, as `run` returns it, but for its `state`: with `record`, `history`, `plot()` and `model()`.
+
+    Raises:
+        UserError: If there is no run.
+    """
+    from fedcli.figures.notebook import load as load_
 
     return load_(path, method)

@@ -39,7 +39,7 @@ def small(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
     for name, shares in SMALL.items():
-        monkeypatch.setitem(known.RECIPES, name, known._mixture(name, shares))
+        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*shares))
 
 
 def shaped(name, part, size):
@@ -74,40 +74,21 @@ def test_a_mixture_draws_from_each_set(small, name):
             assert test.items() <= own_test.items()
             assert len(test) == (share.num_test or 20)
     assert_same(dataset, datasets.load(name))
-    assert len({frozenset(of_domain(datasets.load(other), 0, "train")) for other in SMALL}) == 2
-
-
-def test_a_mixture_draws_at_random(small, monkeypatch):
-    labels = [datasets.load("digits-4").y_train[datasets.load("digits-4").domain_train == d] for d in (0, 1, 2)]
-    assert len(labels[0].unique()) > 2  # not the first ones, which are all of class 0
-    assert labels[2].bincount().tolist() == [3] * 10
-    monkeypatch.setitem(
-        known.RECIPES, "digits-4", known._mixture("digits-4", (*SMALL["digits-4"][:3], Share("svhn", 30)))
-    )
-    sources = datasets.load("digits-4")
-    first, second = (of_domain(sources, d, "train") for d in (2, 3))
-    assert first == second  # all of them
+    assert len(dataset.y_train[dataset.domain_train == 0].unique()) > 2  # not the first ones, which are all of class 0
 
 
 def test_the_published_numbers():
-    """Table 5 of the paper that has the private sizes, 7,430 of each of five domains, and what `describe` says."""
-    numbers = {name: [share.num_train for share in recipe.make.args[1]] for name, recipe in MIXTURES.items()}
-    assert numbers["digits-4"] == [150, 80, 5000, 1800]
-    assert numbers["mixed-digits"] == [7430] * 5
+    """Table 5 of the paper that has the private sizes, 7,430 of each of five domains, and all other images to test."""
+    mixtures = {name: info for name, info in known.KNOWN.items() if hasattr(info.make, "args")}
+    numbers = {name: [share.num_train for share in info.make.args[0]] for name, info in mixtures.items()}
+    assert (numbers["digits-4"], numbers["mixed-digits"]) == ([150, 80, 5000, 1800], [7430] * 5)
     assert numbers["office-caltech-private"] == numbers["office-caltech-leaky"] == [368, 431, 60, 113]
     assert numbers["office31-private"] == numbers["office31-leaky"] == [1082, 192, 305]
     assert numbers["office-home-private"] == numbers["office-home-leaky"] == [1400, 2000, 2500, 2000]
-    for name, counts in numbers.items():
-        assert datasets.describe(name)["train"] == sum(counts)
-        assert len(known.KNOWN[name].domain_names) == len(counts)
-    assert known.KNOWN["digits-4"].domain_names == ("mnist", "usps", "svhn", "synth-digits")
-    whole = {name: known.KNOWN[name] for name in DIGIT_SETS}
-    assert known.KNOWN["digits-4"].num_test == sum(whole[name].num_test for name in DIGIT_SETS[:4])
-    rest = whole["usps"].num_train + whole["usps"].num_test - 7430
-    assert known.KNOWN["mixed-digits"].num_test == rest + sum(whole[n].num_test for n in DIGIT_SETS if n != "usps")
-
-
-MIXTURES = {name: recipe for name, recipe in known.RECIPES.items() if hasattr(recipe.make, "args")}
+    sizes = {name: datasets.describe(name)["test"] for name in DIGIT_SETS}
+    assert datasets.describe("digits-4")["test"] == sum(sizes.values()) - sizes["mnist-m"]
+    rest = 7_291 + 2_007 - 7430
+    assert datasets.describe("mixed-digits")["test"] == sum(sizes.values()) - sizes["usps"] + rest
 
 
 def test_what_is_missing_is_named(tmp_path, cache):
@@ -124,7 +105,7 @@ def test_what_is_missing_is_named(tmp_path, cache):
         from_npz(name, tmp_path / "a", **known_images(name))
     about = datasets.describe("digits-4")
     assert (about["kind"], about["present"], about["note"]) == ("made", True, "mnist, usps, svhn, synth-digits")
-    refused(lambda: datasets.load("digits-4"), "'mnist' is too small", "got 30 training", "150 are needed")
+    refused(lambda: datasets.load("digits-4"), "'mnist' is too small", "got 30 training", "needs 150")
 
 
 def test_sets_that_are_only_made_cannot_be_imported(tmp_path):
@@ -152,13 +133,6 @@ def test_a_mixture_may_be_imported_as_domain_folders(tmp_path, small):
     assert (about["kind"], about["train"], about["note"]) == ("import", 80, "")
 
 
-def test_other_classes_are_refused(tmp_path, small, monkeypatch):
-    from_npz("letters", tmp_path / "a", **images((28, 28), 10), class_names=list("abcdefghij"))
-    shares = (*SMALL["digits-4"][:3], Share("letters", 5))
-    monkeypatch.setitem(known.RECIPES, "digits-4", known._mixture("digits-4", shares))
-    refused(lambda: datasets.load("digits-4"), "the classes of 'letters'", "'digits-4'", "'mnist'")
-
-
 # Whole domains
 
 
@@ -176,8 +150,10 @@ def office(tmp_path, monkeypatch):
     arrays = {"class_names": [f"thing{c:02}" for c in range(31)], "domain_names": ["amazon", "dslr", "webcam"]}
     for part, rows in (("train", ~test), ("test", test)):
         arrays |= {f"x_{part}": x[rows], f"y_{part}": np.array(y)[rows], f"domain_{part}": np.array(domain)[rows]}
-    for name, recipe in known._office_mixtures("office31", (100, 60, 30)).items():
-        monkeypatch.setitem(known.RECIPES, name, recipe)
+    for name, division in (("office31-private", "parts"), ("office31-leaky", "leaky")):
+        pairs = zip((100, 60, 30), arrays["domain_names"], strict=True)
+        shares = [Share("office31", count, domain=domain, division=division) for count, domain in pairs]
+        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*shares))
     return from_npz("office31", tmp_path / "a", **arrays)
 
 
@@ -209,30 +185,25 @@ def test_leaky_sets_test_on_everything_and_never_train_on_the_last_classes(offic
 # One set from one other
 
 
-def test_mnist_m_is_the_difference_of_digits_and_photographs(tmp_path):
+def test_mnist_m_is_made_of_mnist_unless_it_is_brought(tmp_path):
     from_npz("mnist", tmp_path / "a", **known_images("mnist"))
-    arrays = datasets._arrays("mnist")
-    for part in PARTS:
-        arrays[f"x_{part}"][:, :6] = 0  # as in MNIST, where ink leaves a margin
-    made = known.RECIPES["mnist-m"].make(lambda name: arrays)
-    photos = load_sample_images().images
-    for part in PARTS:
-        assert (made[f"y_{part}"] == arrays[f"y_{part}"]).all()
-        for image, digit in list(zip(made[f"x_{part}"], arrays[f"x_{part}"], strict=True))[:6]:
-            fits = 0
-            for photo in photos:
-                corners = (photo[:400, :613] == image[0, 0]).all(2) & (photo[5:405, :613] == image[5, 0]).all(2)
-                for top, left in np.argwhere(corners):
-                    piece = photo[top : top + 28, left : left + 28].astype(int)
-                    fits += (abs(piece - digit) == image).all()
-            assert fits == 1
-    assert (made["x_train"][:10, 0, 0] != made["x_test"][:10, 0, 0]).any()
-    dataset = datasets.load("mnist-m")
-    assert dataset.x_train.shape == (30, 3, 28, 28)
+    assert datasets.load("mnist-m").fingerprint == "fa3112cb3cdd266a"
     assert datasets.describe("mnist-m")["note"] == "mnist; blended with scikit-learn's photographs"
     brought = from_npz("mnist-m", tmp_path / "b", **known_images("mnist-m", seed=9))
     assert_same(datasets.load("mnist-m"), brought)
     assert datasets.describe("mnist-m")["note"] == ""
+
+
+def test_a_blended_digit_is_its_difference_from_a_piece_of_a_photograph():
+    digits = np.random.default_rng(0).integers(0, 256, (6, 28, 28), np.uint8)
+    pieces = builtin.blended(np.zeros_like(digits), seed=1).astype(int)
+    assert (builtin.blended(digits, seed=1) == abs(pieces - digits[..., None])).all()
+    for piece in pieces:
+        fits = 0
+        for photo in load_sample_images().images:
+            for top, left in np.argwhere((photo[:400, :613] == piece[0, 0]).all(2)):
+                fits += (photo[top : top + 28, left : left + 28] == piece).all()
+        assert fits == 1
 
 
 def femnist(folder, num_writers=12, seed=0):
@@ -303,25 +274,11 @@ def test_real_and_rendered_digits_in_four_domains(tmp_path):
 # Public images
 
 
-def test_photos_are_pieces_of_both_photographs_at_many_sizes():
-    dataset = datasets.load("photos")
-    assert (len(dataset.y_train), dataset.channels, dataset.image_size) == (2000, 3, 16)
-    assert dataset.y_train.unique().tolist() == [0]
-    assert len({image.numpy().tobytes() for image in dataset.x_train}) > 1990
-    pieces = builtin.photos()["x_train"][:40]
-    whole = load_sample_images().images
-    corners = 0
-    for piece in pieces:  # those of the smallest size are the photograph itself
-        corners += sum((photo[:412, :625] == piece[0, 0]).all(2).any() for photo in whole)
-    assert corners
-    public = datasets.public_images("photos", datasets.load("digit-domains"), 500, 0)
-    assert public.x_train.shape == (500, 3, 16, 16)
-
-
 def test_colour_photos_are_made_grey_beside_grey_images():
     colour = datasets.load("photos").x_train
     digits = replace(datasets.load("digits"), x_train=torch.zeros(1, 1, 16, 16))
     grey = datasets.public_images("photos", digits, None, 0).x_train
     assert grey.shape == (2000, 1, 16, 16)
+    assert datasets.public_images("photos", datasets.load("digit-domains"), 500, 0).x_train.shape == (500, 3, 16, 16)
     by_pillow = [np.asarray(Image.fromarray(x.permute(1, 2, 0).numpy()).convert("L")) for x in colour[:50]]
     assert np.abs(grey[:50, 0].numpy().astype(int) - np.stack(by_pillow).astype(int)).max() <= 1

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.cli import display
-from fedcli.data.builtin import BUILT_IN
+from fedcli.data.catalog import BUILT_IN
 from fedcli.registry import find_method
 from fedcli.runs import rounds
 from fedcli.runs.config import MAY_BE_FILES, resolve
@@ -32,7 +32,7 @@ LEFT_OUT = {
     "--on ray": "starts a cluster; tests/test_cluster.py has one",
     "fedcli bench": "takes minutes; tests/test_bench.py has small ones",
     "--from pfllib": "needs a folder that PFLlib wrote; tests/test_splits.py makes one",
-    "fedcli data download": "needs a network; tests/test_archives.py has a site of its own",
+    "fedcli data download": "needs a network; tests/test_forms.py has a site of its own",
     "--kind correlation": "is for runs with public images; tests/test_correlation.py",
 }
 

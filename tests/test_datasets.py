@@ -1,26 +1,17 @@
-"""Data sets: built in, imported from every kind of file, kept in canonical order, refused where something is wrong."""
+"""Data sets: built in, imported, kept in canonical order, reduced, and refused where something is wrong."""
 
-import bz2
-import gzip
 import hashlib
-import io
-import os
 import pickle
-import shutil
 import string
-import tarfile
 import zipfile
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 
-from fedcli.data import archives as official
-from fedcli.data import builtin, datasets
+from fedcli.core.backbones import torchvision
 from fedcli.data import catalog as known
+from fedcli.data import datasets
 from fedcli.data.files import PARTS
 from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
@@ -35,66 +26,23 @@ def cache(tmp_path, monkeypatch):
 # Built in
 
 
-@pytest.mark.parametrize("name", ["digits", "digit-domains", "photos"])
-def test_built_in_sets_are_what_describe_says_and_always_the_same(name):
+@pytest.mark.parametrize(
+    ("name", "fingerprint"),
+    [("digits", "f189372feed12906"), ("digit-domains", "0786ac5c8f7a8b88"), ("photos", "5abcbde18938ec7c")],
+)
+def test_built_in_sets_are_those_of_the_records_and_what_describe_says(name, fingerprint):
     dataset = datasets.load(name)
+    assert dataset.fingerprint == fingerprint
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
     assert datasets.describe(name) == {
         "name": name, "kind": "built-in", "present": True, "note": "", "train": len(dataset.x_train),
         "test": len(dataset.x_test), "classes": dataset.num_classes, "shape": shape,
     }  # fmt: skip
-    assert dataset.class_names == (("photo",) if name == "photos" else tuple("0123456789"))
-    assert (dataset.x_train.shape[1:], dataset.x_train.dtype, dataset.y_train.dtype) == (
-        shape,
-        torch.uint8,
-        torch.int64,
-    )
+    assert (dataset.x_train.shape[1:], dataset.x_train.dtype, dataset.y_train.dtype) == (shape, torch.uint8, torch.long)
     assert dataset.x_train.is_contiguous()
-    np.random.seed(7)
-    again = builtin.BUILT_IN[name].make()
-    assert all(np.array_equal(values, again[key]) for key, values in builtin.BUILT_IN[name].make().items())
-
-
-def test_digits_are_those_of_scikit_learn_divided_by_class():
-    dataset, source = datasets.load("digits"), load_digits()
-    assert dataset.fingerprint == "f189372feed12906"
-    expected = sorted(
-        (bytes(int(value * 255 / 16 + 0.5) for value in image.ravel()), int(label))
-        for image, label in zip(source.images, source.target, strict=True)
-    )
-    assert sorted(examples(dataset, "train", "y") + examples(dataset, "test", "y")) == expected
-    counts = np.bincount(source.target)
-    assert dataset.y_test.bincount().tolist() == [round(count / 5) for count in counts]
-
-
-def test_a_digit_is_in_the_same_part_of_every_domain(monkeypatch):
-    monkeypatch.setattr(builtin, "_photo_crops", lambda count: np.zeros((count, 16, 16, 3), np.uint8))
-    domains, digits = builtin.digit_domains(), builtin.digits()
     for part in PARTS:
-        x, y = (domains[f"{kind}_{part}"].reshape(4, -1, *domains[f"{kind}_{part}"].shape[1:]) for kind in "xy")
-        assert (domains[f"domain_{part}"].reshape(4, -1) == np.arange(4)[:, None]).all()
-        assert (y == digits[f"y_{part}"]).all()
-        enlarged = [np.asarray(Image.fromarray(i[..., 0]).resize((16, 16), 3)) for i in digits[f"x_{part}"]]
-        assert (x[0] == np.stack(enlarged)[..., None]).all()
-        assert (x[1] == 255 - x[0]).all()
-        assert (x[2] == x[0]).all()  # the difference from black
-    font = {part: domains[f"x_{part}"][-len(digits[f"y_{part}"]) :] for part in PARTS}
-    drawings = {part: {image.tobytes() for image in font[part]} for part in PARTS}
-    assert not drawings["train"] & drawings["test"]
-    assert len(drawings["train"]) > 0.99 * len(font["train"])
-
-
-def test_photographs_and_typefaces_differ_between_images_and_show_the_digit():
-    dataset = datasets.load("digit-domains")
-    assert dataset.domain_names == ("plain", "inverted", "photo", "font")
-    photo, font = (dataset.x_train[dataset.domain_train == d].float() for d in (2, 3))
-    assert (photo[:, 0] != photo[:, 2]).float().mean() > 0.5  # coloured
-    assert (font[:, 0] == font[:, 2]).all()
-    # Nearest class mean on the test part: the renderings would fail it if labels and drawings did not belong together.
-    x, y = (values[dataset.domain_test == 3] for values in (dataset.x_test.float(), dataset.y_test))
-    means = torch.stack([font[dataset.y_train[dataset.domain_train == 3] == c].mean(0) for c in range(10)])
-    guess = torch.cdist(x.flatten(1), means.flatten(1)).argmin(1)
-    assert (guess == y).float().mean() > 0.7
+        keys = slow_order(dataset, part)
+        assert keys == sorted(keys)
 
 
 # Canonical order
@@ -108,13 +56,6 @@ def slow_order(dataset, part):
         pixels = hashlib.blake2b(x[i].permute(1, 2, 0).numpy().tobytes(), digest_size=8)
         keys.append((y[i].item(), pixels.digest(), 0 if domain is None else domain[i].item()))
     return keys
-
-
-@pytest.mark.parametrize("name", ["digits", "digit-domains"])
-def test_examples_are_in_canonical_order(name):
-    for part in PARTS:
-        keys = slow_order(datasets.load(name), part)
-        assert keys == sorted(keys)
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (5, 5, 3)])
@@ -132,23 +73,9 @@ def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
     assert examples(first, "train", "y") == examples(arrays, "train", "y")
 
 
-def test_domains_come_from_npz_and_folders_alike(tmp_path):
-    arrays = images((4, 4), 2, per_class=(6, 4))
-    arrays |= {"domain_train": np.tile([1, 0], 6), "domain_test": np.tile([1, 0], 4)}
-    arrays |= {f"y_{part}": np.repeat([0, 1], count) for part, count in (("train", 6), ("test", 4))}
-    arrays["x_train"][1] = arrays["x_train"][0]  # the same picture in two domains
-    npz = from_npz("offices", tmp_path / "a", **arrays, class_names=["bag", "cup"], domain_names=["amazon", "webcam"])
-    folder = write_folder(tmp_path / "b", arrays, ["bag", "cup"], ["amazon", "webcam"])
-    assert_same(npz, imported("offices", folder))
-    assert npz.domain_names == ("amazon", "webcam")
-    assert npz.domain_train.bincount().tolist() == [6, 6]
-    assert slow_order(npz, "train") == sorted(slow_order(npz, "train"))
-    assert from_npz("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
-
-
 def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
-    def fingerprint(change=lambda arrays: None, kinds=("y", "domain", "writer")):
-        arrays = {f"{kind}_{part}": torch.arange(4) % 2 for kind in kinds for part in PARTS}
+    def fingerprint(change=lambda arrays: None):
+        arrays = {key: torch.arange(4) % 2 for key in FIELDS}
         arrays |= {f"x_{part}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for part in PARTS}
         change(arrays)
         return datasets.Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
@@ -158,12 +85,6 @@ def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
     assert fingerprint() == whole
     for key in FIELDS:
         assert fingerprint(lambda arrays, key=key: arrays[key].view(-1)[-1:].add_(1)) != whole, key
-    plain = fingerprint(kinds=("y", "domain"))
-    assert plain != whole
-    digest = hashlib.sha256()
-    for _ in range(2):
-        digest.update(bytes(range(16)) + b"".join((i % 2).to_bytes(8, "little") for i in range(4)) * 2)
-    assert plain == digest.hexdigest()[:16]
 
 
 # A part of the training images, channel statistics
@@ -176,9 +97,7 @@ def test_take_is_stratified_by_class(count):
     sizes, kept = whole.y_train.bincount(), part.y_train.bincount()
     assert kept.sum() == count
     assert ((kept - count * sizes / len(whole.y_train)).abs() < 1).all()
-    assert part.reduced == (count < 1438)
     assert part.share == count / 1438
-    assert not whole.reduced
     assert part.x_test is whole.x_test
     keys = slow_order(part, "train")
     assert keys == sorted(keys)
@@ -203,13 +122,8 @@ def test_take_keeps_one_of_every_class_however_rare():
     toy = datasets.Dataset("toy", x, labels, x, labels, tuple("abcde"))
     assert datasets.take(toy, 5, 0).y_train.tolist() == [0, 1, 2, 3, 4]
     assert datasets.take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
-    for seed in range(5):
-        assert datasets.take(toy, 100, seed).fingerprint == toy.fingerprint
-
-
-@pytest.mark.parametrize("count", [0, 9, 1439])
-def test_take_refuses_too_few_and_too_many(count):
-    refused(lambda: datasets.take(datasets.load("digits"), count, 0), f"--train-examples {count}", "10 to 1438")
+    for count in (4, 101):
+        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "5 to 100")
 
 
 def test_channel_statistics():
@@ -272,12 +186,12 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
     content = (cache / "mine.npz").read_bytes()
     (cache / "mine.npz").write_bytes(content[: len(content) // 2])
     datasets.available("mine")
-    refused(lambda: datasets.load("mine"), "mine.npz", "not a whole .npz file")
-    refused(lambda: datasets.describe("mine"), "mine.npz", "damaged")
+    refused(lambda: datasets.load("mine"), "mine.npz", "must be a whole .npz file")
+    refused(lambda: datasets.describe("mine"), "mine.npz", "must be a whole .npz file")
     changed = bytearray(content)
     changed[200] ^= 1
     (cache / "mine.npz").write_bytes(changed)
-    refused(lambda: datasets.load("mine"), "mine.npz", "damaged")
+    refused(lambda: datasets.load("mine"), "mine.npz", "cannot be read")
 
 
 def test_a_failed_write_leaves_the_old_set(tmp_path, monkeypatch):
@@ -315,10 +229,8 @@ BAD_ARRAYS = {
     "no labels": (drop("y_test"), "y_test"),
     "float images": (put("x_train", lambda a: a["x_train"] / 255), "x_train", "float64", "uint8"),
     "flat images": (put("x_test", lambda a: a["x_test"].reshape(6, -1)), "x_test", "6 x 16"),
-    "channels first": (put("x_train", np.zeros((9, 3, 4, 4), np.uint8)), "x_train", "9 x 3 x 4 x 4", "N x H x W x 3"),
+    "channels first": (put("x_train", np.zeros((9, 3, 4, 4), np.uint8)), "x_train", "9 x 3 x 4 x 4", "N x H x H x 3"),
     "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_test", "0 x 4 x 4"),
-    "two sizes": (put("x_test", np.zeros((6, 5, 5), np.uint8)), "5 x 5 x 1", "one size"),
-    "not square": (lambda a: [a.update({k: a[k][:, :3]}) for k in ("x_train", "x_test")], "3 x 4 x 1", "square"),
     "labels of another length": (put("y_train", lambda a: a["y_train"][:-1]), "y_train", "shape 8", "must be 9"),
     "labels in a column": (put("y_train", lambda a: a["y_train"][:, None]), "y_train", "9 x 1"),
     "float labels": (put("y_train", lambda a: a["y_train"] * 1.0), "y_train", "float64"),
@@ -329,11 +241,11 @@ BAD_ARRAYS = {
     ),
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
-    "half the writers": (put("writer_test", np.zeros(6, int)), "the writers of a part only", "writer_train"),
+    "half the writers": (put("writer_test", np.zeros(6, int)), "has no writer_train", "of both parts"),
     "too few writers": (
         lambda a: a.update(writer_train=np.zeros(8, int), writer_test=np.zeros(6, int)), "writer_train", "must be 9"
     ),
-    "half the domains": (put("domain_train", np.zeros(9, int)), "domain_train", "domain_test"),
+    "half the domains": (put("domain_train", np.zeros(9, int)), "has no domain_test"),
     "domains beyond their names": (
         lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
         "domain_train or domain_test", "0 to 1", "domain_names",
@@ -352,79 +264,21 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
 
 def test_files_that_are_no_npz_are_refused(tmp_path):
     path = tmp_path / "images.npz"
-    refused(lambda: datasets.import_path("mine", path), "no file or folder at", "images.npz")
+    refused(lambda: datasets.import_path("mine", path), "there is no such file or folder", "images.npz")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
-        refused(lambda: datasets.import_path("mine", path), "images.npz", "not a whole .npz file")
+        refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("readme.txt", "hello")
     refused(lambda: datasets.import_path("mine", path), "images.npz", "x_train")
     path.rename(tmp_path / "images.zip")
-    refused(lambda: datasets.import_path("mine", tmp_path / "images.zip"), "images.zip", "an .npz file or image folder")
-
-
-# Image folders that are wrong
-
-
-def spoil_cut(folder):
-    path = folder / "test" / "bee" / "cut.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)).save(path)
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def in_domain(folder):
-    """Moves all into one of two domains; the other has no images to test on."""
-    for part in PARTS:
-        (folder / "left").mkdir(exist_ok=True)
-        (folder / part).rename(folder / "left" / part)
-    (folder / "right" / "train").mkdir(parents=True)
-
-
-BAD_FOLDERS = {
-    "a file that is no image": (
-        lambda f: (f / "train" / "ant" / "notes.txt").write_text("no image"), "notes.txt", "not a usable image"
-    ),
-    "a partial image": (spoil_cut, "cut.png", "not a usable image"),
-    "a folder among images": (lambda f: (f / "test" / "ant" / "deeper").mkdir(), "deeper", "not a usable image"),
-    "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
-    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "4 x 5", "4 x 4"),
-    "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "bee", "empty"),
-    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "test'", "Ant"),
-    "no test": (lambda f: (f / "test").rename(f / "val"), "no folder", "test'"),
-    "no test of a domain": (in_domain, "no folder", "right/test'"),
-    "nothing": (lambda f: [shutil.rmtree(f / part) for part in PARTS], "no folder", "images/train'"),
-    "no class": (
-        lambda f: [shutil.rmtree(c) for part in PARTS for c in (f / part).iterdir()], "images/train'", "got 0"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD_FOLDERS)
-def test_bad_folders_are_refused(tmp_path, cache, case):
-    spoil, *words = BAD_FOLDERS[case]
-    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
-    spoil(folder)
-    refused(lambda: datasets.import_path("mine", folder), *words)
-    assert not cache.exists()
-
-
-def test_folders_may_hold_hidden_files_and_mixed_colours(tmp_path):
-    arrays = images((4, 4), 2)
-    folder = write_folder(tmp_path / "images", arrays, ["ant", "bee"])
-    (folder / ".DS_Store").touch()
-    (folder / "train" / "ant" / ".DS_Store").touch()
-    grey = imported("mine", folder)
-    file = next((folder / "test" / "bee").glob("*.png"))
-    Image.open(file).convert("RGB").save(file)
-    colour = imported("mine", folder)
-    assert (grey.channels, colour.channels) == (1, 3)
-    assert examples(colour, "train") == examples({"x_train": grey.x_train.expand(-1, 3, -1, -1)}, "train")
+    refused(lambda: datasets.import_path("mine", tmp_path / "images.zip"), "images.zip", "no images in", "<class>")
 
 
 # Known names
 
 
-@pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "usps"])
+@pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "tiny-imagenet"])
 def test_known_names_have_one_shape(tmp_path, name):
     _, _, classes, (channels, size, _) = known.KNOWN[name].sizes
     for shape, count, words in (
@@ -466,8 +320,6 @@ def test_class_folders_of_other_names_are_refused_for_known_names(tmp_path):
 
 
 def test_known_class_names_are_those_of_torchvision():
-    from fedcli.core.backbones import torchvision
-
     sources = torchvision().datasets
     splits = sources.EMNIST.classes_split_dict
     names = {
@@ -479,165 +331,3 @@ def test_known_class_names_are_those_of_torchvision():
         assert known.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
     assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
     assert len(set(known.KNOWN["cifar100"].class_names)) == 100
-
-
-# Official files
-
-
-def idx(array):
-    """The bytes of an array in the format of MNIST's files."""
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.astype(np.uint8).tobytes()
-
-
-def md5(content):
-    return hashlib.md5(content).hexdigest()
-
-
-MNIST_FILES = {
-    "x_train": "train-images-idx3-ubyte.gz", "y_train": "train-labels-idx1-ubyte.gz",
-    "x_test": "t10k-images-idx3-ubyte.gz", "y_test": "t10k-labels-idx1-ubyte.gz",
-}  # fmt: skip
-
-
-def write_mnist(folder, name, arrays, source, monkeypatch):
-    for key, file in MNIST_FILES.items():
-        (folder / file).write_bytes(gzip.compress(idx(arrays[key])))
-    resources = [(file, md5((folder / file).read_bytes())) for file in MNIST_FILES.values()]
-    monkeypatch.setattr(source, "resources", resources)
-    monkeypatch.setattr(source, "mirrors", [(folder / "nowhere").as_uri() + "/", folder.as_uri() + "/"])
-    return folder
-
-
-def write_emnist(folder, name, arrays, source, monkeypatch):
-    split, path = known.KNOWN[name].split, folder / "gzip.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        for part in PARTS:
-            lying = arrays[f"x_{part}"].transpose(0, 2, 1)
-            labels = arrays[f"y_{part}"] + (split == "letters")
-            for kind, values in (("images-idx3", lying), ("labels-idx1", labels)):
-                file.writestr(f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz", gzip.compress(idx(values)))
-    monkeypatch.setattr(source, "md5", md5(path.read_bytes()))
-    monkeypatch.setattr(source, "url", path.as_uri())
-    return path
-
-
-def write_cifar(folder, name, arrays, source, monkeypatch):
-    path, label = folder / source.filename, "fine_labels" if name == "cifar100" else "labels"
-
-    def entry(part, chosen):
-        pixels = arrays[f"x_{part}"][chosen].transpose(0, 3, 1, 2).reshape(-1, 3072)
-        return {"data": pixels, label: arrays[f"y_{part}"][chosen].tolist()}
-
-    count = len(source.train_list)
-    contents = {file: entry("train", slice(i, None, count)) for i, (file, _) in enumerate(source.train_list)}
-    contents |= {source.test_list[0][0]: entry("test", slice(None))}
-    contents |= {source.meta["filename"]: {source.meta["key"]: list(known.KNOWN[name].class_names)}}
-    contents = {file: pickle.dumps(content, protocol=2) for file, content in contents.items()}
-    with tarfile.open(path, "w:gz") as archive:
-        for file, content in contents.items():
-            member = tarfile.TarInfo(f"{source.base_folder}/{file}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    for field in ("train_list", "test_list"):
-        monkeypatch.setattr(source, field, [[file, md5(contents[file])] for file, _ in getattr(source, field)])
-    monkeypatch.setattr(source, "meta", source.meta | {"md5": md5(contents[source.meta["filename"]])})
-    monkeypatch.setattr(source, "tgz_md5", md5(path.read_bytes()))
-    monkeypatch.setattr(source, "url", path.as_uri())
-    return path
-
-
-def write_svhn(folder, name, arrays, source, monkeypatch):
-    for part in PARTS:
-        labels = np.where(arrays[f"y_{part}"] == 0, 10, arrays[f"y_{part}"])[:, None]  # a zero is class 10 there
-        content = {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": labels.astype(np.uint8)}
-        scipy.io.savemat(folder / f"{part}_32x32.mat", content)
-    return _split_list(folder, ("train_32x32.mat", "test_32x32.mat"), source, monkeypatch)
-
-
-def write_usps(folder, name, arrays, source, monkeypatch):
-    for part, file in (("train", "usps.bz2"), ("test", "usps.t.bz2")):
-        lines = []
-        for image, label in zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True):
-            values = (image.ravel() + 0.5) / 255 * 2 - 1  # half a step up, as torchvision rounds down
-            lines.append(f"{label + 1} " + " ".join(f"{i + 1}:{value:.6f}" for i, value in enumerate(values)))
-        (folder / file).write_bytes(bz2.compress(("\n".join(lines) + "\n").encode()))
-    return _split_list(folder, ("usps.bz2", "usps.t.bz2"), source, monkeypatch)
-
-
-def _split_list(folder, files, source, monkeypatch):
-    entries = [[(folder / file).as_uri(), file, md5((folder / file).read_bytes())] for file in files]
-    monkeypatch.setattr(source, "split_list", dict(zip(PARTS, entries, strict=True)))
-    return folder
-
-
-WRITERS = {
-    "mnist": write_mnist, "fmnist": write_mnist, "emnist-digits": write_emnist, "emnist-letters": write_emnist,
-    "emnist-byclass": write_emnist, "cifar10": write_cifar, "cifar100": write_cifar, "svhn": write_svhn,
-    "usps": write_usps,
-}  # fmt: skip
-
-
-@pytest.fixture
-def official_files(tmp_path, monkeypatch):
-    """Writes tiny files in the official format, which torchvision then takes for the true ones."""
-    from fedcli.core.backbones import torchvision
-
-    def write(name, arrays):
-        folder = tmp_path / "official"
-        folder.mkdir(exist_ok=True)
-        source = getattr(torchvision().datasets, known.KNOWN[name].source)
-        return WRITERS[name](folder, name, arrays, source, monkeypatch)
-
-    return write
-
-
-@pytest.mark.parametrize("name", list(WRITERS))
-def test_official_files_downloads_and_npz_are_alike(tmp_path, cache, official_files, name):
-    arrays = known_images(name)
-    if name == "usps":  # its pixels are at most 254 after half a step up
-        arrays |= {f"x_{part}": np.minimum(arrays[f"x_{part}"], 254) for part in PARTS}
-    npz = from_npz(name, tmp_path / "npz", **arrays)
-    path = official_files(name, arrays)
-    assert_same(npz, imported(name, path))
-    assert_same(npz, imported(name, tmp_path / "official"))  # the folder of an archive
-    (cache / f"{name}.npz").unlink()
-    seen = []
-    assert datasets.download(name, lambda *told: seen.append(told)) == cache / f"{name}.npz"
-    assert_same(npz, datasets.load(name))
-    sizes = {file.name: file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path])}
-    assert {file: done for file, done, _ in seen} == sizes
-    assert all(total == sizes[file] for file, _, total in seen)
-
-
-@pytest.mark.parametrize("name", ["cifar10", "mnist", "svhn"])
-def test_a_partial_official_file_is_refused(official_files, cache, name):
-    path = official_files(name, known_images(name))
-    file = max(path.iterdir(), key=os.path.getsize) if path.is_dir() else path
-    file.write_bytes(file.read_bytes()[:-100])
-    refused(lambda: datasets.import_path(name, path), file, f"of '{name}'", "MD5", "get it again")
-    refused(lambda: datasets.download(name), file.name, "MD5")
-    assert not cache.exists()
-
-
-def test_a_folder_with_a_part_of_the_official_files_is_refused(official_files, cache):
-    folder = official_files("usps", known_images("usps"))
-    refused(lambda: datasets.import_path("usps", folder / "usps.bz2"), "usps.bz2", "a folder with usps.bz2, usps.t.bz2")
-    (folder / "usps.t.bz2").unlink()
-    refused(lambda: datasets.import_path("usps", folder), "does not hold usps.t.bz2")
-    assert not cache.exists()
-
-
-def test_a_download_that_fails_says_how_to_import(official_files, cache, tmp_path):
-    path = official_files("cifar10", known_images("cifar10"))
-    path.unlink()
-    refused(lambda: datasets.download("cifar10"), "'cifar10'", "No such file", "fedcli data import cifar10 PATH")
-    assert not cache.exists()
-
-
-def test_what_cannot_or_need_not_be_downloaded(tmp_path, monkeypatch):
-    refused(lambda: datasets.download("digits"), "'digits'", "built in")
-    refused(lambda: datasets.download("cifar1"), "'cifar1'", "did you mean 'cifar10'?")
-    there = from_npz("mnist", tmp_path / "a", **known_images("mnist"))
-    monkeypatch.setattr(official, "download", lambda *_: pytest.fail("downloaded again"))
-    datasets.download("mnist")
-    assert_same(there, datasets.load("mnist"))

@@ -23,58 +23,61 @@ def value(name, of):
 
 
 RUN = record(
-    entry(0, 0.2, 0.3), entry(1, 0.57, 0.9), entry(2, None), entry(3, 0.7, 0.8), entry(4, 0.6, 0.1),
-    selection="best-validation", selected_round=1, selected=0.57,
+    entry(0, 0.2, 0.3), entry(1, 0.57, 0.9, classifier_accuracy=0.25), entry(2, None),
+    entry(3, 0.7, 0.8, classifier_accuracy=0.5), entry(4, 0.6, 0.1),
+    selection="best-validation", selected_round=1, selected=0.57, quality={"nmi": 0.413},
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
-    [("selected", 57), ("last", 60), ("best", 70), ("validation", 90)],
+    ("name", "answers"),
+    [
+        ("{}", {"selected": 57, "last": 60, "best": 70, "validation": 90, "classifier": 25, "largest-step": 37}),
+        ("{}", {"best-round": 4, "quality:nmi": 0.413, "quality:silhouette": None}),
+        ("round:{}", {1: 20, 3: None, 4: 70, 6: None}),
+        ("mean-of-last:{}", {1: 60, 2: 65, 3: 65, 5: 51.75}),  # the third round was not tested
+        ("least-of-last:{}", {2: 60, 9: 20}),
+        ("most-of-last:{}", {1: 60, 9: 70}),
+        ("deviation-of-last:{}", {1: 0, 2: 100 * 0.005**0.5}),
+        ("classifier-of-last:{}", {1: None, 2: 50, 5: 37.5}),
+        ("at:{}", {"1/5": 20, "2/5": 57, "4/5": 70, "1": 60, "1/100": 20, "1/2": None}),  # 1/2: the third round
+        ("reached:{}", {57: 57, 57.01: 70, 70: 70, 70.1: None, 0: 20}),
+        ("rounds-to:{}", {57: 2, 57.01: 4, 70: 4, 70.1: None, 0: 1}),
+    ],
 )
-def test_accuracies_are_percent(name, answer):
-    assert value(name, RUN) == pytest.approx(answer)
-    assert metrics.find_metric(name).unit == "percent"
+def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
+    for parameter, answer in answers.items():
+        assert value(name.format(parameter), RUN) == (answer if answer is None else pytest.approx(answer)), parameter
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [("at:1/5", 20), ("at:2/5", 57), ("at:4/5", 70), ("at:1", 60), ("at:1/100", 20), ("at:1/2", None)],
-)
-def test_accuracy_at_a_fraction_of_the_planned_rounds(name, answer):
-    found = value(name, RUN)  # 1/2 of 5 rounds is the third one, to the nearest, which was not evaluated
-    assert found == (None if answer is None else pytest.approx(answer))
+def test_a_metric_says_what_it_is():
+    def about(name):
+        metric = metrics.find_metric(name)
+        return metric.name, metric.title, metric.unit, metric.better, metric.field, metric.none
 
-
-@pytest.mark.parametrize(("target", "answer"), [("57", 57), ("57.01", 70), ("70", 70), ("70.1", None), ("0", 20)])
-def test_accuracy_of_the_round_that_reaches_a_target(target, answer):
-    metric = metrics.find_metric(f"reached:{target}")
-    assert metric.value(RUN) == (None if answer is None else pytest.approx(answer))
-    assert (metric.unit, metric.field, metric.none) == ("percent", "mean", "never")
+    assert about("at:1/5") == ("at:1/5", "at:1/5, %", "percent", "higher", "mean", "not measured")
+    assert about("rounds-to:70") == ("rounds-to:70", "rounds-to:70", "rounds", "lower", "rounds_to_target", "never")
+    assert about("reached:70")[2:] == ("percent", "higher", "mean", "never")
+    assert [about(name)[2:4] for name in ("quality:nmi", "term:loss", "floats-up")] == [
+        ("", "higher"), ("", ""), ("floats", ""),
+    ]  # fmt: skip
 
 
 def test_the_last_tenth_of_the_rounds_is_at_least_one_of_them():
     assert value("last-tenth", RUN) == pytest.approx(60)
-    rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(20)]
-    assert value("last-tenth", record(*rounds)) == pytest.approx(19)  # of rounds 18 and 19, the second alone was tested
-    rounds = [entry(number, 0.01 * number) for number in range(29)]
+    rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
     assert value("last-tenth", record(*rounds)) == pytest.approx(27.5)
+    assert value("last-tenth", record(*rounds[:20])) == pytest.approx(19)  # of two, the second alone was tested
     assert value("last-tenth", {**record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
 
 
-def test_drift_is_that_of_the_last_round_in_which_it_was_measured():
-    rounds = [entry(0, 0.5, drift={"a": 1.0, "b": None}), entry(1, 0.5, drift={"a": 2.0, "b": None}), entry(2, 0.5)]
-    assert value("drift:a", record(*rounds)) == 2
-    assert value("drift:b", record(*rounds)) is None
-    assert value("drift:a", RUN) is None
-
-
-def test_a_term_is_that_of_the_last_round():
-    run = record(entry(0, 0.5, terms={"cross_entropy": 2.0}), entry(1, None, terms={"cross_entropy": 0.5}))
-    assert value("term:cross_entropy", run) == 0.5
-    assert value("term:proximal", run) is None
-    assert value("term:cross_entropy", record()) is None
-    assert metrics.find_metric("term:cross_entropy").unit == ""
+def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
+    terms = [{"cross_entropy": 2.0}, {"cross_entropy": 0.5}]
+    drifts = [{"a": 1.0, "b": None}, {"a": 2.0, "b": None}]
+    run = record(*(entry(n, 0.5, terms=terms[n], drift=drifts[n]) for n in (0, 1)), entry(2, None, terms=terms[1]))
+    names = "drift:a", "drift:b", "term:cross_entropy", "term:proximal"
+    assert [value(name, run) for name in names] == [2, None, 0.5, None]
+    assert [value(name, record()) for name in ("drift:a", "term:cross_entropy")] == [None, None]
 
 
 def test_a_name_that_no_run_has_is_refused_where_they_have_others():
@@ -97,85 +100,53 @@ def test_a_name_that_no_run_has_is_refused_where_they_have_others():
             metrics.refuse_absent(name, runs)
 
 
-@pytest.mark.parametrize(("target", "answer"), [("57", 2), ("57.01", 4), ("70", 4), ("70.1", None), ("0", 1)])
-def test_rounds_to_a_target_count_from_one_and_include_equality(target, answer):
-    metric = metrics.find_metric(f"rounds-to:{target}")
-    assert metric.value(RUN) == answer
-    assert (metric.unit, metric.better, metric.field, metric.none) == ("rounds", "lower", "rounds_to_target", "never")
-
-
 def test_fractions_count_the_planned_rounds_not_those_that_are_done():
     short = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
-    assert value("at:1/5", short) == pytest.approx(57)
-    assert value("at:1", short) is None
+    assert [value(name, short) for name in ("at:1/5", "at:1")] == [pytest.approx(57), None]
 
 
-DOMAINS = [
-    entry(number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2})
-    for number, (a, b) in enumerate([(0.0, 0.0), (0.2, 0.4), (0.4, 0.6), (0.6, 0.2)])
-]
+def test_accuracies_by_domain_are_of_the_selected_rounds_and_else_the_mean_over_domains():
+    rounds = [
+        entry(number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2})
+        for number, (a, b) in enumerate([(0.0, 0.0), (0.2, 0.4), (0.4, 0.6), (0.6, 0.2)])
+    ]
+    answers = {"domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75}
+    assert {name: value(name, record(*rounds, selected_round=3)) for name in answers} == pytest.approx(answers)
+    three = record(*rounds, selection="mean-last-3", selected_round=3)
+    assert [value(name, three) for name in ("domain:a", "domain", "inter:b")] == pytest.approx([40, 40, 20])
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("domain:a", 60),
-        ("domain:b", 20),
-        ("domain", 40),
-        ("inter:a", 30),
-        ("inter", 20),
-        ("intra:b", 50),
-        ("intra", 75),
-    ],
-)
-def test_domains_at_the_selected_round(name, answer):
-    assert value(name, record(*DOMAINS, selected_round=3)) == pytest.approx(answer)
-
-
-@pytest.mark.parametrize(("name", "answer"), [("domain:a", 40), ("domain", 40), ("inter:b", 20)])
-def test_domains_over_the_last_three_rounds(name, answer):
-    assert value(name, record(*DOMAINS, selection="mean-last-3", selected_round=3)) == pytest.approx(answer)
-
-
-def test_what_a_run_does_not_have_is_none():
+def test_a_run_without_a_number_has_none():
     run = record(entry(0, 0.5), selected_round=0)
     for name in ("validation", "classifier", "domain", "domain:a", "inter", "quality:nmi", "floats-up", "total-floats"):
         assert value(name, run) is None
     assert value("best", record(entry(0, None))) is None
-    assert value("domain:c", record(*DOMAINS, selected_round=3)) is None
 
 
-def test_classifier_and_quality():
-    run = record(entry(0, 0.5, classifier_accuracy=0.25), selected_round=0, quality={"nmi": 0.413})
-    assert value("classifier", run) == 25
-    assert value("quality:nmi", run) == 0.413
-    assert metrics.find_metric("quality:nmi").unit == ""
-
-
-def test_costs_of_a_client_and_of_all_in_all_rounds():
-    run = record(entry(0, 0.5), entry(1, 0.5), cost={"floats_up": 100, "floats_down": 90, "memory_floats": 300})
-    answers = {
-        "floats-up": 100,
-        "floats-down": 90,
-        "memory-floats": 300,
-        "total-floats": 800,
-        "total-memory-floats": 2400,
-    }
-    assert {name: value(name, run) for name in answers} == answers  # 4 clients, 2 rounds
-    assert {(metrics.find_metric(name).unit, metrics.find_metric(name).better) for name in answers} == {("floats", "")}
-
-
-def test_the_floats_of_a_run_are_those_of_all_its_rounds():
+def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
     rounds = [entry(number, 0.5, floats_up=floats) for number, floats in enumerate((10, 10, 100))]
-    run = record(*rounds, cost={"floats_up": 100})
-    assert value("total-floats", run) == 4 * 120
-    assert value("floats-up", run) == 40
-    assert value("floats-up", record(entry(0, 0.5), cost={"floats_up": 100})) == 100  # older ones have the last alone
+    run = record(*rounds, cost={"floats_up": 100, "floats_down": 90, "memory_floats": 300})  # older ones have the last
+    answers = {"floats-up": 40, "floats-down": 90, "memory-floats": 300}
+    answers |= {"total-floats": 4 * 120, "total-memory-floats": 4 * 3 * 300}
+    assert {name: value(name, run) for name in answers} == answers
 
 
 @pytest.mark.parametrize(
-    "name", ["accuracy", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:x"]
+    "name", ["accuracy", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:x", "domain:"]
 )
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):
         metrics.find_metric(name)
+
+
+def test_the_best_leads_over_its_own_seeds_and_has_lost_no_run():
+    def runs(*accuracies, **more):
+        return [{"seed": n, "status": "finished", "summary": {"last": a}, **more} for n, a in enumerate(accuracies)]
+
+    last = metrics.find_metric("last")
+    groups = [runs(0.5, 0.52), runs(0.6, 0.61)]
+    assert metrics.best(last, groups) == 1
+    assert metrics.best(last, [runs(0.5, 0.6), runs(0.6, 0.51)]) is None
+    assert metrics.best(last, [[*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]]) is None
+    lost = {**groups[1][0], "seed": 2, "status": "failed", "error": "NonFiniteLoss: "}
+    assert metrics.best(last, [groups[0], [*groups[1], lost]]) is None

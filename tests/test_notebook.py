@@ -37,13 +37,15 @@ def run(tmp_path_factory):
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "<b>one", eval_every=2, **TINY)
 
 
-def test_the_history_has_a_list_for_every_number(run):
+def test_the_history_is_a_table_of_rounds_with_accuracies_in_percent(run):
     history, rounds = run.history, run.record["rounds"]
-    assert history["round"] == [1, 2]
-    assert history["test_accuracy"] == [None, rounds[1]["test_accuracy"]]
-    assert history["terms/cross_entropy"] == [entry["terms"]["cross_entropy"] for entry in rounds]
-    assert history["seconds/train"] == [entry["seconds"]["train"] for entry in rounds]
-    assert {len(column) for column in history.values()} == {2}
+    assert history["round"].tolist() == [1, 2]
+    assert history["test_accuracy"].isna().tolist() == [True, False]
+    assert history["test_accuracy"].iloc[-1] == 100 * rounds[1]["test_accuracy"]
+    assert history["terms/cross_entropy"].tolist() == [entry["terms"]["cross_entropy"] for entry in rounds]
+    assert history["seconds/train"].tolist() == [entry["seconds"]["train"] for entry in rounds]
+    assert fedcli.load(run.path).history.equals(history)
+    assert fedcli.load(run.path).plot().axes
 
 
 def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import multiprocessing
 import re
 import signal
 from dataclasses import replace
@@ -350,7 +349,7 @@ def test_runs_whose_data_are_missing_are_left_out():
 
 
 def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
-    monkeypatch.setattr(jobs, "POLL", 0.05)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(plans.plan(FAILING, only=["FedFM"]), Watch(patience=1))
     own = {**TINY, "rounds": 1, "batch_size": 20, "drop_last": True, "match_weight": 2.0}
@@ -371,12 +370,22 @@ def test_several_jobs_are_processes_that_run_resume_and_fail(monkeypatch):
     assert not list(resumed.folder.glob("*.p*"))  # of a table's runs nobody asks for figures
 
 
-def test_a_run_whose_process_alone_is_killed_is_told_in_a_line(monkeypatch):
-    watch = Watch()
-    monkeypatch.setattr(watch, "begin", lambda run: multiprocessing.active_children()[0].kill())
-    errors = jobs.execute(plans.plan(SMALL, seeds=[0]), watch, jobs=2)
-    assert len(watch.ended) == 2  # the other one has its own process
-    assert all(error.startswith("BrokenProcessPool: ") for error in errors.values())
+KILLED = """
+import os
+from dataclasses import replace
+from fedcli.registry import find_method
+
+METHOD = replace(find_method("fedavg"), name="killed", run_round=lambda *given: os.kill(os.getpid(), 9))
+"""
+
+
+def test_a_run_whose_process_is_killed_is_told_in_a_line_and_the_other_goes_on():
+    Path("killed.py").write_text(KILLED)
+    cells = [Cell("Killed", "CIFAR-10 NIID-1", "./killed.py", TINY), SMALL.cells[0]]
+    plan = plans.plan(table(cells, seeds=(0,)))
+    (error,) = jobs.execute(plan, Watch(), jobs=2).values()
+    assert error.startswith("BrokenProcessPool: ")
+    assert [run.state for run in plans.plan(plan.table).runs] == ["unfinished", "finished"]
 
 
 def test_interrupting_several_jobs_interrupts_each_of_them(folder):
@@ -458,7 +467,7 @@ def finished(selected, *, cost=None, rounds=()):
     return {
         "status": "finished", "rounds": tested, "cost": cost, "config": {"rounds": 3, "cohort_size": 10},
         "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
-        "method_hash": registry.find_method("fedavg").file_hash, "method": "m", "method_source": "m",
+        "method_hash": registry.find_method("fedavg").file_hash, "origin": {}, "method": "m", "method_source": "m",
     }  # fmt: skip
 
 

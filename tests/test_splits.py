@@ -76,11 +76,11 @@ def test_a_list_alone_an_npz_file_and_numbered_clients_are_the_same_split(tmp_pa
         ([[0], [-1]], ["got position -1"]),
         ([[0, 1], [1]], ["uses an image twice (got position 1)"]),
         ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["uses an image twice (got position 1)"]),
-        ({"train": [[0], [1]], "test": [[2]]}, ["is not a split", "2 lists to train on, 1 to test on"]),
-        ([[0.5], [1]], ["is not a split", "float64"]),
-        ([[], []], ["is not a split"]),
-        ({"one": [0]}, ["is not a split", "train_0"]),
-        ("text", ["is not a split"]),
+        ({"train": [[0], [1]], "test": [[2]]}, ["must be a split", "2 lists to train on, 1 to test on"]),
+        ([[0.5], [1]], ["must be a split", "float64"]),
+        ([[], []], ["must be a split"]),
+        ({"one": [0]}, ["must be a split", "train_0"]),
+        ("text", ["must be a split"]),
     ],
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
@@ -90,9 +90,9 @@ def test_wrong_splits_are_refused(tmp_path, split, words):
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
-    refused(lambda: taken(dataset, "file:none.json", 2), "there is no split at 'none.json'", '{"train"')
+    refused(lambda: taken(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"')
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
-    refused(lambda: taken(dataset, f"file:{tmp_path / 'split.npz'}", 1), "is not a split", "allow_pickle=False")
+    refused(lambda: taken(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be a split", "allow_pickle=False")
     flag = written(tmp_path, [[0], [1]])
     refused(lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew")
 
@@ -134,7 +134,7 @@ def pfllib(folder, seed=0):
 
 def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_path):
     own = pfllib(tmp_path / "Set")
-    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "Set"), "--from", "pfllib"])
+    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "Set")])
     assert result.exit_code == 0, result.output
     flag = next(word for word in result.output.split() if word.startswith("file:"))
     assert "18 training and 6 test images, 3 classes" in result.output
@@ -175,14 +175,14 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
     file, sign = tmp_path / "Set" / "train" / "1.npz", tmp_path / "sign"
     for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
         stored(file, np.array(harm, object))
-        refused(lambda: datasets.import_pfllib("mine", tmp_path / "Set"), "1.npz", "which no array needs")
+        refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
         assert not sign.exists()
     with np.load(file, allow_pickle=True) as loaded:
         loaded["data"]
     assert sign.exists()  # NumPy's own reader has run it
     for whole in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
         stored(file, whole)
-        refused(lambda: datasets.import_pfllib("mine", tmp_path / "Set"), "1.npz", "cannot be read")
+        refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
@@ -190,63 +190,63 @@ def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
     pfllib(tmp_path / "Set")
     x = np.asfortranarray(np.arange(32).reshape(2, 1, 4, 4) / 255, ">f8" if protocol == 3 else None)
     stored(tmp_path / "Set" / "test" / "0.npz", np.array({"x": x, "y": np.array([1, 2], np.int32)}, object), protocol)
-    datasets.import_pfllib("mine", tmp_path / "Set")
+    datasets.import_path("mine", tmp_path / "Set")
     expected = np.rint((x[:, 0] + 1) * 127.5).astype(np.uint8)  # the others reach below 0
     found = {image.numpy().tobytes() for image in datasets.load("mine").x_test}
     assert {image.tobytes() for image in np.ascontiguousarray(expected)} < found
 
 
-def test_names_and_folders_that_do_not_fit_are_refused(tmp_path):
+def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
     pfllib(tmp_path / "Set")
-    refused(lambda: datasets.import_pfllib("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
-    refused(lambda: datasets.import_pfllib("mine", tmp_path), "no train/0.npz", "generate_*.py")
+    refused(lambda: datasets.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
     (tmp_path / "Set" / "test" / "2.npz").unlink()
-    refused(lambda: datasets.import_pfllib("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+    refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+    assert not cache.exists()
 
 
-# --convert
+# Arrays that are brought into form
 
 
-def as_floats(arrays, low, high):
+def scaled(arrays, low, high):
     return arrays | {f"x_{part}": arrays[f"x_{part}"] / 255 * (high - low) + low for part in PARTS}
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (0, 255)])
-def test_floats_become_8_bits(tmp_path, low, high):
-    arrays = images((4, 4), 3)
-    arrays["x_train"][0, 0, :2] = 0, 255
-    expected = from_npz("whole", tmp_path / "a", **arrays)
-    np.savez(tmp_path / "floats.npz", **as_floats(arrays, low, high))
-    refused(lambda: datasets.import_path("mine", tmp_path / "floats.npz"), "got float64", "--convert")
-    datasets.import_path("mine", tmp_path / "floats.npz", convert=True)
+def cases():
+    """Arrays in other forms, what stays of them, and what is said."""
+    whole = images((4, 4, 3), 3)
+    whole["x_train"][0, 0, :2] = np.array([0, 255])[:, None]
+    for low, high in ((0, 1), (-1, 1), (0, 255)):
+        yield scaled(whole, low, high), whole, f"pixels from {low} to {high} became 8 bits"
+    first = {f"x_{part}": whole[f"x_{part}"].transpose(0, 3, 1, 2) for part in PARTS}
+    yield whole | first, whole, "the images' channels came first"
+    from_1 = {f"y_{part}": whole[f"y_{part}"] + 1 for part in PARTS}
+    yield whole | from_1, whole, "the labels counted from 1"
+    yield whole | from_1 | {"class_names": ["a", "b", "c"]}, whole | {"class_names": ["a", "b", "c"]}, "from 1"
+    black = {f"x_{part}": whole[f"x_{part}"] * np.array([[1], [1], [1], [0]], np.uint8) for part in PARTS}
+    narrow = {f"x_{part}": whole[f"x_{part}"][:, :, :3] for part in PARTS}
+    yield whole | narrow, whole | black, "black borders made the images 4 x 4"
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number):
+    arrays, whole, words = list(cases())[number]
+    expected = from_npz("whole", tmp_path / "a", **whole)
+    np.savez(tmp_path / "odd.npz", **arrays)
+    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "odd.npz"), "--convert"])
+    assert result.exit_code == 0, result.output
+    assert words in result.output
     assert datasets.load("mine").fingerprint == expected.fingerprint
 
 
-def test_channels_first_rectangles_and_labels_from_1_are_converted(tmp_path):
-    arrays, file = images((4, 4, 3), 3), tmp_path / "odd.npz"
-    expected = from_npz("whole", tmp_path / "a", **arrays)
-    cases = {
-        "N x H x W x 3": arrays | {f"x_{part}": arrays[f"x_{part}"].transpose(0, 3, 1, 2) for part in PARTS},
-        "count from 1": arrays | {f"y_{part}": arrays[f"y_{part}"] + 1 for part in PARTS},
-    }
-    for words, odd in cases.items():
-        np.savez(file, **odd)
-        refused(lambda: datasets.import_path("mine", file), words, "--convert")
-        result = CliRunner().invoke(app, ["data", "import", "mine", str(file), "--convert"])
-        assert result.exit_code == 0, result.output
-        assert datasets.load("mine").fingerprint == expected.fingerprint
-    np.savez(file, **arrays | {f"x_{part}": arrays[f"x_{part}"][:, :, :3] for part in PARTS})
-    refused(lambda: datasets.import_path("mine", file), "must be square", "--convert")
-    datasets.import_path("mine", file, convert=True)
-    padded, places = datasets.load("mine"), datasets.load("mine").place_train
-    assert padded.x_train.shape == (9, 3, 4, 4)
-    assert (padded.x_train[:, :, :, 3] == 0).all()
-    assert (padded.x_train.numpy() == arrays["x_train"][places].transpose(0, 3, 1, 2) * [1, 1, 1, 0]).all()
+def test_labels_from_1_that_their_names_explain_stay(tmp_path):
+    arrays = images((4, 4), 2)
+    labels = {f"y_{part}": arrays[f"y_{part}"] + 1 for part in PARTS}
+    dataset = from_npz("mine", tmp_path / "a", **arrays | labels, class_names=["none", "a", "b"])
+    assert dataset.y_train.unique().tolist() == [1, 2]
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
-    wide, holed = (as_floats(images((4, 4), 3), low, high) for low, high in ((-2, 2.5), (0, 1)))
+    wide, holed = (scaled(images((4, 4), 3), low, high) for low, high in ((-2, 2.5), (0, 1)))
     holed["x_test"][0, 0, 0] = np.nan
     for arrays, words in ((wide, "-2 to 2"), (holed, "nan to nan")):
-        np.savez(tmp_path / "odd.npz", **arrays)
-        refused(lambda: datasets.import_path("mine", tmp_path / "odd.npz", convert=True), words, "normalisation")
+        refused(lambda arrays=arrays: from_npz("mine", tmp_path / "a", **arrays), words, "normalisation")

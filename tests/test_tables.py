@@ -349,10 +349,11 @@ def test_what_all_rows_share_stands_above_them():
 def test_csv_has_one_line_a_run_in_full_precision():
     runs = [record("one", selected=1 / 3), record("two", seed=1, mu=0.25, status="interrupted", done=2)]
     first, second = csv.DictReader(io.StringIO(csv_text(runs)))
-    assert float(first["selected"]) == 1 / 3
+    assert float(first["selected"]) == pytest.approx(100 / 3, rel=1e-15)
+    assert first["selected_round"] == "2"
     assert (second["status"], second["rounds_done"], second["config.rounds"]) == ("interrupted", "2", "4")
     assert (first["config.mu"], second["config.mu"]) == ("", "0.25")
-    assert float(first["validation_accuracy"]) == 1 / 3 + 0.05
+    assert float(first["validation_accuracy"]) == pytest.approx(100 / 3 + 5)
     assert first["params_sha256"] == "0" * 64
 
 

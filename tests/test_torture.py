@@ -12,7 +12,7 @@ import pytest
 
 import fedcli
 from fedcli import registry
-from fedcli.data import archives, datasets, files
+from fedcli.data import datasets, files
 from fedcli.errors import UserError, printable
 from fedcli.figures import partition, plots
 from fedcli.results.render import Sheet, markdown, render
@@ -212,21 +212,6 @@ def test_a_link_in_a_temporary_files_place_overwrites_nothing(tmp_path):
     files.write_atomically(tmp_path / "file", lambda path: path.write_text("new"))
     assert ((tmp_path / "treasure").read_text(), (tmp_path / "file").read_text()) == ("gold", "new")
     assert not (tmp_path / "file").is_symlink()
-
-
-def test_a_download_tries_https_first(monkeypatch):
-    tried = []
-
-    def refuse(url, *given):
-        tried.append(url)
-        raise OSError("no network")
-
-    monkeypatch.setattr(archives, "_fetch_url", refuse)
-    for name in archives.DOWNLOADS:
-        tried.clear()
-        with pytest.raises(UserError, match="no network"):
-            datasets.download(name)
-        assert tried[0].startswith("https:")
 
 
 # Control-C

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Command, Lasting, is_lack_of_memory, short, show_traceback, stop, stop_if_full
+from fedcli.cli.printing import Command, Lasting, short, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
@@ -51,7 +51,7 @@ class _Root(TyperGroup):
                 raise
             stop(f"error: '{short(error.filename)}' cannot be used ({error.strerror}); choose another path.", 2)
         except (MemoryError, RuntimeError) as error:
-            if not is_lack_of_memory(error):
+            if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
                 raise
             show_traceback(ctx, error)
             stop(

@@ -1,13 +1,12 @@
 """The commands for data sets: `data list | download | import | show`."""
 
-import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedcli import declarations
-from fedcli.cli.printing import Command, completion, console, print_table, try_write
+from fedcli.cli.printing import Command, completion, print_table, try_write
 from fedcli.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
@@ -21,79 +20,53 @@ def data_list() -> None:
     rows, notes = [], []
     for name in datasets.names():
         try:
-            about = datasets.describe(name)
+            traits = datasets.describe(name)
         except UserError:
             rows.append((name, "damaged: import or download it again", *[""] * 5))
             continue
-        numbers = ("" if about[key] is None else about[key] for key in ("train", "test", "classes"))
-        shape = " x ".join(map(str, about["shape"]))
-        rows.append((name, about["kind"], "yes" if about["present"] else "no", *numbers, shape))
-        notes += [(name, about["note"])] if about["note"] else []
+        numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
+        shape = " x ".join(map(str, traits["shape"]))
+        rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
+        notes.append((name, traits["note"]))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo()
-    print_table(("Made", "From"), notes)
+    print_table(("Made", "From"), [note for note in notes if note[1]])
     typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @app.command(cls=Command)
 def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
     """Download a data set into the cache."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     from fedcli.data import datasets
 
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=console()) as bar:
-        tasks: dict[str, Any] = {}
-
-        def moved(file: str, so_far: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file)
-            bar.update(tasks[file], completed=so_far, total=total)
-
-        kept = datasets.download(datasets.find_name(name), moved)
-    typer.echo(f"{name}: {kept}")
+    typer.echo(f"{name}: {datasets.download(datasets.find_name(name))}")
 
 
 @app.command("import", cls=Command)
 def import_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="An .npz file, an image folder, or the official archive.")
-    ],
-    convert: Annotated[
-        bool,
-        typer.Option(
-            "--convert",
-            help="Bring images and labels into form: pixels in 0 to 1 or -1 to 1, channels first, sides that differ "
-            "(padded), labels from 1.",
-        ),
-    ] = False,
-    source: Annotated[
-        Literal["pfllib"] | None,
-        typer.Option("--from", help="PATH is a folder that PFLlib's generator wrote: images, clients, test parts."),
-    ] = None,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
+    convert: Annotated[bool, typer.Option("--convert", hidden=True, help="Done by itself.")] = False,
+    source: Annotated[Literal["pfllib"] | None, typer.Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
-    """Take a data set from files into the cache."""
+    """Take a data set from files into the cache: an archive or a folder, in the form that it is seen to have.
+
+    Pixels in 0 to 1 or -1 to 1, channels first, sides that differ (padded) and labels from 1 are brought into form, and
+    a line says so. A folder of PFLlib's brings images, clients and test parts.
+    """
     from fedcli.data import datasets
 
-    if source is None:
-        kept = datasets.import_path(name, path, convert)
-    else:
-        kept, split, clients = datasets.import_pfllib(name, path)
-    about = datasets.describe(name)
-    typer.echo(f"{name}: {about['train']} training and {about['test']} test images, {about['classes']} classes: {kept}")
-    if source is not None:
-        flags = shlex.join(["--partition", f"file:{split}", "--num-clients", str(clients)])
-        typer.echo(f"its clients: {flags}, under a protocol that tests on their own parts")
+    file, notes = datasets.import_path(name, path)
+    traits = datasets.describe(name)
+    numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
+    typer.echo(f"{name}: {numbers}: {file}")
+    for note in notes:
+        typer.echo(note)
 
 
 @app.command("show", cls=Command)
 def data_show(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="A data set that is present.", autocompletion=completion("dataset")),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
     partition: Annotated[str | None, typer.Option(help="A partition to draw, as for 'fedcli run'.")] = None,
     num_clients: Annotated[int, typer.Option(help="Clients of the partition.")] = 10,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
@@ -101,7 +74,7 @@ def data_show(
     out: Annotated[Path | None, typer.Option(help="Chart of the partition. \\[default: <name>-partition.png]")] = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    from fedcli.core.partition import from_flag
+    from fedcli.core.partition import count_classes, fingerprint, from_flag
     from fedcli.data import datasets
     from fedcli.runs.config import RunConfig
 
@@ -112,51 +85,40 @@ def data_show(
     chosen = from_flag(partition) if partition is not None else None
     name = datasets.find_name(name)
     dataset = datasets.load(name)
-    if partition is not None and partition.startswith("file:"):
+    if (partition or "").startswith("file:"):
         dataset = datasets.merge(dataset)  # its lists count the test images too
     if train_examples is not None:
         dataset = datasets.take(dataset, train_examples, partition_seed)
-    train, test, writers = len(dataset.y_train), len(dataset.y_test), dataset.writer_train
+    reduced = " (reduced)" if dataset.share < 1 else ""
+    classes = [text if text == str(label) else f"{label} {text}" for label, text in enumerate(dataset.class_names)]
+    domains = []
+    for number, text in enumerate(dataset.domain_names):
+        train, test = ((part == number).sum() for part in (dataset.domain_train, dataset.domain_test))
+        domains.append(f"{text} {train:,} + {test:,}")
+    writers = dataset.writer_train
     rows = [
-        ("images", f"{train:,} to train{' (reduced)' if dataset.reduced else ''}, {test:,} to test"),
+        ("images", f"{len(dataset.y_train):,} to train{reduced}, {len(dataset.y_test):,} to test"),
         ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
-        ("classes", f"{dataset.num_classes}: {_classes(dataset.class_names)}"),
-        *([("domains", _domains(dataset))] if dataset.domain_names else []),
-        *([("writers", f"{len(writers.unique()):,} to train")] if writers is not None else []),
+        ("classes", f"{dataset.num_classes}: {', '.join(classes)}"),
+        ("domains", ", ".join(domains)),
+        ("writers", "" if writers is None else f"{len(writers.unique()):,} to train"),
         ("fingerprint", dataset.fingerprint),
-        *([("made from", note)] if (note := datasets.describe(name)["note"]) else []),
+        ("made from", datasets.describe(name)["note"]),
     ]
-    print_table(("Data set", name), rows)
-    if chosen is not None:
-        chart = out or Path(f"{name}-partition.png")
-        _show_partition(dataset, chosen.scaled(dataset.share), num_clients, partition_seed, chart)
-
-
-def _classes(names: Any) -> str:
-    """Name the classes, with their numbers unless these are the names."""
-    return ", ".join(name if name == str(number) else f"{number} {name}" for number, name in enumerate(names))
-
-
-def _domains(dataset: Any) -> str:
-    """Name the domains with their numbers of training and test images."""
-    names = dataset.domain_names
-    train, test = (part.bincount(minlength=len(names)) for part in (dataset.domain_train, dataset.domain_test))
-    return ", ".join(f"{name} {train[place]:,} + {test[place]:,}" for place, name in enumerate(names))
-
-
-def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
-    """Print how many examples of each class each client would get, and draw the chart."""
-    from fedcli.core import partition
-    from fedcli.figures import partition as chart
+    print_table(("Data set", name), [row for row in rows if row[1]])
+    if chosen is None:
+        return
+    from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train, dataset.place_train)
-    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
-    few = dataset.num_classes <= 10  # more columns than that fit no terminal
-    names = range(dataset.num_classes) if few else ()  # the classes' own names would not fit
+    chosen, out = chosen.scaled(dataset.share), out or Path(f"{name}-partition.png")
+    groups = dataset.domain_train, dataset.writer_train, dataset.place_train
+    parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
+    counts = count_classes(parts, dataset.y_train, dataset.num_classes)
+    few = dataset.num_classes <= 10  # more columns than that fit no terminal, nor do the classes' names
     rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
-    print_table(("Client", "Images", "Classes", *map(str, names)), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {seed}"
+    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
+    print_table(("Client", "Images", "Classes", *map(str, range(len(rows[0]) - 3))), rows, gap=1)
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -4,7 +4,7 @@ The same for a paper's table: what it costs, and the progress of its runs.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console, Group
 from rich.markdown import Markdown
-from rich.progress import BarColumn, Progress, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +25,7 @@ from fedcli.results import claims
 from fedcli.results.claims import Answer
 from fedcli.results.comparison import heading
 from fedcli.results.costs import Cost, bytes_kept, estimate
+from fedcli.results.frame import ENDED
 from fedcli.results.jobs import Watch, execute
 from fedcli.results.plans import Plan, PlannedRun, TablePlan
 from fedcli.results.render import MISSING, Sheet, render
@@ -59,13 +60,14 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
     data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
-    together, threads, workers = engine["clients_per_chunk"], record["hardware"]["threads"], engine.get("workers", 1)
+    together, threads = engine["clients_per_chunk"], record["hardware"]["threads"]
     mode = "one client after the other" if together == 1 else f"{together} clients {HOW[engine['way']]}"
     if engine["device"] == "cpu" and threads > 1:
         mode = f"{threads} threads, in each {mode}"
-    if workers > 1:
-        mode = f"{workers} workers, {mode}"
-    chosen = f" ({engine['chosen']})" if engine.get("chosen") else ""
+    if engine.get("workers", 1) > 1:
+        mode = f"{engine['workers']} workers, {mode}"
+    if engine.get("chosen"):
+        mode += f" ({engine['chosen']})"
     epochs = f"{config['local_epochs']} local epoch{'s' * (config['local_epochs'] > 1)}"
     return [
         ("method", f"{record['method']}, protocol {record['protocol']}"),
@@ -75,7 +77,7 @@ def header(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ("clients", f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds"),
         ("training", f"{config['optimizer']}, rate {config['lr']:g}, {epochs}, batches of {config['batch_size']}"),
         ("headline", f"{MEASURES[record['evaluation']]}, {HEADLINES[record['summary']['selection']]}"),
-        ("machine", f"{engine['device']}, {engine['precision']}, {mode}{chosen}"),
+        ("machine", f"{engine['device']}, {engine['precision']}, {mode}"),
         ("seed", str(record["seed"])),
         ("folder", str(folder)),
     ]
@@ -89,7 +91,7 @@ def headline(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ("selected", f"{100 * summary['selected']:.2f} % ({rule})"),
         ("last round", f"{100 * summary['last']:.2f} %"),
         *([(f"after {post['name']}", f"{100 * post['test_accuracy']:.2f} %")] if post else []),
-        ("time", _clock(record["seconds_total"])),
+        ("time", f"{timedelta(seconds=round(record['seconds_total']))}"),
         ("record", str(folder / RECORD)),
         ("figures", "curve and partition beside it, .png and .pdf"),
     ]
@@ -105,8 +107,10 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     plots.write(folder / "partition", partition.partition_figure, counts, record["class_names"], title)
 
 
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+def _print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
+    """Print a line, which is not broken, on each console; its parts are texts, or texts with their styles."""
+    for console in consoles:
+        console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 class Display(Listener):
@@ -120,29 +124,26 @@ class Display(Listener):
 
     def __init__(self, console: Console, *logs: Console):
         """Makes a display on a console, whose lines go to `logs` too."""
-        self.console, self._consoles = console, (console, *logs)
+        self._consoles = (console, *logs)
         self.folder: Path | None = None
         self.record: dict[str, Any] = {}
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and start the clock."""
-        self.record, self.folder, self._first = record, folder, first_round
+        self.record, self.folder, self._first, self._rounds = record, folder, first_round, record["config"]["rounds"]
         self._expected, self._in_round, self._all, self._began = max(samples_per_round, 1), 0, 0, time.perf_counter()
         self._print(header(record, folder))
         if first_round:
-            self._print([("resumed", f"after {first_round}/{record['config']['rounds']} rounds")])
-        columns = "{task.description}", BarColumn(), TimeRemainingColumn(), "{task.fields[last]}"
-        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._task = self.bar.add_task("", total=record["config"]["rounds"], completed=first_round, last="")
-        self.samples(0)
+            self._print([("resumed", f"after {first_round}/{self._rounds} rounds")])
+        self.bar = Progress(console=self._consoles[0], disable=not self._consoles[0].is_terminal)
+        self._task = self.bar.add_task(f"round {first_round}/{self._rounds}", total=self._rounds, completed=first_round)
         self.bar.start()
 
     def samples(self, count: int) -> None:
-        """Move the bar to the rounds done, the one that goes on by its samples."""
-        done, rounds = len(self.record["rounds"]), self.record["config"]["rounds"]
+        """Move the bar by a part of the round that goes on."""
         self._in_round, self._all = self._in_round + count, self._all + count
-        completed = min(done + min(self._in_round / self._expected, 1), rounds)
-        self.bar.update(self._task, completed=completed, description=f"round {min(done + 1, rounds)}/{rounds}")
+        part = min(self._in_round / self._expected, 1)
+        self.bar.update(self._task, completed=len(self.record["rounds"]) + part)
 
     def note(self, text: str) -> None:
         """Show what the engine has to say."""
@@ -150,23 +151,17 @@ class Display(Listener):
 
     def round(self, entry: dict[str, Any]) -> None:
         """Show what a round came to."""
-        self._in_round = 0
-        self.samples(0)
-        accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
-        shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
-        if shown:
-            self.bar.update(self._task, last=", ".join(shown))
-        done, rounds = entry["round"] + 1, self.record["config"]["rounds"]
-        elapsed = max(time.perf_counter() - self._began, 1e-9)
-        left = elapsed / (done - self._first) * (rounds - done)
+        done, elapsed = entry["round"] + 1, max(time.perf_counter() - self._began, 1e-9)
+        left, self._in_round = elapsed / (done - self._first) * (self._rounds - done), 0
         if done == self._first + 1 and left >= LONG:
             self._print([("time", f"about {left / 3600:,.0f} hours here; {SMALLER}")])
+        accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
+        shown = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
+        self.bar.update(self._task, completed=done, description=", ".join([f"round {done}/{self._rounds}", *shown]))
         shown += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
-        shown += [f"{self._all / elapsed:,.0f} samples/s", f"{_clock(left)} left"]
-        for console in self._consoles:
-            if not console.is_terminal:
-                line = f"round {done}/{rounds}: {', '.join(shown)}"
-                console.print(line, soft_wrap=True, markup=False, highlight=False)
+        shown += [f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
+        without_bar = [console for console in self._consoles if not console.is_terminal]
+        _print_line(without_bar, f"round {done}/{self._rounds}: {', '.join(shown)}")
 
     def finish(self, record: dict[str, Any]) -> None:
         """Stop the bar; for a run that has gone through, draw its figures and print its headline."""
@@ -174,27 +169,24 @@ class Display(Listener):
         if record["status"] == "finished":
             draw(record, self.folder)
             self._print(headline(record, self.folder))
-            self.console.print()
+            self._consoles[0].print()
             self.folder = None
 
     def log(self, text: str) -> None:
         """Write a line into the logs only."""
-        for console in self._consoles[1:]:
-            console.print(text, soft_wrap=True, markup=False, highlight=False)
+        _print_line(self._consoles[1:], text)
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Says that a run has ended before, and draws its figures where a kill came before them."""
-        figures = [folder / f"{stem}.{kind}" for stem in ("curve", "partition") for kind in ("png", "pdf")]
-        if record["status"] == "finished" and not all(file.is_file() for file in figures):
+        finished = record["status"] == "finished"
+        figures = [folder / f"{stem}{kind}" for stem in ("curve", "partition") for kind in (".png", ".pdf")]
+        if finished and not all(figure.is_file() for figure in figures):
             draw(record, folder)
-        ended = "finished" if record["status"] == "finished" else "diverged"
-        self._print([("skipped", f"{folder}, which has {ended}")])
+        self._print([("skipped", f"{folder}, which has {'finished' if finished else 'diverged'}")])
 
     def _print(self, pairs: list[tuple[str, str]]) -> None:
         for title, text in pairs:
-            line = Text.assemble((f"{title:<12}", "bold"), printable(text))
-            for console in self._consoles:
-                console.print(line, soft_wrap=True, highlight=False)
+            _print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
 
 
 # A paper's table
@@ -204,10 +196,9 @@ def cost(plan: TablePlan, records_only: bool = False) -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text; disk where models that are kept take some."""
     todo, states = plan.to_run, [run.state for run in plan.runs]
     begun = sum(run.record is not None for run in todo)
-    counts = {
-        "finished": states.count("finished"), "diverged": states.count("diverged"), "to go on with": begun,
-        "to start": len(todo) - begun, "left out": sum(run.to_do for run in plan.runs) - len(todo),
-    }  # fmt: skip
+    counts = {state: states.count(state) for state in ENDED}
+    counts |= {"to go on with": begun, "to start": len(todo) - begun}
+    counts["left out"] = len(plan.runs) - sum(counts.values())
     shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     lines = [("table", plan.title)]
     if plan.limits:
@@ -233,16 +224,16 @@ def cost(plan: TablePlan, records_only: bool = False) -> list[tuple[str, str]]:
 
 def _time(costs: list[Cost]) -> str:
     """Say what is known of the time that the runs to do of some columns take."""
-    runs, timed = sum(one.runs for one in costs), sum(one.known for one in costs)
+    runs, timed = sum(cost.runs for cost in costs), sum(cost.known for cost in costs)
     count = f"{runs} run{'s' * (runs > 1)}" if timed in (0, runs) else f"{timed} of {runs} runs"
     if not timed:
         return f"not known for {count}, none like them was timed"
-    hours = sum(one.seconds for one in costs) / 3600
-    minutes = max(1, round(60 * hours))
-    text = f"{hours:,.1f} hours" if hours >= 1.5 else f"{minutes} minute{'s' * (minutes > 1)}"
+    minutes = sum(cost.seconds for cost in costs) / 60
+    whole = max(1, round(minutes))
+    text = f"{minutes / 60:,.1f} hours" if minutes >= 90 else f"{whole} minute{'s' * (whole > 1)}"
     rest = ", not known for the others" if timed < runs else ""
-    by = sorted(set().union(*(one.by for one in costs)))
-    return f"about {text} for {count}{rest}" + (f" ({', '.join(by)})" if by else "")
+    machines = sorted(set().union(*(cost.by for cost in costs)))
+    return f"about {text} for {count}{rest}" + (f" ({', '.join(machines)})" if machines else "")
 
 
 def say(console: Console, pairs: list[tuple[str, str]]) -> None:
@@ -260,47 +251,41 @@ class TableDisplay(Watch):
 
     Attributes:
         ended: Number of runs that have ended.
+        total: Number of runs to do.
         bar: The bar, in units of work.
     """
 
     def __init__(self, console: Console, plan: Plan, *logs: Console):
         """Makes a display on a console, whose lines go to `logs` too."""
-        self._consoles, self.ended, self._total = (console, *logs), 0, len(plan.to_run)
-        self._left = {run.folder: run.round_work * (run.setup.run.rounds - run.rounds_done) for run in plan.to_run}
-        self._done = dict.fromkeys(self._left, 0.0)  # work, by folder
-        self._begun: dict[Path, float] = {}
-        columns = "{task.description}", BarColumn(), TimeRemainingColumn()
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self.bar.add_task(f"0/{self._total} runs", total=sum(self._left.values()))
+        self._consoles, self.ended, self.total = (console, *logs), 0, len(plan.to_run)
+        self._done: dict[Path, float] = {}  # work, by folder
+        work = sum(run.round_work * (run.setup.run.rounds - run.rounds_done) for run in plan.to_run)
+        self.bar = Progress(console=console, disable=not console.is_terminal, transient=True)
+        self._task = self.bar.add_task(f"0/{self.total} runs", total=work)
 
     def begin(self, run: PlannedRun) -> None:
         """Say that a run starts or goes on."""
-        self._begun[run.folder] = time.perf_counter()
-        text = "starts" if run.record is None else f"goes on after {run.rounds_done} rounds"
-        self._line(f"{_label(run)}: {text}")
+        self._print(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
 
     def advance(self, run: PlannedRun, rounds: float) -> None:
         """Move the bar."""
-        work = run.round_work * max(rounds - run.rounds_done, 0)
-        self._done[run.folder] = min(work, self._left[run.folder])
-        text = f"{self.ended}/{self._total} runs"
+        self._done[run.folder] = run.round_work * max(rounds - run.rounds_done, 0)
+        text = f"{self.ended}/{self.total} runs"
         self.bar.update(self._task, completed=sum(self._done.values()), description=text)
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1
         self.advance(run, run.setup.run.rounds)
-        seconds = time.perf_counter() - self._begun[run.folder]
-        text = f"failed: {error}" if error else f"{100 * record['summary']['selected']:.2f} % in {_clock(seconds)}"
-        self._line(f"[{self.ended}/{self._total}] {_label(run)}: {text}", "red" if error else "")
+        text = f"failed: {error}"
+        if not error:
+            seconds = timedelta(seconds=round(record["seconds_total"]))
+            text = f"{100 * record['summary']['selected']:.2f} % in {seconds}"
+        self._print(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
 
-    def _line(self, text: str, style: str = "") -> None:
-        for console in self._consoles:
-            console.print(Text(printable(text), style), soft_wrap=True, highlight=False)
-
-
-def _label(run: PlannedRun) -> str:
-    return f"{run.label}, seed {run.setup.run.seed}"
+    def _print(self, run: PlannedRun, text: str, before: str = "", style: str = "") -> None:
+        line = f"{before}{run.label}, seed {run.setup.run.seed}: {text}"
+        _print_line(self._consoles, (printable(line), style))
 
 
 def run_plan(plan: Plan, consoles: Sequence[Console], again: str = "the same command", **where: Any) -> dict[Path, str]:
@@ -311,21 +296,23 @@ def run_plan(plan: Plan, consoles: Sequence[Console], again: str = "the same com
             return execute(plan, display, **where)
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         words = str(error) or "interrupted"
-        stop(f"{words} after {display.ended} of {display._total} runs; {again} goes on.", exit_code(error))
+        stop(f"{words} after {display.ended} of {display.total} runs; {again} goes on.", exit_code(error))
 
 
 def drawn(sheet: Sheet, width: int) -> Group:
     """Lay out a table in portions of as many columns of numbers as fit, so that no number is broken."""
     lines = [line for block in sheet.blocks for line in block]
     texts = sum(max(len(line[place][0]) for line in lines) + 3 for place in range(sheet.numbers))
-    across = max(1, (width - texts) // NUMBER_WIDTH)
-    parts = []
+    across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
     for start in range(sheet.numbers, len(sheet.columns), across):
-        kept = [*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))]
+        kept = [*range(sheet.numbers), *range(len(sheet.columns))[start : start + across]]
         blocks = [[[line[place] for place in kept] for line in block] for block in sheet.blocks]
-        notes = sheet.notes if start + across >= len(sheet.columns) else ()
-        part = replace(sheet, columns=[sheet.columns[place] for place in kept], blocks=blocks, notes=notes)
-        parts.append(Markdown(render(part if start == sheet.numbers else replace(part, title="", setting=""))))
+        part = replace(sheet, columns=[sheet.columns[place] for place in kept], blocks=blocks)
+        if start > sheet.numbers:
+            part = replace(part, title="", setting="")
+        if start + across < len(sheet.columns):
+            part = replace(part, notes=())
+        parts.append(Markdown(render(part)))
     return Group(*parts)
 
 

@@ -1,6 +1,7 @@
 """What the commands share: printing texts and tables, writing files, and ending with a message."""
 
 import errno
+import importlib.util
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from fedcli.runs.signals import set_time_limit
 
 Result = TypeVar("Result")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
+COMPLETED = ("method", "shown", "protocol", "post", "backbone", "dataset", "public_dataset")
 TIME_LIMIT = "Time after which runs end at a checkpoint, to be taken up later, as 9m, 2h, 1h30m, or seconds."
 _TIME = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 
@@ -72,21 +74,22 @@ def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[s
         choices: The values that the option allows, if it names them.
     """
 
-    def known() -> Iterable[str]:
-        from fedcli.core.backbones import BACKBONES
-        from fedcli.data import datasets
-
-        return {
-            "method": registry.methods, "protocol": registry.protocols, "post": registry.posts,
-            "shown": lambda: [*registry.methods(), *registry.protocols(), *registry.posts()],
-            "backbone": lambda: BACKBONES, "dataset": datasets.names, "public_dataset": datasets.names,
-        }[name]()  # fmt: skip
-
     def complete(incomplete: str) -> list[str]:
-        return [one for one in choices or known() if one.startswith(incomplete.lower())]
+        return [value for value in choices or _values()[name] if value.startswith(incomplete.lower())]
 
-    several = ("method", "shown", "protocol", "post", "backbone", "dataset", "public_dataset")
-    return complete if choices or name in several else None
+    return complete if choices or name in COMPLETED else None
+
+
+def _values() -> dict[str, Iterable[str]]:
+    """What the options and arguments of `COMPLETED` may be."""
+    from fedcli.core.backbones import BACKBONES
+    from fedcli.data import datasets
+
+    methods, protocols, posts = registry.methods(), registry.protocols(), registry.posts()
+    return {
+        "method": methods, "protocol": protocols, "post": posts, "shown": [*methods, *protocols, *posts],
+        "backbone": BACKBONES, "dataset": datasets.names(), "public_dataset": datasets.names(),
+    }  # fmt: skip
 
 
 def stop(message: str, code: int) -> NoReturn:
@@ -99,11 +102,6 @@ def stop_if_full(error: OSError, command: str) -> None:
     """End the program with one line if a disk is full, and tell the command that goes on."""
     if error.errno in FULL:
         stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
-
-
-def is_lack_of_memory(error: Exception) -> bool:
-    """Whether an error, of NumPy or of PyTorch, says that there is not enough memory."""
-    return isinstance(error, MemoryError) or re.search(r"allocate memory|out of memory", str(error)) is not None
 
 
 def short(text: object) -> str:
@@ -131,13 +129,13 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
         log_file: The file; None for none.
         stderr: Whether the first is that of stderr.
     """
-    found = [Console(stderr=True, highlight=False, quiet=bool(quiet)) if stderr else console(bool(quiet))]
+    consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
         path = Path(log_file)
         try_write(path, lambda: path.parent.mkdir(parents=True, exist_ok=True), "--log-file")
         file = try_write(path, lambda: path.open("a", encoding="utf-8", buffering=1), "--log-file")
-        found.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
-    return found
+        consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
+    return consoles
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], gap: int = 2) -> None:
@@ -188,27 +186,34 @@ def limit_time(limit: str | int | None) -> None:
     """Read a `--time-limit`, which counts from now; None for none."""
     if limit is None:
         return
-    text = f"{limit}s" if str(limit).isdecimal() else str(limit)
-    parts = _TIME.fullmatch(text)
-    if not text or parts is None:
+    parts = _TIME.fullmatch(f"{limit}s" if str(limit).isdecimal() else str(limit))
+    if parts is None or not parts[0]:
         raise UserError(f"--time-limit must be a time (got '{limit}'); write 90s, 9m, 2h, 1h30m or seconds.")
     hours, minutes, seconds = (int(part or 0) for part in parts.groups())
     set_time_limit(3600 * hours + 60 * minutes + seconds)
 
 
-def find_cluster(on: str | None, cpus: float | None, gpus: float | None, elsewhere: bool = False) -> Any:
-    """Read `--on` and what belongs to it; None where it was not given.
+def find_cluster(on: str | None, cpus: float | None, gpus: float | None, elsewhere: bool = False) -> dict | None:
+    """Read `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them; None where none is given.
 
     Args:
-        on: As typed.
-        cpus: Of `--cpus-per-run`.
-        gpus: Of `--gpus-per-run`.
+        on: "ray" or "ray:ADDRESS".
+        cpus: Cores for a run.
+        gpus: GPUs for a run.
         elsewhere: Whether other options say already where the runs go.
     """
-    from fedcli.results import jobs  # late: help comes without PyTorch
-
     if on is None and (cpus is not None or gpus is not None):
         raise UserError("--cpus-per-run and --gpus-per-run are for --on ray (got no --on); leave them out.")
-    if on is not None and elsewhere:
+    if on is None:
+        return None
+    if elsewhere:
         raise UserError(f"--on {on} says where the runs go (got --jobs or --workers too); leave one of them out.")
-    return None if on is None else jobs.find_cluster(on, cpus, gpus)
+    name, _, address = on.partition(":")
+    if name != "ray":
+        raise UserError(f"--on must be ray or ray:ADDRESS (got '{on}'); write --on ray.")
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
+    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
+        if value is not None and (value < 0 or (value > 1 and value != int(value))):
+            raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
+    return {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}

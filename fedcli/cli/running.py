@@ -73,8 +73,9 @@ class MethodGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
-        """Make the command of a method, or of a method file."""
-        return _method_command(registry.find_method(cmd_name), cmd_name, self, ctx.meta.get("post"))
+        """Make the command of a method, of a method file, or of several methods divided by commas."""
+        first, *others = map(registry.find_method, cmd_name.split(","))
+        return _method_command(first, cmd_name, self, ctx.meta.get("post"), common=bool(others))
 
 
 def _method_of(args: list[str], command: str) -> str:
@@ -112,8 +113,18 @@ class _MethodCommand(Command):
         return option
 
 
-def _method_command(method: declarations.Method, given_name: str, group: MethodGroup, post: str | None) -> Any:
-    """Make the command of a method from the fields of `RunConfig`, of the method's `Config` and of `--post`'s."""
+def _method_command(
+    method: declarations.Method, given_name: str, group: MethodGroup, post: str | None, common: bool = False
+) -> Any:
+    """Make the command of a method from the fields of `RunConfig`, of the method's `Config` and of `--post`'s.
+
+    Args:
+        method: The method; of several the first.
+        given_name: What was typed.
+        group: The command that it belongs to.
+        post: What `--post` says.
+        common: Whether there are several methods, which share the options of every run.
+    """
     from fedcli.cli.describe import option_help
     from fedcli.runs.config import RunConfig, option_panels
 
@@ -121,6 +132,8 @@ def _method_command(method: declarations.Method, given_name: str, group: MethodG
     types = {name: kind for config in kinds for name, kind in get_type_hints(config).items()}
     parameters = []
     for title, panel in option_panels(method, post).items():
+        if common and title == method.title:
+            continue
         for name, field in panel.items():
             parameters.append(_parameter(name, types[name], escape(option_help(method, field)), title, field))
             parameters += [_parameter(*each) for each in group.more.get(name, ())]
@@ -204,12 +217,13 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
 
 def _run(method: str, given: dict[str, Any]) -> None:
-    """Run a method with what was given; of several runs, make their curves and, of a grid, their table."""
+    """Run a method, or several, with what was given; of several runs, make their curves and their table."""
     from fedcli.runs import run as runs
     from fedcli.runs.experiment import gather
     from fedcli.runs.workers import joined
 
-    given, sources = gather(method, given)
+    names = method.split(",")
+    given, sources = gather(names[0], given)
     limit_time(given.pop("time_limit", None))
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", 1)
     shown = {name: given.pop(name, None) for name in ("quiet", "log_file")}
@@ -219,14 +233,15 @@ def _run(method: str, given: dict[str, Any]) -> None:
     log = given.pop("log", None)
     workers = given.pop("workers", None)
     cluster = find_cluster(*(given.pop(name, None) for name in ON), jobs > 1 or workers is not None)
-    if cluster is not None or jobs > 1 or any(isinstance(value, tuple) for value in given.values()):
+    several = len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
+    if cluster is not None or jobs > 1 or several:
         if workers is not None:
             raise UserError(f"--workers {workers} divides one run (got several at once); leave it out, or run one.")
         if log is not None:
             raise UserError(
                 f"--log is of one run, or several seeds one after the other (got {log} with a grid); leave it out."
             )
-        _grid(method, given, seeds, {"jobs": jobs, "cluster": cluster}, shown)
+        _grid(names, given, seeds, {"jobs": jobs, "cluster": cluster}, shown)
         return
     options = {**given, "seeds": seeds, "sources": sources}
     if _to_launch(workers):
@@ -244,8 +259,10 @@ def _run(method: str, given: dict[str, Any]) -> None:
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
-def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Run every combination of options of several values; what goes on goes to stderr, the table to stdout."""
+def _grid(
+    names: Sequence[str], given: dict[str, Any], seeds: Any, where: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
     from fedcli.cli.display import run_plan
     from fedcli.data.files import write_atomically
     from fedcli.figures import curves, plots
@@ -254,7 +271,7 @@ def _grid(method: str, given: dict[str, Any], seeds: Any, where: dict[str, Any],
     from fedcli.runs.records import RECORD
 
     experiment = {name: given.pop(name, None) for name in ("out", "tuned", "continue_")}
-    plan = plans.plan_grid(method, given, seeds=seeds, **experiment)
+    plan = plans.plan_grid(names, given, seeds=seeds, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fedcli import declarations, registry
-from fedcli.cli.figures import DATASET, LABEL, ONLY
+from fedcli.cli.figures import LABEL, ONLY
 from fedcli.cli.printing import TIME_LIMIT, console, find_cluster, limit_time, parse_seeds, print_or_write, try_write
 from fedcli.errors import UserError
 
@@ -21,6 +21,13 @@ class Format(StrEnum):
     markdown = "markdown"
     csv = "csv"
     latex = "latex"
+
+
+class Each(StrEnum):
+    """What the rows of a file of numbers are."""
+
+    round = "round"
+    client = "client"
 
 
 PAPERS = "A paper's table"
@@ -40,10 +47,19 @@ def table(
         str | None, typer.Option(help="Metrics that get a column, e.g. best,at:1/2; or your own, ./file.py:NAME.")
     ] = None,
     method: Annotated[list[str] | None, ONLY] = None,
-    dataset: Annotated[list[str] | None, DATASET] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only runs on this data set, several times for several; of PAPER:ID: a reduced version on these data.",
+            show_default=False,
+        ),
+    ] = None,
     label: Annotated[list[str] | None, LABEL] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns to show, by parts of their titles, e.g. method,seeds,last.")
+    ] = None,
+    per: Annotated[
+        Each | None, typer.Option(help="A CSV with a row for each round or each client of the runs, for spreadsheets.")
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the table.", show_default=False)] = "",
     page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
@@ -113,10 +129,10 @@ def table(
     """
     from fedcli.results import boards, frame, metrics, tables
     from fedcli.results.pages import study_page
-    from fedcli.results.render import render
+    from fedcli.results.render import FORMULA, render
 
-    of_runs = {"--metric": metric, "--method": method, "--dataset": dataset, "--label": label, "--columns": columns,
-               "--title": title}  # fmt: skip
+    of_runs = {"--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
+               "--per": per}  # fmt: skip
     own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
            "--train-examples": train_examples, "--jobs": jobs > 1, "--records-only": records_only, "--on": on,
            "--time-limit": time_limit, "--runs": folder}  # fmt: skip
@@ -130,7 +146,9 @@ def table(
         limit_time(time_limit)
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
         chosen = None if seeds is None else parse_seeds(seeds)
-        options = {"seeds": chosen, "only": only or (), "limits": limits}
+        if dataset and len(dataset) > 1:
+            raise UserError(f"a paper's table is for one --dataset (got {len(dataset)}); name one.")
+        options = {"seeds": chosen, "only": only or (), "limits": limits, "dataset": (dataset or [None])[0]}
         cluster = find_cluster(on, cpus_per_run, gpus_per_run, jobs > 1)
         where = {"jobs": jobs, "cluster": cluster, "records_only": records_only}
         _paper_table(registry.find_table(names[0]), folder, options, where, dry_run, format, out)
@@ -142,6 +160,8 @@ def table(
         raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
     if page is not None and format is not Format.markdown:
         raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
+    if per is not None and (page is not None or metric or columns):
+        raise UserError(f"--per {per} has its own columns (got --page, --metric or --columns); leave them out.")
     if columns and format is Format.csv:
         raise UserError("--columns is for tables that are read (got --format csv, which has them all); leave it out.")
     if page is not None:
@@ -151,12 +171,17 @@ def table(
         names = metric.split(",") if metric else ()
         for name in names:
             metrics.refuse_absent(name, records)
-        if format is Format.csv:
+        if per is not None:
+            of_one = frame.rounds_of if per is Each.round else frame.clients_of
+            text = (
+                frame.of_all(records, of_one).replace(FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
+            )
+        elif format is Format.csv:
             text = render(tables.sheet(records, names), format)
         else:
             shown = columns.split(",") if columns else ()
             text = "\n".join(render(one, format) for one in boards.sheets(records, names, shown, title))
-    if out is None and format is Format.markdown and console().is_terminal:
+    if out is None and per is None and format is Format.markdown and console().is_terminal:
         console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
     else:
         print_or_write(text, out)
@@ -217,8 +242,7 @@ def claims(
         typer.Option(
             "--runs",
             metavar="DIR",
-            help="Folders with runs, beside those that the checkout ships; several times for several. "
-            "\\[default: runs]",
+            help="Folders with runs, beside those of the project; several times for several. \\[default: runs]",
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
@@ -236,8 +260,10 @@ def claims(
         if not folder.is_dir():
             raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
     chosen = registry.claims(paper)
-    places = [*frame.shipped(), *(folders or [Path("runs")])]
+    shipped = frame.shipped()
+    places = [*shipped, *(folders or [Path("runs")])]
     found = claims.answers(chosen, places, lambda name: datasets.open_to_all(name) or datasets.present(name))
+    found = found if shipped else claims.with_shipped(found)
     if format is Format.markdown and console().is_terminal:
         console().print(display.drawn_claims(found))
     else:

@@ -1,18 +1,15 @@
 """Data sets that need no network: scikit-learn's digits, as they are and rendered, and pieces of its photographs.
 
-To add one is one function under `@built_in`. Everything random comes from fixed seeds. Both sets of digits divide them
-into training and test part alike.
+Everything random comes from fixed seeds. Both sets of digits divide them into training and test part alike.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from fedcli.data.files import PARTS, Arrays
+from fedcli.data.files import Arrays, divided
 
 DOMAINS = ("plain", "inverted", "photo", "font")
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
@@ -24,34 +21,12 @@ TYPEFACES = (
 CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
 
 
-class BuiltIn(NamedTuple):
-    """A data set that is made when it is asked for."""
-
-    make: Callable[[], Arrays]
-    sizes: tuple[int, int, int, tuple[int, int, int]]  # training and test images, classes, (channels, H, W)
-
-
-BUILT_IN: dict[str, BuiltIn] = {}
-
-
-def built_in(name: str, num_train: int, num_test: int, classes: int, shape: tuple[int, int, int]) -> Callable:
-    """Registers a function without arguments as the built-in set of that name; shape is `(channels, H, W)`."""
-
-    def register(make: Callable[[], Arrays]) -> Callable[[], Arrays]:
-        BUILT_IN[name] = BuiltIn(make, (num_train, num_test, classes, shape))
-        return make
-
-    return register
-
-
-@built_in("digits", 1438, 359, 10, (1, 8, 8))
 def digits() -> Arrays:
     """The 1,797 digits, 8 x 8, grey, in the form of `fedcli.data.files`."""
     images, labels = _handwritten()
-    return _divided(images[..., None], labels)
+    return divided(_held_out(labels), x=images[..., None], y=labels) | {"class_names": np.arange(10).astype(str)}
 
 
-@built_in("digit-domains", 5752, 1436, 10, (3, 16, 16))
 def digit_domains() -> Arrays:
     """The same digits, 16 x 16, in colour, under the renderings `DOMAINS`, in the form of `fedcli.data.files`.
 
@@ -59,22 +34,15 @@ def digit_domains() -> Arrays:
     A digit is in the training part of all domains or in the test part of all.
     """
     small, labels = _handwritten()
-    plain = np.stack(
-        [np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
-    )
-    plain = np.repeat(plain[..., None], 3, axis=3)
+    plain = [np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
+    plain = np.repeat(np.stack(plain)[..., None], 3, axis=3)
     photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
     font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
-    arrays = [_divided(images, labels) for images in (plain, 255 - plain, photo, font)]
-    result = {"class_names": arrays[0]["class_names"], "domain_names": np.array(DOMAINS)}
-    for part in PARTS:
-        for key in (f"x_{part}", f"y_{part}"):
-            result[key] = np.concatenate([domain[key] for domain in arrays])
-        result[f"domain_{part}"] = np.repeat(np.arange(len(DOMAINS)), len(arrays[0][f"y_{part}"]))
-    return result
+    x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
+    names = {"class_names": np.arange(10).astype(str), "domain_names": np.array(DOMAINS)}
+    return divided(np.tile(_held_out(labels), 4), x=x, y=np.tile(labels, 4), domain=domain) | names
 
 
-@built_in("photos", 2000, 200, 1, (3, 16, 16))
 def photos() -> Arrays:
     """Unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
@@ -87,10 +55,8 @@ def photos() -> Arrays:
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
         box = (left, top, left + side, top + side)
         pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
-    arrays: Arrays = {"class_names": np.array(["photo"])}
-    for part, images in zip(PARTS, np.split(np.stack(pieces), NUM_PHOTOS[:1]), strict=True):
-        arrays |= {f"x_{part}": images, f"y_{part}": np.zeros(len(images), np.int64)}
-    return arrays
+    test, y = np.arange(len(pieces)) >= NUM_PHOTOS[0], np.zeros(len(pieces), np.int64)
+    return divided(test, x=np.stack(pieces), y=y) | {"class_names": np.array(["photo"])}
 
 
 def blended(images: np.ndarray, seed: int) -> np.ndarray:
@@ -128,17 +94,14 @@ def _photographs() -> np.ndarray:
     return np.stack([np.asarray(Image.open(_of_scikit_learn(f"images/{name}.jpg"))) for name in ("china", "flower")])
 
 
-def _divided(images: np.ndarray, labels: np.ndarray) -> Arrays:
-    """The images as training and test part, a random fifth of each class being the latter."""
+def _held_out(labels: np.ndarray) -> np.ndarray:
+    """Whether each digit is in the test part, bool `[N]`: a random fifth of each class."""
     rng = np.random.default_rng(0)
     test = np.zeros(len(labels), bool)
     for label in range(10):
         members = rng.permutation(np.flatnonzero(labels == label))
         test[members[: round(len(members) / 5)]] = True
-    return {
-        "x_train": images[~test], "y_train": labels[~test], "x_test": images[test], "y_test": labels[test],
-        "class_names": np.arange(10).astype(str),
-    }  # fmt: skip
+    return test
 
 
 def _photo_crops(count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Names, shapes and classes of the data sets before their images are there, and how some are made from others.
+"""Names, shapes and classes of the data sets before their images are there, and how some of them are made.
 
 Everything random comes from fixed seeds.
 """
@@ -6,7 +6,7 @@ Everything random comes from fixed seeds.
 import re
 import string
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,24 +16,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data.builtin import blended
-from fedcli.data.files import NAMES, PARTS, Arrays, shape_text
+from fedcli.data import builtin
+from fedcli.data.files import NAMES, PARTS, Arrays, divided, shape_text
 from fedcli.errors import UserError
+
+Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
 
 
 class DatasetInfo(NamedTuple):
-    """Shape, classes and sizes of a data set."""
+    """Shape, classes and sizes of a data set, and how it is made where it is built in or made of others."""
 
     channels: int
     image_size: int  # pixels, height and width
     class_names: tuple[str, ...] | int  # in the order of the official labels; their number where the files name them
     num_train: int | None = None  # None where it depends on the files
     num_test: int | None = None
-    source: str | None = None  # torchvision's class, where that reads the official files
+    source: str | None = None  # torchvision's class, where that downloads the official files
     split: str | None = None  # of EMNIST
     files: str = ""  # what can be imported, where it is not what a download brings
     domain_names: tuple[str, ...] = ()
     resized: bool = False  # image files of any size are made `image_size`
+    make: Callable[..., Arrays] | None = None  # given the set's name and a `Load` where it needs others
+    needs: tuple[str, ...] = ()  # the sets that it is made from; none where it is built in
+    note: str = ""  # on how it is made
 
     @property
     def num_classes(self) -> int:
@@ -44,6 +49,108 @@ class DatasetInfo(NamedTuple):
     def sizes(self) -> tuple[int | None, int | None, int, tuple[int, int, int]]:
         """Numbers of training images, test images and classes, and `(channels, H, W)`."""
         return self.num_train, self.num_test, self.num_classes, (self.channels, self.image_size, self.image_size)
+
+    def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
+        """The set that has a domain from each share, in this one's size and with its domains."""
+        needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
+        return self._replace(num_train=count, make=partial(_mix, shares), needs=needs, note=note)
+
+
+class Share(NamedTuple):
+    """What a mixture takes of one domain: examples drawn at random, all of a part where the number is None.
+
+    `division` says which examples may be trained and tested on:
+        parts    those of the set's own training and test part
+        pooled   any to train, and all the others to test
+        leaky    the first 80 % in the order of classes to train, so none of the last classes, and all of them to test,
+                 those of the training part included
+    """
+
+    source: str  # name of the set
+    num_train: int
+    num_test: int | None = None
+    domain: str | None = None  # of the source, where it has several
+    division: str = "parts"
+
+
+def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
+    """The arrays of a known set that has a domain from each share, at its size and in colour."""
+    info, rows = KNOWN[name], []
+    load = lru_cache(1)(load)  # one at a time: some are large
+    for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
+        source = load(share.source)
+        for is_test, (x, y) in enumerate(_draw_share(name, share, domain, source)):
+            tensor = resize(torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, 3, 1))), info.image_size)
+            x = np.moveaxis(tensor.expand(-1, 3, -1, -1).numpy(), 1, 3)
+            rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test, bool)))
+    x, y, domains, test = map(np.concatenate, zip(*rows, strict=True))
+    names = {"class_names": source["class_names"], "domain_names": np.array(info.domain_names)}
+    return divided(test, x=x, y=y, domain=domains) | names
+
+
+def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images and labels of both parts that a share takes of its source."""
+    pools = []
+    for part in PARTS:
+        chosen = slice(None)
+        if share.domain is not None:
+            chosen = source[f"domain_{part}"] == source["domain_names"].tolist().index(share.domain)
+        pools.append((source[f"x_{part}"][chosen], source[f"y_{part}"][chosen]))
+    if share.division != "parts":
+        pools = [tuple(map(np.concatenate, zip(*pools, strict=True)))] * 2
+    (x_train, y_train), (x_test, y_test) = pools
+    allowed, test = np.arange(len(y_train)), np.arange(len(y_test))
+    if share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
+        allowed = np.argsort(y_train, kind="stable")[: (allowed % 10 < 8).sum()]
+    rng = generator(0, "recipe", name, domain)
+    train = rng.permutation(allowed)[: share.num_train]
+    if len(train) < share.num_train:
+        raise UserError(
+            f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images); its domain '{domain}' "
+            f"needs {share.num_train}; import the whole set."
+        )
+    if share.division == "pooled":
+        test = np.setdiff1d(test, train)
+    if share.num_test is not None:
+        test = rng.permutation(test)[: share.num_test]
+    return [(x_train[train], y_train[train]), (x_test[test], y_test[test])]
+
+
+_RESIZED_AT_ONCE = 4096  # images, which are made float for it
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
+    if images.shape[2:] == (size, size):
+        return images
+    resized = []
+    for portion in images.split(_RESIZED_AT_ONCE):
+        smooth = F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        resized.append(smooth.round().clamp(0, 255).to(torch.uint8))
+    return torch.cat(resized)
+
+
+def _mnist_m(name: str, load: Load) -> Arrays:
+    """MNIST's digits as the difference from random pieces of scikit-learn's photographs, in the place of BSDS500's."""
+    arrays = load("mnist")
+    return arrays | {f"x_{part}": builtin.blended(arrays[f"x_{part}"][..., 0], n) for n, part in enumerate(PARTS)}
+
+
+def _femnist_digits(name: str, load: Load) -> Arrays:
+    """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
+    source = load("femnist")
+    if "writer_train" not in source:
+        raise UserError(
+            "'femnist' does not say who wrote what (got images and labels only); import it from LEAF's files."
+        )
+    x, y, writer = (np.concatenate([source[f"{kind}_{part}"] for part in PARTS]) for kind in ("x", "y", "writer"))
+    x, y, writer = (values[y < 10] for values in (x, y, writer))
+    order = generator(0, "recipe", "femnist-digits").permutation(len(y))
+    order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
+    test = np.zeros(len(y), bool)
+    for members in np.split(order, np.flatnonzero(np.diff(writer[order])) + 1):
+        test[members[max(1, len(members) * 9 // 10) :]] = True
+    return divided(test, x=x, y=y, writer=writer) | {"class_names": source["class_names"][:10]}
 
 
 _DIGITS = tuple(string.digits)
@@ -60,20 +167,14 @@ _CIFAR100 = """
     tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 _FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
-
-
-def _office(
-    classes: int, domains: tuple[str, ...], num_train: int | None = None, num_test: int | None = None
-) -> DatasetInfo:
-    """Photographs of office things in several domains, at 32 x 32 pixels."""
-    return DatasetInfo(3, 32, classes, num_train, num_test, domain_names=domains, resized=True)
-
-
-_CALTECH = ("amazon", "caltech", "dslr", "webcam")
-_OFFICE31 = ("amazon", "dslr", "webcam")
-_HOME = ("Art", "Clipart", "Product", "Real World")
+_OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
 
 KNOWN = {
+    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=builtin.digits),
+    "digit-domains": DatasetInfo(
+        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=builtin.digit_domains,
+    ),
+    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=builtin.photos),
     "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
     "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
     "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
@@ -89,28 +190,48 @@ KNOWN = {
     "synth-digits": DatasetInfo(
         3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files",
     ),
-    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
-    "office-caltech": _office(10, _CALTECH)._replace(files="image folders <domain>/<class>/*"),
-    "office31": _office(31, _OFFICE31)._replace(files="image folders <domain>/<class>/*"),
-    "office-home": _office(65, _HOME)._replace(files="image folders <domain>/<class>/*"),
-    # Made from the ones above by `RECIPES`; a -private set trains on so many images of each domain as published.
-    "femnist-digits": DatasetInfo(1, 28, _DIGITS),
+    "mnist-m": DatasetInfo(
+        3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True, make=_mnist_m,
+        needs=("mnist",), note="blended with scikit-learn's photographs",
+    ),
+    "office-caltech": _OFFICE._replace(class_names=10, domain_names=("amazon", "caltech", "dslr", "webcam")),
+    "office31": _OFFICE._replace(class_names=31, domain_names=("amazon", "dslr", "webcam")),
+    "office-home": _OFFICE._replace(class_names=65, domain_names=("Art", "Clipart", "Product", "Real World")),
+    # A domain from each of others; the -private sets train on so many images of each domain as published.
+    "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
     "mixed-digits": DatasetInfo(
-        3, 28, _DIGITS, 37_150, 57_453, files=_FOLDERS, resized=True,
+        3, 28, _DIGITS, num_test=57_453, files=_FOLDERS, resized=True,
         domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
+    ).made_of(
+        Share("mnist", 7430), Share("svhn", 7430),
+        Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
+        Share("synth-digits", 7430), Share("mnist-m", 7430),
     ),
     "digits-4": DatasetInfo(
-        3, 32, _DIGITS, 7_030, 47_592, files=_FOLDERS, resized=True,
+        3, 32, _DIGITS, num_test=47_592, files=_FOLDERS, resized=True,
         domain_names=("mnist", "usps", "svhn", "synth-digits"),
+    ).made_of(Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
+    # For real images without more than MNIST, in numbers as uneven as those of digits-4.
+    "digits-real-4": DatasetInfo(
+        3, 16, _DIGITS, num_test=2_077, domain_names=("mnist", "digits", "photo", "font"),
+    ).made_of(
+        Share("mnist", 150, num_test=1000), Share("digits", 80),
+        Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
     ),
-    "digits-real-4": DatasetInfo(3, 16, _DIGITS, 2_030, 2_077, domain_names=("mnist", "digits", "photo", "font")),
-    "office-caltech-private": _office(10, _CALTECH, 972),
-    "office31-private": _office(31, _OFFICE31, 1_579),
-    "office-home-private": _office(65, _HOME, 7_900),
-    "office-caltech-leaky": _office(10, _CALTECH, 972, 2_533),
-    "office31-leaky": _office(31, _OFFICE31, 1_579, 4_110),
-    "office-home-leaky": _office(65, _HOME, 7_900, 15_588),
 }  # fmt: skip
+_OFFICES = {  # training images of each domain as published, and test images of the leaky set
+    "office-caltech": ((368, 431, 60, 113), 2533),
+    "office31": ((1082, 192, 305), 4110),
+    "office-home": ((1400, 2000, 2500, 2000), 15588),
+}
+for _kind, _division, _note in (("private", "parts", ""), ("leaky", "leaky", "tested on its training images too")):
+    for _source, (_numbers, _num_test) in _OFFICES.items():
+        _info = KNOWN[_source]._replace(files="", num_test=_num_test if _kind == "leaky" else None)
+        _pairs = zip(_numbers, _info.domain_names, strict=True)
+        _shares = [Share(_source, number, domain=domain, division=_division) for number, domain in _pairs]
+        KNOWN[f"{_source}-{_kind}"] = _info.made_of(*_shares, note=_note)
+MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
+BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 
 
 def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
@@ -124,8 +245,8 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     Raises:
         UserError: The images have another shape, or the classes or domains are others.
     """
-    info = KNOWN[name]
-    expected, shape = (info.image_size, info.image_size, info.channels), arrays["x_train"].shape[1:]
+    info, shape = KNOWN[name], arrays["x_train"].shape[1:]
+    expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:
         raise UserError(
             f"the images in '{path}' are not those of '{name}' (got {shape_text(shape)} for height, width and "
@@ -134,21 +255,18 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     result = dict(arrays)
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
         names = arrays[NAMES[kind]].tolist() if NAMES[kind] in arrays else []
-        if isinstance(official, int):
-            order, expected = None, str(official)
-        else:
-            order = official_order(names, official)
-            shown = f"{', '.join(official[:3])}, …" if len(official) > 5 else ", ".join(official) or "none"
-            expected = f"the {len(official)} official ones, {shown}"
-        if order is not None:
-            for part in PARTS:
-                result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
-            result[NAMES[kind]] = np.array(official)
-        elif len(names) != official and (names or official):
+        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or no domains
+            continue
+        order = None if isinstance(official, int) else official_order(names, official)
+        if order is None:
+            rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
             raise UserError(
                 f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
-                f"must be {expected}; rename them, or choose another name for another data set."
+                f"must be {rule}; rename them, or choose another name for another data set."
             )
+        result[NAMES[kind]] = np.array(official)
+        for part in PARTS:
+            result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
     return result
 
 
@@ -169,191 +287,3 @@ def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] |
 def _fold(name: str) -> str:
     """A name without case, spaces and signs; `T-shirt/top` is also written `t-shirt`."""
     return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")
-
-
-# Sets that are made from others: several domains at one size, a part of each, and other divisions
-
-Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
-
-
-class Share(NamedTuple):
-    """What a mixture takes of one domain: examples drawn at random, all of a part where the number is None.
-
-    `division` says which examples may be trained and tested on:
-        parts    those of the set's own training and test part
-        pooled   any to train, and all the others to test
-        leaky    the first 80 % in the order of classes to train, so none of the last classes, and all of them to test,
-                 those of the training part included
-    """
-
-    source: str  # name of the set
-    num_train: int
-    num_test: int | None = None
-    domain: str | None = None  # of the source, where it has several
-    division: str = "parts"
-
-
-class Recipe(NamedTuple):
-    """How a data set is made."""
-
-    needs: tuple[str, ...]  # the sets it is made from
-    make: Callable[[Load], Arrays]
-    note: str = ""
-
-    @property
-    def description(self) -> str:
-        """Of what and how, in a line."""
-        return ", ".join(self.needs) + (f"; {self.note}" if self.note else "")
-
-
-def _mixture(name: str, shares: tuple[Share, ...], note: str = "") -> Recipe:
-    needs = tuple(dict.fromkeys(share.source for share in shares))
-    return Recipe(needs, partial(_mixed, name, shares), note)
-
-
-def _mixed(name: str, shares: tuple[Share, ...], load: Load) -> Arrays:
-    """The arrays of a set with a domain from each share, in the size and with the domains of the known set."""
-    info = KNOWN[name]
-    examples: dict[str, list] = {f"{kind}_{part}": [] for kind in ("x", "y", "domain") for part in PARTS}
-    loaded, source, class_names = None, {}, None
-    for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
-        if share.source != loaded:
-            loaded, source = share.source, load(share.source)  # one at a time: some are large
-        if class_names is None:
-            class_names = source["class_names"]
-        if source["class_names"].tolist() != class_names.tolist():
-            raise UserError(
-                f"the classes of '{share.source}' do not fit '{name}' (got {len(source['class_names'])} others than "
-                f"those of '{shares[0].source}'); all its sets must have the same; import '{share.source}' anew."
-            )
-        for part, (x, y) in _drawn(name, share, domain, source).items():
-            tensor = torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, 3, 1)))
-            tensor = resize(tensor, info.image_size).expand(-1, 3, -1, -1)
-            examples[f"x_{part}"].append(np.moveaxis(tensor.numpy(), 1, 3))
-            examples[f"y_{part}"].append(y)
-            examples[f"domain_{part}"].append(np.full(len(y), number))
-    arrays = {key: np.concatenate(values) for key, values in examples.items()}
-    return arrays | {"class_names": class_names, "domain_names": np.array(info.domain_names)}
-
-
-def _drawn(name: str, share: Share, domain: str, source: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Images and labels of each part that a share takes of its source."""
-    pools = {}
-    for part in PARTS:
-        x, y = source[f"x_{part}"], source[f"y_{part}"]
-        if share.domain is not None:
-            chosen = source[f"domain_{part}"] == source["domain_names"].tolist().index(share.domain)
-            x, y = x[chosen], y[chosen]
-        pools[part] = x, y
-    if share.division != "parts":
-        (x_train, y_train), (x_test, y_test) = pools.values()
-        pools = dict.fromkeys(PARTS, (np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])))
-    (x_train, y_train), (x_test, y_test) = pools.values()
-    allowed = np.arange(len(y_train))
-    if share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
-        count = int((allowed % 10 < 8).sum())
-        allowed = np.argsort(y_train, kind="stable")[:count]
-    rng = generator(0, "recipe", name, domain)
-    train = rng.permutation(allowed)[: share.num_train]
-    if len(train) < share.num_train:
-        raise UserError(
-            f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images for its domain "
-            f"'{domain}'); {share.num_train} are needed; import the whole set."
-        )
-    test = np.arange(len(y_test))
-    if share.division == "pooled":
-        test = np.setdiff1d(test, train)
-    if share.num_test is not None:
-        test = rng.permutation(test)[: share.num_test]
-    return {"train": (x_train[train], y_train[train]), "test": (x_test[test], y_test[test])}
-
-
-_RESIZED_AT_ONCE = 4096  # images, which are made float for it
-
-
-def resize(images: Tensor, size: int) -> Tensor:
-    """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
-    if images.shape[2:] == (size, size):
-        return images
-    smooth = [
-        F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
-        .round()
-        .clamp(0, 255)
-        .to(torch.uint8)
-        for portion in images.split(_RESIZED_AT_ONCE)
-    ]
-    return torch.cat(smooth)
-
-
-def _mnist_m(load: Load) -> Arrays:
-    """MNIST's digits as the difference from random pieces of scikit-learn's photographs, in the place of BSDS500's."""
-    arrays = load("mnist")
-    images = {f"x_{part}": blended(arrays[f"x_{part}"][..., 0], seed) for seed, part in enumerate(PARTS)}
-    return arrays | images
-
-
-def _femnist_digits(load: Load) -> Arrays:
-    """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
-    source = load("femnist")
-    if "writer_train" not in source:
-        raise UserError(
-            "'femnist' does not say who wrote what (got images and labels only); 'femnist-digits' is made from LEAF's "
-            "files; import 'femnist' from those."
-        )
-    x, y, writer = (np.concatenate([source[f"{kind}_{part}"] for part in PARTS]) for kind in ("x", "y", "writer"))
-    digits = y < 10
-    x, y, writer = x[digits], y[digits], writer[digits]
-    order = generator(0, "recipe", "femnist-digits").permutation(len(y))
-    order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
-    counts = np.bincount(writer)
-    rank = np.arange(len(y)) - np.repeat(counts.cumsum() - counts, counts)
-    test = np.empty(len(y), bool)
-    test[order] = rank >= np.maximum(1, counts * 9 // 10)[writer[order]]
-    arrays: Arrays = {"class_names": source["class_names"][:10]}
-    for part, chosen in (("train", ~test), ("test", test)):
-        arrays |= {f"x_{part}": x[chosen], f"y_{part}": y[chosen], f"writer_{part}": writer[chosen]}
-    return arrays
-
-
-def _office_mixtures(name: str, numbers: tuple[int, ...]) -> dict[str, Recipe]:
-    """Two sets made from one of several domains, with so many training images of each; one of them leaky."""
-    pairs = zip(KNOWN[name].domain_names, numbers, strict=True)
-    private = tuple(Share(name, count, domain=domain) for domain, count in pairs)
-    leaky = tuple(share._replace(division="leaky") for share in private)
-    return {
-        f"{name}-private": _mixture(f"{name}-private", private),
-        f"{name}-leaky": _mixture(f"{name}-leaky", leaky, "tested on its training images too"),
-    }
-
-
-RECIPES = {
-    "mnist-m": Recipe(("mnist",), _mnist_m, "blended with scikit-learn's photographs"),
-    "femnist-digits": Recipe(("femnist",), _femnist_digits),
-    "mixed-digits": _mixture(
-        "mixed-digits",
-        (
-            Share("mnist", 7430),
-            Share("svhn", 7430),
-            Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
-            Share("synth-digits", 7430),
-            Share("mnist-m", 7430),
-        ),
-    ),
-    "digits-4": _mixture(
-        "digits-4",
-        (Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
-    ),
-    # For real images without more than MNIST, in numbers as uneven as those of digits-4.
-    "digits-real-4": _mixture(
-        "digits-real-4",
-        (
-            Share("mnist", 150, num_test=1000),
-            Share("digits", 80),
-            Share("digit-domains", 1200, domain="photo"),
-            Share("digit-domains", 600, domain="font"),
-        ),
-    ),
-    **_office_mixtures("office-caltech", (368, 431, 60, 113)),
-    **_office_mixtures("office31", (1082, 192, 305)),
-    **_office_mixtures("office-home", (1400, 2000, 2500, 2000)),
-}

@@ -7,10 +7,11 @@ whichever file the images came from. The cache files are in the `.npz` form of `
 import hashlib
 import os
 import re
-from collections.abc import Callable
+import shlex
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data import archives, files, splits
-from fedcli.data.builtin import BUILT_IN
-from fedcli.data.catalog import KNOWN, RECIPES, known_form, resize
+from fedcli.data import files, forms, splits
+from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 
+_NAME = re.compile("[a-z0-9][a-z0-9-]*")  # of an imported set
 LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue, ITU-R BT.601
 
 
@@ -48,11 +49,6 @@ class Dataset:
     share: float = 1.0  # of the training images that are kept
 
     @property
-    def reduced(self) -> bool:
-        """Whether training images were left out."""
-        return self.share < 1
-
-    @property
     def num_classes(self) -> int:
         """C."""
         return len(self.class_names)
@@ -67,16 +63,19 @@ class Dataset:
         """Height and width in pixels."""
         return self.x_train.shape[2]
 
+    def columns(self, part: str) -> dict[str, Tensor]:
+        """What is known of each example of a part, by `files.KINDS`."""
+        values = {kind: getattr(self, f"{kind}_{part}") for kind in files.KINDS}
+        return {kind: tensor for kind, tensor in values.items() if tensor is not None}
+
     @cached_property
     def fingerprint(self) -> str:
         """The first 16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
         digest = hashlib.sha256()
-        for part in files.PARTS:
-            for kind in ("x", "y", "domain", "writer"):
-                tensor = getattr(self, f"{kind}_{part}")
-                if tensor is not None:
-                    array = tensor.numpy().reshape(-1)
-                    digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
+        for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
+            if kind != "place":
+                array = tensor.numpy().reshape(-1)
+                digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
         return digest.hexdigest()[:16]
 
 
@@ -87,8 +86,8 @@ def cache_folder() -> Path:
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _is_name(path.stem))
-    return list(dict.fromkeys([*BUILT_IN, *KNOWN, *imported]))
+    imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
+    return list(dict.fromkeys([*KNOWN, *imported]))
 
 
 def find_name(text: str) -> str:
@@ -113,16 +112,14 @@ def available(name: str) -> None:
 
 def present(name: str) -> bool:
     """Whether a built-in, known or imported set can be loaded, without a look into its file."""
-    if name in BUILT_IN or _cache_file(name).is_file():
-        return True
-    return name in RECIPES and all(map(present, RECIPES[name].needs))
+    return _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
     """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
-    if name in BUILT_IN or name in archives.DOWNLOADS or is_from_file(name):
+    if name in forms.DOWNLOADS or is_from_file(name):
         return True
-    return name in RECIPES and all(map(open_to_all, RECIPES[name].needs))
+    return name in MADE and all(map(open_to_all, MADE[name]))
 
 
 def load(name: str) -> Dataset:
@@ -137,83 +134,55 @@ def load(name: str) -> Dataset:
     return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
 
 
-def download(name: str, progress: archives.Progress | None = None) -> Path:
+def download(name: str) -> Path:
     """The cache file of a data set, which is downloaded unless it is there.
 
-    Args:
-        name: One of those that can be downloaded.
-        progress: Called with file name, bytes so far and bytes in all (None where the site does not say).
-
     Raises:
-        UserError: The name is not one of those, or the download fails.
+        UserError: The name is not one of those that can be downloaded, or the download fails.
     """
-    if name not in archives.DOWNLOADS:
-        if name in BUILT_IN or name in KNOWN:
+    if name not in forms.DOWNLOADS:
+        if name in KNOWN:
             raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
-        remedy = f"these can be downloaded: {', '.join(archives.DOWNLOADS)}."
-        raise unknown("data set to download", name, archives.DOWNLOADS, remedy)
-    return _cache_file(name) if _cache_file(name).is_file() else _keep(name, archives.download(name, progress))
+        remedy = f"these can be downloaded: {', '.join(forms.DOWNLOADS)}."
+        raise unknown("data set to download", name, forms.DOWNLOADS, remedy)
+    if _is_kept(name):
+        return _cache_file(name)
+    with TemporaryDirectory(prefix="fedcli-") as folder:
+        forms.download(name, Path(folder))
+        return import_path(name, Path(folder))[0]
 
 
-def import_path(name: str, path: Path, convert: bool = False) -> Path:
-    """The cache file into which a data set was taken from files of the user's; one of that name is replaced.
+def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
+    """Takes a data set from files of the user's into the cache; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
-        path: `.npz` file; folder `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`, or
-            `<domain>/<class>/*`; or the archive or folder of files that the set's site gives.
-        convert: Bring images of an `.npz` file or folder into form, see `files.converted`.
+        path: File, folder or archive in one of `forms.FORMS`.
+
+    Returns:
+        The cache file, and what the user is told about the reading.
 
     Raises:
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
     """
-    path = Path(path)
-    if name in BUILT_IN or not _is_name(name):
+    if name in BUILT_IN or not _NAME.fullmatch(name):
         reason = "is built in" if name in BUILT_IN else "is not possible"
-        raise UserError(
-            f"the name '{name}' {reason}; an imported set is called by a-z, 0-9 and -; choose another name."
-        )
-    if name in RECIPES and not KNOWN[name].files:
+        raise UserError(f"the name '{name}' {reason}; imported sets are called by a-z, 0-9 and -; choose another name.")
+    info = KNOWN.get(name)
+    if name in MADE and not info.files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(
-            f"there is no file or folder at '{path}'; give an .npz file, an image folder or the official archive."
-        )
-    info, arrays = KNOWN.get(name), None
-    if path.suffix == ".npz":
-        arrays = files.read_npz(path, convert)
-    elif info:
-        arrays = archives.read(name, path)
-    if arrays is None and path.is_dir():
-        arrays = files.read_folder(path, info.image_size if info and info.resized else None, convert)
-    if arrays is None:
-        raise UserError(
-            f"'{path}' is not an .npz file, nor has '{name}' an official archive; give an .npz file or image folder; "
-            f"the names with an archive are {', '.join(archives.WITH_FILES)}."
-        )
-    return _keep(name, known_form(name, arrays, path) if info else arrays)
-
-
-def import_pfllib(name: str, folder: Path) -> tuple[Path, Path, int]:
-    """The cache file of the images in a folder that PFLlib wrote, the split with its clients, and their number.
-
-    Args:
-        name: A new one of a-z, 0-9 and -.
-        folder: See `splits.read_pfllib`.
-
-    Raises:
-        UserError: The name cannot be given, or the folder is not such a one.
-    """
-    if name in KNOWN or name in BUILT_IN or not _is_name(name):
-        raise UserError(
-            f"the name '{name}' is not possible for another division of images; it must be a new one of a-z, 0-9 and "
-            "-; choose for example fmnist-pfllib."
-        )
-    arrays, split = splits.read_pfllib(Path(folder))
-    images = _keep(name, arrays)
-    lists = images.with_suffix(".split.npz")
-    files.write_atomically(lists, partial(_write_npz, np.savez_compressed, split))
-    return images, lists, len(split) // 2
+    raw, notes = forms.read(Path(path), info)
+    if "client_train" in raw and info:
+        raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
+    arrays, changes = files.converted(raw, path)
+    arrays = files.checked(arrays, path)
+    _keep(_cache_file(name), files.canonical(known_form(name, arrays, path) if info else arrays))
+    if "client_train" in raw:
+        split = _cache_file(name).with_suffix(".split.npz")
+        _keep(split, splits.of_clients(raw["client_train"], raw["client_test"]))
+        flags = ["--partition", f"file:{split}", "--num-clients", str(raw["client_train"].max() + 1)]
+        notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
+    return _cache_file(name), changes + notes
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -227,26 +196,24 @@ def describe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
+    kind = "download" if name in forms.DOWNLOADS else "import" if name in KNOWN else "imported"
+    note = ""
     if name not in KNOWN:
         available(name)
-    kind, note, is_present = "imported", "", present(name)
     if is_from_file(name):
-        dataset = load(name)
-        kind, is_present = "your own", True
+        dataset, kind = load(name), "your own"
         sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
-    elif name in BUILT_IN:
-        kind, sizes = "built-in", BUILT_IN[name].sizes
+    elif _is_kept(name):
+        sizes = files.npz_sizes(_cache_file(name))
     else:
-        in_cache = _cache_file(name).is_file()
-        sizes = files.npz_sizes(_cache_file(name)) if in_cache else KNOWN[name].sizes
-        if name in RECIPES and not in_cache:
-            kind, note = "made", RECIPES[name].description
-        elif name in KNOWN:
-            kind = "download" if name in archives.DOWNLOADS else "import"
+        info = KNOWN[name]
+        sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
+        if info.make:
+            kind = "made" if info.needs else "built-in"
     train, test, classes, shape = sizes
     return {
-        "name": name, "kind": kind, "present": is_present, "note": note, "train": train, "test": test,
-        "classes": classes, "shape": shape,
+        "name": name, "kind": kind, "present": is_from_file(name) or present(name), "note": note, "train": train,
+        "test": test, "classes": classes, "shape": shape,
     }  # fmt: skip
 
 
@@ -277,24 +244,16 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     if dataset.domain_train is not None:
         order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
     positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    part: dict[str, Any] = {"share": dataset.share * num_train / count}
-    for kind in files.KINDS:
-        values = getattr(dataset, f"{kind}_train")
-        if values is not None:
-            part[f"{kind}_train"] = values[positions]
-    return replace(dataset, **part)
+    kept = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
+    return replace(dataset, share=dataset.share * num_train / count, **kept)
 
 
 def merge(dataset: Dataset) -> Dataset:
     """The set with its test images among the training images, in canonical order of each part, training part first."""
-    joined = {}
-    for kind in files.KINDS:
-        train, test = getattr(dataset, f"{kind}_train"), getattr(dataset, f"{kind}_test")
-        if train is not None:
-            if kind == "place":
-                test = len(dataset.y_train) + test
-            joined[f"{kind}_train"] = torch.cat([train, test])
-    return replace(dataset, **joined)
+    train, test = dataset.columns("train"), dataset.columns("test")
+    if "place" in test:
+        test["place"] = len(dataset.y_train) + test["place"]
+    return replace(dataset, **{f"{kind}_train": torch.cat([train[kind], test[kind]]) for kind in train})
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
@@ -330,13 +289,11 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
     The deviation of a channel of one value is given as 1, since images are divided by it.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
-    mean, std = [], []
-    for channel in range(dataset.channels):
-        counts = torch.bincount(dataset.x_train[:, channel].flatten(), minlength=256)
-        share = counts / counts.sum().double()
-        mean.append((share * values).sum().item())
-        std.append((share * (values - mean[-1]) ** 2).sum().sqrt().item() or 1.0)
-    return tuple(mean), tuple(std)
+    counts = [torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)]
+    shares = [count / count.sum().double() for count in counts]
+    mean = [(share * values).sum().item() for share in shares]
+    squares = [(share * (values - center) ** 2).sum() for share, center in zip(shares, mean, strict=True)]
+    return tuple(mean), tuple(square.sqrt().item() or 1.0 for square in squares)
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -354,55 +311,53 @@ def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return order[np.argsort(rank / sizes[ordered], kind="stable")]
 
 
-def _is_name(name: str) -> bool:
-    return re.fullmatch("[a-z0-9][a-z0-9-]*", name) is not None
-
-
 def _cache_file(name: str) -> Path:
     return cache_folder() / f"{name}.npz"
 
 
+def _is_kept(name: str) -> bool:
+    """Whether a set comes from the cache."""
+    return name not in BUILT_IN and _cache_file(name).is_file()
+
+
 def _ways(name: str) -> str:
-    """How a data set that is built in or known can be had."""
-    ways = ["it is built in: use it as it is"] if name in BUILT_IN else []
-    if name in archives.DOWNLOADS:
-        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
-    if name in RECIPES:
-        needs = RECIPES[name].needs
-        missing = [need for need in needs if not present(need)]
-        ways.append(f"it is made from {', '.join(needs)}: bring {', '.join(missing or needs)}")
-    if name in KNOWN and KNOWN[name].files:
-        ways.append(f"bring {KNOWN[name].files} and run 'fedcli data import {name} PATH'")
-    return ", or ".join(ways)
+    """How a known data set can be had."""
+    info = KNOWN[name]
+    missing = [need for need in info.needs if not present(need)] or info.needs
+    ways = {
+        "it is built in: use it as it is": name in BUILT_IN,
+        f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'": name
+        in forms.DOWNLOADS,
+        f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}": info.needs,
+        f"bring {info.files} and run 'fedcli data import {name} PATH'": info.files,
+    }
+    return ", or ".join(way for way, applies in ways.items() if applies)
 
 
 def _arrays(name: str) -> files.Arrays:
     """The arrays of a set that is present, in canonical order."""
-    if name in BUILT_IN:
-        return files.canonical(BUILT_IN[name].make())
-    if _cache_file(name).is_file():
-        return files.read_npz(_cache_file(name))
-    return files.canonical(RECIPES[name].make(_arrays))
+    if _is_kept(name):
+        return files.checked(files.read_npz(_cache_file(name)), _cache_file(name))
+    info = KNOWN[name]
+    return files.canonical(info.make(name, _arrays) if info.needs else info.make())
 
 
-def _keep(name: str, arrays: files.Arrays) -> Path:
-    """Writes the arrays to the cache in canonical order and returns the file."""
-    path = _cache_file(name)
+def _keep(path: Path, arrays: files.Arrays) -> None:
+    """Writes arrays to a file of the cache."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # numpy would append .npz to a path
+            np.savez(file, **arrays)
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(path.parent)
-        files.write_atomically(path, partial(_write_npz, np.savez, files.canonical(arrays)))
+        files.write_atomically(path, write)
     except OSError as error:
         raise UserError(
-            f"the data set '{name}' cannot be kept in '{path.parent}' ({error.strerror}); that folder must be writable "
-            "and have room; set FEDCLI_DATA to another one."
+            f"the data set cannot be kept as '{path}' ({error.strerror}); its folder must be writable and have room; "
+            "set FEDCLI_DATA to another one."
         ) from error
-    return path
-
-
-def _write_npz(save: Callable[..., None], arrays: files.Arrays, path: Path) -> None:
-    with path.open("wb") as file:  # numpy would append .npz to a path
-        save(file, **arrays)
 
 
 @lru_cache(maxsize=len(BUILT_IN))
@@ -423,12 +378,9 @@ def _from_user(text: str, digest: str) -> Dataset:
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
+    texts = {key: tuple(arrays[key].tolist()) for key in files.NAMES.values() if key in arrays}
     tensors = {}
-    for key, values in arrays.items():
-        if key.startswith("x_"):
-            tensors[key] = torch.from_numpy(np.ascontiguousarray(np.moveaxis(values, 3, 1)))
-        elif key.endswith("names"):
-            tensors[key] = tuple(values.tolist())
-        else:
-            tensors[key] = torch.from_numpy(values)
-    return Dataset(name, **tensors)
+    for key in arrays.keys() - texts:
+        values = np.moveaxis(arrays[key], 3, 1) if key.startswith("x_") else arrays[key]
+        tensors[key] = torch.from_numpy(np.ascontiguousarray(values))
+    return Dataset(name, **texts, **tensors)

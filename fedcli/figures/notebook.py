@@ -3,20 +3,23 @@
 import base64
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcli.errors import UserError
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.lock import locked
 from fedcli.runs.records import RECORD
-from fedcli.runs.trackers import flat, with_loggers
+from fedcli.runs.trackers import with_loggers
+
+if TYPE_CHECKING:
+    import pandas
 
 UPDATE = 0.2  # seconds between two looks of the display
 
@@ -32,15 +35,11 @@ class Run(runs.Run):
     """
 
     @property
-    def history(self) -> dict[str, list[float | None]]:
-        """The numbers of all rounds by name, a list each, as `pandas.DataFrame` takes it.
+    def history(self) -> "pandas.DataFrame":
+        """The numbers of all rounds, a row each; `round` counts from 1, accuracies are in percent."""
+        from fedcli.results.frame import rounds_of  # late: pandas takes half a second
 
-        `round` counts from 1. Accuracies are fractions. None stands where a round has no such number.
-        """
-        rows = [flat(entry) for entry in self.record["rounds"]]
-        names = dict.fromkeys(name for row in rows for name in row)
-        rounds = {"round": [entry["round"] + 1 for entry in self.record["rounds"]]}
-        return rounds | {name: [row.get(name) for row in rows] for name in names}
+        return rounds_of(self.record)
 
     def plot(self, x: str = "round") -> Any:
         """Draws the learning curve.
@@ -83,6 +82,11 @@ def run(
     progress = progress or (Progress() if in_notebook() else None)
     done = runs.run(method, out=out, progress=with_loggers(progress, log), **options)
     return Runs(Run(**vars(one)) for one in done) if isinstance(done, list) else Run(**vars(done))
+
+
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
+    """Opens a run; see `fedcli.runs.run.load`, which says what the arguments are."""
+    return Run(**vars(runs.load(path, method)))
 
 
 def _set_aside(folder: Path) -> None:

@@ -9,7 +9,8 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,7 @@ NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 FEWEST = 3  # seeds, for a verdict
 TAIL = "last-tenth"
+SHIPPED = "verdicts.csv"
 RUN_OPTIONS = {field.name for field in dataclasses.fields(RunConfig)} - {"post"}
 
 
@@ -129,7 +131,35 @@ def answers(
         UserError: If a claim's table has not its cells.
     """
     runs = ended_runs(folders)
-    return sorted((answer(claim, runs, at_hand) for claim in claims), key=lambda each: VERDICTS.index(each.verdict))
+    known = [answer(claim, runs, at_hand) for claim in claims]
+    return sorted(known, key=lambda each: VERDICTS.index(each.verdict))
+
+
+def with_shipped(known: Iterable[Answer]) -> list[Answer]:
+    """The answers, where there is no run those that the records of the project gave when it was packed.
+
+    `fedcli.papers` holds them as `verdicts.csv`, since the records themselves are not installed.
+    """
+    table = pd.read_csv(files("fedcli.papers").joinpath(SHIPPED), keep_default_na=False, na_values={})
+    rows = {name: members.to_dict("records") for name, members in table.groupby("claim")}
+    filled = []
+    for answer in known:
+        evidence = [_shipped_evidence(row) for row in rows.get(answer.claim.name, ()) if row["runs"]]
+        filled.append(answer if answer.has_runs or not evidence else replace(answer, evidence=tuple(evidence)))
+    return sorted(filled, key=lambda each: VERDICTS.index(each.verdict))
+
+
+def _shipped_evidence(row: Mapping[str, str]) -> Evidence:
+    """What a line of `verdicts.csv` says; the inverse of `_values`."""
+
+    def read(*names: str) -> Interval | None:
+        mean, low, high, n = (float(row[name]) if str(row[name]) else None for name in names)
+        return None if mean is None else Interval(mean, low, high, int(n))
+
+    seeds = tuple(map(int, str(row["seeds"]).split()))
+    folders = tuple(map(Path, row["runs"].split("; ")))
+    difference, tail = read("ours", "low", "high", "n"), read("tail", "tail_low", "tail_high", "tail_n")
+    return Evidence(row["verdict"], row["why"], row["reduced"], seeds, difference, tail, folders, row["lost"])
 
 
 def ended_runs(folders: Iterable[Path]) -> pd.DataFrame:

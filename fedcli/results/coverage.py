@@ -25,12 +25,14 @@ class PrintedCell:
     """A cell of which the paper prints a number.
 
     Attributes:
+        table: Name of the table.
         run: What it is read from.
         needed: Its runs, one a seed of its table.
         done: Those of them that have been made in full.
         open: Whether anybody can have the images.
     """
 
+    table: str
     run: Wanted
     needed: frozenset[RunKey]
     done: frozenset[RunKey]
@@ -64,18 +66,8 @@ def printed_cells(tables: Iterable[Table], runs: pd.DataFrame) -> list[PrintedCe
             }
             needed = frozenset((key(run.settings), seed) for seed in table.seeds)
             done = frozenset(pair for pair in needed if pair[1] in seeds)
-            cells.append(PrintedCell(run, needed, done, all(map(datasets.open_to_all, run.data))))
+            cells.append(PrintedCell(table.name, run, needed, done, all(map(datasets.open_to_all, run.data))))
     return cells
-
-
-def run_in_full(tables: Iterable[Table], runs: pd.DataFrame) -> list[Table]:
-    """The tables of which every cell with a printed number has been run in full, with all seeds."""
-    whole = []
-    for table in tables:
-        cells = printed_cells([table], runs)
-        if cells and all(cell.done == cell.needed for cell in cells):
-            whole.append(table)
-    return whole
 
 
 def time_left(cells: Sequence[PrintedCell], runs: pd.DataFrame, machine: tuple[str, str]) -> Cost:

@@ -1,6 +1,6 @@
 """All runs as one table: records are read into a `pandas.DataFrame`, a row a run, which everything here filters."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,21 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.results.metrics import Metric, diverged
 from fedcli.runs.records import RECORD, checkout, numerics_of, read_record
-from fedcli.runs.settings import Settings, differences, family, key, settings
+from fedcli.runs.settings import AS_SEED, Settings, differences, key, settings
+from fedcli.runs.trackers import flat
 
 Record = dict[str, Any]
 STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
     "folder", "record", "method", "label", "protocol", "dataset", "seed", "state", "numerics", "images", "partition",
-    "settings", "key", "family", "before_post",
+    "settings", "key", "before_post",
 )  # fmt: skip
+
+ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
+NAMES = ("method", "protocol", "dataset", "partition", "seed", "settings")  # of a run, in a file of rounds or clients
+
+_read: dict[tuple[Path, int, int], dict[str, Any]] = {}  # rows by file, time of change and size; pages read each often
 
 
 def state_of(record: Record) -> str:
@@ -36,29 +42,29 @@ def frame_of(records: Iterable[Record], folders: Iterable[Path | None] | None = 
 
     Returns:
         A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
-        it is, `before_post` the same without a step after the last round, `key` and `family` their hashes.
+        it is, `before_post` the same without a step after the last round, `key` its hash.
     """
     records = list(records)
-    rows = []
-    for record, folder in zip(records, folders or [None] * len(records), strict=True):
-        values = settings(record)
-        rows.append(
-            {
-                "folder": folder,
-                "record": record,
-                **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
-                "label": record.get("label"),
-                "state": state_of(record),
-                "numerics": ".".join(map(str, numerics_of(record).values())),
-                "images": record["dataset_fingerprint"],
-                "partition": record["partition"]["fingerprint"],
-                "settings": values,
-                "key": key(values),
-                "family": family(values),
-                "before_post": values if values["post"] is None else settings(record, post=False),
-            }
-        )
-    return pd.DataFrame(rows, columns=COLUMNS)
+    pairs = zip(records, folders or [None] * len(records), strict=True)
+    return pd.DataFrame([_row(*pair) for pair in pairs], columns=COLUMNS)
+
+
+def _row(record: Record, folder: Path | None) -> dict[str, Any]:
+    """A run as a row of the table."""
+    values = settings(record)
+    return {
+        "folder": folder,
+        "record": record,
+        **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
+        "label": record.get("label"),
+        "state": state_of(record),
+        "numerics": ".".join(map(str, numerics_of(record).values())),
+        "images": record["dataset_fingerprint"],
+        "partition": record["partition"]["fingerprint"],
+        "settings": values,
+        "key": key(values),
+        "before_post": values if values["post"] is None else settings(record, post=False),
+    }
 
 
 def record_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
@@ -79,15 +85,18 @@ def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.D
         folders: Those that are not there hold no runs.
         damaged: Is told what is wrong with records that cannot be read; these are left out.
     """
-    records, places = [], []
+    rows = []
     for file, _ in record_files(folder for folder in folders if folder.is_dir()):
+        about = file.stat()
+        version = file.resolve(), about.st_mtime_ns, about.st_size
         try:
-            records.append(read_record(file))
-            places.append(file.parent)
+            if version not in _read:
+                _read[version] = _row(read_record(file), file.parent)
+            rows.append({**_read[version], "folder": file.parent})
         except UserError as error:
             if damaged is not None:
                 damaged.append(str(error))
-    return frame_of(records, places)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
@@ -124,9 +133,56 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
         metric: What is read; it may not need that every round is tested.
     """
     found = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
+    if found.get("partition_seed") == (run["seed"], AS_SEED):
+        del found["partition_seed"]  # it was named, and is the run's own
     if "eval_every" in found and metric.fits(run["record"], planned["eval_every"]):
         del found["eval_every"]
     return found
+
+
+def rounds_of(record: Record) -> pd.DataFrame:
+    """The numbers of a run's rounds, a row each: `round` counts from 1, accuracies are in percent.
+
+    Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on; NaN stands where a round has no such
+    number, as the accuracy of a round that was not tested.
+    """
+    rows = []
+    for entry in record["rounds"]:
+        row = {"round": entry["round"] + 1, "test_accuracy": None}
+        for name, value in flat(entry).items():
+            is_accuracy = name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES
+            row[name] = 100 * value if is_accuracy else value
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=["round", "test_accuracy"] if not rows else None)
+    return table.astype({"test_accuracy": float})
+
+
+def clients_of(record: Record) -> pd.DataFrame:
+    """The clients of a run, a row each: `client` from 0, `examples`, and the number of examples of each class."""
+    part = record["partition"]
+    names = [f"class/{name}" for name in record.get("class_names", range(len(part["class_counts"][0])))]
+    table = pd.DataFrame(part["class_counts"], columns=names)
+    table.insert(0, "client", range(len(table)))
+    table.insert(1, "examples", part["sizes"])
+    return table
+
+
+def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
+    """The rounds or the clients of several runs below each other, with what tells the runs apart.
+
+    Args:
+        records: The runs.
+        of_one: `rounds_of` or `clients_of`.
+    """
+    parts = []
+    for record in records:
+        part = of_one(record)
+        values = [record.get("label", record["method"]), record["protocol"], record["dataset"]]
+        values += [record["config"]["partition"], record["seed"], key(settings(record))]
+        for place, (name, value) in enumerate(zip(NAMES, values, strict=True)):
+            part.insert(place, name, value)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
 
 
 def shipped() -> list[Path]:

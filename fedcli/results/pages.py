@@ -118,6 +118,8 @@ def pages(results: Path) -> dict[Path, str]:
         text = paper_page(paper, standings, studies, claims_of(paper, answers, records), missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
     texts[Path("README.md")] = readme(records, studies, answers)
+    if (results.parent / "papers").is_dir():
+        texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
         texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records)
     return texts
@@ -357,7 +359,9 @@ def _covered(runs: pd.DataFrame) -> Iterator[str]:
         hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs" if left.known else MISSING
         counts = [_count(cells), _count(open_cells), _count(full), _count(fewer)]
         rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours])
-        whole += coverage.run_in_full(paper.tables, ended)
+        lacking = {cell.table for cell in cells if cell.done != cell.needed}
+        there = {cell.table for cell in cells}
+        whole += [table for table in paper.tables if table.name in there - lacking]
     columns = [
         "Paper",
         "Printed cells (runs)",

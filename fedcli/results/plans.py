@@ -18,7 +18,7 @@ from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_method, find_protocol
 from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.config import SIZES, RunConfig, Setup, refuse_without_effect, resolve
+from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import combinations, place
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
@@ -187,7 +187,7 @@ def plan(
             alone. A cell stays if its row is among the rows that are named, should any be, and its column among the
             columns.
         limits: Largest number of rounds, local epochs and training images, by option.
-        dataset: In place of each cell's, with the network and the sizes that the paper's protocol for it has.
+        dataset: In place of each cell's, with the network and the training that the paper's protocol for it has.
 
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
@@ -291,14 +291,19 @@ def _planned_run(
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """The options of a cell's run on another data set: its network, and the sizes that fit it."""
+    """The options of a cell's run on another data set: those of the paper's protocol for it, but its division."""
     options = {"dataset": datasets.find_name(dataset)}
     protocol = find_protocol(given["protocol"], method)
     papers_own = default_protocol(method, options["dataset"])
     setting = papers_own.datasets.get(options["dataset"])
     if options["dataset"] not in protocol.datasets and setting is not None:
         options |= {"backbone": setting.backbone}
-        options |= {name: value for name, value in papers_own.settings.items() if name in SIZES}
+        divided = ("partition", "partition_seed", "validation", "local_test")  # as in the cell
+        options |= {name: value for name, value in papers_own.settings.items() if name not in divided}
+        of_cell = protocol.datasets[given["dataset"]].settings
+        options |= {name: of_cell[name] for name in divided if name in of_cell}
+        options |= papers_own.method_options.get(method.name, {})  # as the round in which a term sets in
+        options |= setting.method_options.get(method.name, {})
     return options
 
 
@@ -357,7 +362,7 @@ def _free(where: Path) -> Path:
 
 
 def plan_grid(
-    method: str,
+    names: Sequence[str],
     given: Mapping[str, Any],
     *,
     seeds: Iterable[int] | None = None,
@@ -365,13 +370,13 @@ def plan_grid(
     tuned: str | Path | None = None,
     continue_: bool | None = None,
 ) -> Plan:
-    """Every combination of some options' values with every seed, all of them checked; nothing is run.
+    """Every method with every combination of some options' values and every seed, all checked; nothing is run.
 
     Args:
-        method: Name of a method, or path of a method file.
+        names: Names of methods, or paths of method files.
         given: Options; a tuple of values divides the runs.
         seeds: Of each combination; where not given, one run with the seed of `given`.
-        out: Folder of the runs, `<option>=<value>,…/seed-<seed>` in it without what there is but one of;
+        out: Folder of the runs, `<method>/<option>=<value>,…/seed-<seed>` in it without what there is but one of;
             `runs/<time>-<method>-<data set>` where not given.
         tuned: See `fedcli.runs.run.run`.
         continue_: Count what is in `out` by the same call.
@@ -379,28 +384,32 @@ def plan_grid(
     Raises:
         UserError: If one of them cannot start.
     """
-    chosen = find_method(method)
-    given = {name: value for name, value in given.items() if value is not None and (name, value) != AUTO}
-    options = {**(read_tuned(tuned, chosen)[0] if tuned is not None else {}), **given}
     if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+    given = {name: value for name, value in given.items() if value is not None and (name, value) != AUTO}
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     each = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
-    cases = [(values, seed) for values in combinations(grid) for seed in each]
-    setups = [resolve(chosen, {**options, **values, **seed}) for values, seed in cases]
-    for (values, seed), setup in zip(cases, setups, strict=True):
-        refuse_without_effect(setup, {**given, **values, **seed})
+    cases = list(itertools.product(names, combinations(grid), each))
+    setups = []
+    for method, values, seed in cases:
+        chosen = find_method(method)
+        options = {**given, **values, **seed}
+        setup = resolve(chosen, {**(read_tuned(tuned, chosen)[0] if tuned is not None else {}), **options})
+        refuse_without_effect(setup, options)
+        setups.append(setup)
     folder = new_folder(setups[0]) if out is None else Path(out)
     runs = []
-    for (values, seed), setup in zip(cases, setups, strict=True):
-        parts = [place(values)] if values else []
+    for (method, values, seed), setup in zip(cases, setups, strict=True):
+        parts = [setup.method.name] if len(names) > 1 else []
+        parts += [place(values)] if values else []
         parts += [f"seed-{number}" for number in seed.values()]
         where = folder.joinpath(*parts)
         record = begun(setup, where, bool(continue_))
         if record is None:
             load_data(setup)  # which refuses what cannot run
         launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
-        runs.append(PlannedRun(settings_text(values) or chosen.name, method, launched, setup, where, record))
+        label = ", ".join([setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values))
+        runs.append(PlannedRun(label, method, launched, setup, where, record))
     return Plan(folder, tuple(runs))

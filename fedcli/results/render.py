@@ -10,17 +10,15 @@ from typing import Any
 from fedcli.errors import printable
 
 MISSING = "–"
-Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best" or ""
-MARKS = {
-    "markdown": {"best": "**{}**", "": "{}"},
-    "latex": {"best": r"\textbf{{{}}}", "": "{}"},
-}
-SPECIAL = {character: "\\" + character for character in "&%$#_{}"}
-SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-SPECIAL |= {"±": r"$\pm$", MISSING: "--"}
 WRAPPED = 40  # characters; a column with longer texts is set in lines
+Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best" or ""
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
+FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
+_TEX = str.maketrans(
+    {character: "\\" + character for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", MISSING: "--"}
+)
 
 
 @dataclass(frozen=True)
@@ -51,61 +49,49 @@ class Sheet:
 
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
-    """The text of a table in one of `FORMS`."""
-    return FORMS[form](sheet)
+    """The text of a table as "markdown", "latex" or "csv"."""
+    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](sheet)
 
 
 def _markdown(sheet: Sheet) -> str:
-    lines = [line for block in sheet.blocks for line in block]
-    shown = printable if sheet.marked_up else markdown
-    rows = [[MARKS["markdown"][mark].format(shown(text)) for text, mark in line] for line in lines]
-    above = [f"### {sheet.title}"] if sheet.title else []
-    above += [sheet.setting] if sheet.setting else []
+    escape, rows = printable if sheet.marked_up else markdown, []
+    for line in (line for block in sheet.blocks for line in block):
+        rows.append([f"**{escape(text)}**" if mark else escape(text) for text, mark in line])
     table = "\n".join(github([markdown(column) for column in sheet.columns], rows, sheet.numbers))
-    return "\n\n".join([*above, table, "\n".join(f"- {note}" for note in sheet.notes)]).rstrip() + "\n"
+    parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table]
+    parts.append("\n".join(f"- {note}" for note in sheet.notes))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _latex(sheet: Sheet) -> str:
     r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
     kept = [place for place, column in enumerate(sheet.columns) if column not in sheet.details]
-    shown = _code if sheet.marked_up else _tex
-
-    def kind(place: int) -> str:
-        if place >= sheet.numbers:
-            return "r"
-        longest = max((len(line[place][0]) for block in sheet.blocks for line in block), default=0)
-        return "l" if longest <= WRAPPED else r"p{0.3\linewidth}"
-
+    all_lines = [line for block in sheet.blocks for line in block]
+    form = ""
+    for place in kept:
+        long = any(len(line[place][0]) > WRAPPED for line in all_lines)
+        form += "r" if place >= sheet.numbers else r"p{0.3\linewidth}" if long else "l"
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
-    lines += [r"% needs \usepackage{booktabs}"]
-    lines += [rf"\begin{{tabular}}{{{''.join(map(kind, kept))}}}", r"\toprule"]
+    lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
     lines.append(" & ".join(_tex(sheet.columns[place]) for place in kept) + r" \\")
-    ruled = any(len(block) > 1 for block in sheet.blocks)
+    ruled = len(all_lines) > len(sheet.blocks)
     for number, block in enumerate(sheet.blocks):
         lines += [r"\midrule"] if ruled or number == 0 else []
         for line in block:
-            cells = (MARKS["latex"][line[place][1]].format(shown(line[place][0])) for place in kept)
-            lines.append(" & ".join(cells) + r" \\")
+            cells = [(_tex(line[place][0], sheet.marked_up), line[place][1]) for place in kept]
+            lines.append(" & ".join(rf"\textbf{{{text}}}" if mark else text for text, mark in cells) + r" \\")
     notes = (f"% {printable(note)}" for note in sheet.notes)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
 def _csv(sheet: Sheet) -> str:
     """One line for each of the values; those that a line lacks stay empty."""
-    out = io.StringIO()
-    columns = list(dict.fromkeys(column for row in sheet.values for column in row))
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(column for row in sheet.values for column in row), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in sheet.values)
-    return out.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-FORMS = {"markdown": _markdown, "csv": _csv, "latex": _latex}
+    for row in sheet.values:
+        writer.writerow({key: FORMULA.sub("'", cell) if isinstance(cell, str) else cell for key, cell in row.items()})
+    return text.getvalue()
 
 
 def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> list[str]:
@@ -113,8 +99,7 @@ def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int |
     texts = len(columns) if numbers is None else numbers
     rules = ["---" if place < texts else "---:" for place in range(len(columns))]
     whole = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
-    lines = [columns, rules, *whole]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+    return ["| " + " | ".join(line) + " |" for line in (columns, rules, *whole)]
 
 
 def markdown(text: str) -> str:
@@ -122,15 +107,10 @@ def markdown(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
-def _tex(text: str) -> str:
-    """The text with LaTeX's special characters escaped, and a minus sign before a negative number."""
-    text = printable(text)
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", text.translate(str.maketrans(SPECIAL)))
-
-
-def _code(text: str) -> str:
-    """Markdown's code in LaTeX's, the rest as a text."""
-    return re.sub(r"`([^`]*)`", r"\\texttt{\1}", _tex(text))
+def _tex(text: str, marked_up: bool = False) -> str:
+    """A text for LaTeX, with a minus sign before a negative number, and Markdown's code in LaTeX's."""
+    text = re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(_TEX))
+    return re.sub(r"`([^`]*)`", r"\\texttt{\1}", text) if marked_up else text
 
 
 def between_marks(text: str, name: str, content: str) -> str:

@@ -5,6 +5,7 @@ A record is read from `record.json` and never changed. Accuracies are fractions 
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
@@ -17,7 +18,7 @@ from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import is_packaged, quiet, reductions_of
-from fedcli.runs.settings import FIRST, NOT_SETTINGS, key, settings, settings_text
+from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, key, settings, settings_text
 from fedcli.userfiles import own_paths
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where older runs went, which their commands tell; taken there
@@ -76,90 +77,24 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     runs = frame_of(records)
     if runs.empty:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    runs["parameters"] = [_summary(record, "params_sha256") for record in runs["record"]]
+    runs["parameters"] = [record["summary"].get("params_sha256") for record in runs["record"]]
     copies = runs.duplicated(["label", "key", "numerics", "seed", "parameters"])
     runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
     parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False, dropna=False)]
     firsts = [part.iloc[0] for part in parts]
+    labels = [first["label"] for first in firsts]
+    one_method = len({first["method"] for first in firsts}) == 1
     groups = []
     for part, first, (differing, unusual) in zip(parts, firsts, _differences(firsts), strict=True):
-        called = [other["label"] for other in firsts].count(first["label"])
-        name = first["method"] if first["label"] is None else first["label"]
-        method = name + (" (reduced)" if _is_part(first["record"]) else "")
-        told_apart = settings_text(unusual)
-        if first["label"] is not None and called == 1:
-            told_apart = ""
-        one_method = first["label"] is None and len({other["method"] for other in firsts}) == 1
-        label = told_apart if one_method and told_apart else ", ".join(filter(None, (method, told_apart)))
+        method = first["method"] if first["label"] is None else first["label"]
+        if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
+            method += " (reduced)"  # the notes say what else was smaller
+        is_told_by_label = first["label"] is not None and labels.count(first["label"]) == 1
+        told_apart = "" if is_told_by_label else settings_text(unusual)
+        called = [] if one_method and first["label"] is None and told_apart else [method]
+        label = ", ".join([*called, *([told_apart] if told_apart else [])])
         groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
     return groups
-
-
-def _is_part(record: dict) -> bool:
-    """True where training images were left out; the notes say what else was smaller, as rounds have a column."""
-    return any(one["what"] == "train_examples" for one in reductions_of(record))
-
-
-def agreed(records: Iterable[dict]) -> dict[str, Any]:
-    """Protocol, data set and partition, those in which all records agree."""
-    rows = [settings(record) for record in records]
-    return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
-
-
-def headline(records: Iterable[dict]) -> str:
-    """What all records agree in, and what makes any of them smaller than their protocol: the title of a figure."""
-    records = list(records)
-    smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
-    reduced = [f"reduced: {' or '.join(sorted(smaller))}"] if smaller else []
-    return "; ".join([", ".join(map(str, agreed(records).values())), *reduced])
-
-
-def tuned(records: Iterable[dict]) -> Iterator[str]:
-    """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
-    rules: dict[str, dict[str, None]] = {}
-    for record in records:
-        for name, origin in record.get("origin", {}).items():
-            if origin.startswith("tuned"):
-                rule, _, seed = origin.partition(", ")
-                value = settings_text({name: record["config"][name]}).removeprefix(name.replace("_", " ") + " ")
-                option = f"{_title(record)} --{name.replace('_', '-')} {value} on {record['dataset']}"
-                rules.setdefault(f"{rule.capitalize()} ({seed})", {})[option] = None
-    yield from (markdown(f"{rule}: {'; '.join(sorted(options))}.") for rule, options in rules.items())
-
-
-def _title(record: dict) -> str:
-    """The method as its paper calls it; of a user's own, its name."""
-    method = methods().get(record["method"]) if is_packaged(record) else None
-    return method.title.partition(":")[0] if method else record["method"]
-
-
-def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
-    """A table with one row a group; its values are the runs, one a line, as their records have them.
-
-    Args:
-        records: The runs.
-        metrics: Names of metrics that get a column of their own.
-
-    Raises:
-        UserError: If there is no record, or a metric is not known.
-    """
-    records = list(records)
-    groups = group(records)
-    own = [find_metric(name) for name in metrics]
-    rows = _rows(groups, own)
-    optional = ("Settings", *SOMETIMES)
-    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
-    selected, ahead = _selected_title(groups), _best(groups)
-    lines = [
-        [(row[column], "best" if strong and column in (columns[0], selected) else "") for column in columns]
-        for row, strong in zip(rows, ahead, strict=True)
-    ]
-    same = ", ".join(f"{key} {markdown(value)}" for key, value in agreed(records).items())
-    return Sheet(
-        columns, [lines], columns.index(selected), [_flat(record, own) for record in records],
-        setting=same and f"All rows: {same}.", notes=list(_notes(groups, any(ahead))),
-        details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
-    )  # fmt: skip
 
 
 def _differences(firsts: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -182,55 +117,118 @@ def _differences(firsts: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, 
     return shown
 
 
-def _summary(record: dict, key: str) -> Any:
-    return (record.get("summary") or {}).get(key)
+def agreed(records: Iterable[dict]) -> dict[str, Any]:
+    """Protocol, data set and partition, those in which all records agree."""
+    rows = [settings(record) for record in records]
+    return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
-def _round_seconds(record: dict) -> float | None:
-    """Seconds of the run's median round, which the first one, a warm-up, does not move; None if they were disturbed."""
-    totals = [sum(row["seconds"].values()) for row in record["rounds"] if row.get("seconds") and quiet(record)]
-    return median(totals) if totals else None
+def smaller_than_protocol(records: Iterable[dict]) -> list[str]:
+    """What was smaller in runs than their protocols say, each form once, in words."""
+    texts = dict.fromkeys(describe_reductions(reductions_of(record)) for record in records)
+    return [text for text in texts if text]
 
 
-def _total_seconds(record: dict) -> float | None:
-    """Seconds of the whole run; None if they were disturbed."""
-    return record.get("seconds_total") if quiet(record) else None
+def headline(records: Iterable[dict]) -> str:
+    """What all records agree in, and what makes any of them smaller than their protocol: the title of a figure."""
+    records = list(records)
+    text, smaller = ", ".join(map(str, agreed(records).values())), sorted(smaller_than_protocol(records))
+    return f"{text}; reduced: {' or '.join(smaller)}" if smaller else text
 
 
-def _mean(metric: Metric, records: list[dict], always: bool = True) -> str:
+def tuned(records: Iterable[dict]) -> Iterator[str]:
+    """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
+    rules: dict[str, set[str]] = {}
+    for record in records:
+        method = methods().get(record["method"]) if is_packaged(record) else None
+        title = method.title.partition(":")[0] if method else record["method"]
+        for name, origin in record["origin"].items():
+            if origin.startswith("tuned"):
+                rule, _, seed = origin.partition(", ")
+                value = settings_text({name: record["config"][name]}).removeprefix(name.replace("_", " ") + " ")
+                option = f"{title} --{name.replace('_', '-')} {value} on {record['dataset']}"
+                rules.setdefault(f"{rule.capitalize()} ({seed})", set()).add(option)
+    for rule, options in rules.items():
+        yield markdown(f"{rule}: {'; '.join(sorted(options))}.")
+
+
+def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
+    """A table with one row a group; its values are the runs, one a line.
+
+    Args:
+        records: The runs.
+        metrics: Names of metrics that get a column of their own.
+
+    Raises:
+        UserError: If there is no record, or a metric is not known.
+    """
+    records = list(records)
+    groups = group(records)
+    chosen = [find_metric(name) for name in metrics]
+    rules = {member.selection for member in groups}
+    selected = f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
+    rows = [_row(member, selected, chosen) for member in groups]
+    optional = ("Settings", *SOMETIMES)
+    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
+    ahead = _best(groups)
+    lines = []
+    for place, row in enumerate(rows):
+        strong = (columns[0], selected) if place in ahead else ()
+        lines.append([(row[column], "best" if column in strong else "") for column in columns])
+    same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
+    return Sheet(
+        columns, [lines], columns.index(selected), [_flat(record, chosen) for record in records],
+        setting=same and f"All rows: {same}.", notes=list(_notes(groups, bool(ahead))),
+        details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
+    )  # fmt: skip
+
+
+def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[str, str]:
+    """The cells of a group by column; `selected` is the title over its headline."""
+    runs, done = member.records, member.finished
+    seeds = [", ".join(str(record["seed"]) for record in done)] if done else []
+    seeds += [f"seed {record['seed']} {_progress(record)}" for record in runs if record["status"] != "finished"]
+    sent = []
+    for name in ("floats-up", "floats-down"):
+        values = [find_metric(name).value(record) for record in done or runs]
+        sent.append(MISSING if None in values else f"{fmean(values):,.0f}")
+    # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
+    seconds = [value for record in done if (value := _round_seconds(record)) is not None]
+    paces = dict.fromkeys([f"{min(seconds):.2f}", f"{max(seconds):.2f}"]) if seconds else [MISSING]
+    return {
+        "Method": member.method,
+        "Settings": settings_text(member.settings),
+        "Seeds": "; ".join(seeds),
+        selected: _mean(find_metric("selected"), runs),
+        "Last round, %": _mean(find_metric("last"), runs),
+        **{title: _mean(find_metric(name), runs, missing="") for title, name in SOMETIMES.items()},
+        **{metric.title: _mean(metric, runs) for metric in metrics},
+        "Rounds": str(runs[0]["config"]["rounds"]),
+        "Validation at the selected round, %": _mean(find_metric("validation"), runs),
+        "Floats up / down, client and round": " / ".join(sent),
+        "Seconds a round, median": " to ".join(paces),
+    }
+
+
+def _mean(metric: Metric, records: list[dict], missing: str | None = None) -> str:
     """Mean ± sample standard deviation (number of values, and the runs that diverged); the value alone where it is one.
 
     Args:
         metric: What is read of each run.
         records: All runs of a group.
-        always: Whether there is a text also where no run has the value.
+        missing: The text where no run has the value; where not given, it says how many diverged.
     """
-    known = metric.values(records)
-    if not known and not always:
-        return ""
+    values = metric.values(records)
+    if not values and missing is not None:
+        return missing
     lost = [record for record in records if diverged(record)]
     counted = sum(metric.counts(record) for record in lost)
-    notes = [str(len(known))] if known else []
+    notes = [str(len(values))] if values else []
     notes += [f"{counted} diverged"] if counted else []
     notes += [f"{len(lost) - counted} of {len(records)} diverged"] if len(lost) > counted else []
-    spread = f" ± {metric.text(stdev(known))}" if len(known) > 1 else ""
-    mean = f"{metric.text(fmean(known))}{spread}" if known else MISSING
+    spread = f" ± {metric.text(stdev(values))}" if len(values) > 1 else ""
+    mean = f"{metric.text(fmean(values))}{spread}" if values else MISSING
     return f"{mean} ({', '.join(notes)})" if notes else mean
-
-
-def _seconds(records: list[dict]) -> str:
-    """Smallest and largest of the runs' median rounds: runs of different machines have no meaningful mean."""
-    known = [seconds for record in records if (seconds := _round_seconds(record)) is not None]
-    if not known:
-        return MISSING
-    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _floats(records: Sequence[dict]) -> str:
-    """Floats one client sends and receives in a round, on average."""
-    sent = [[find_metric(name).value(record) for record in records] for name in ("floats-up", "floats-down")]
-    return " / ".join(MISSING if None in values else f"{fmean(values):,.0f}" for values in sent)
 
 
 def _progress(record: dict) -> str:
@@ -238,44 +236,13 @@ def _progress(record: dict) -> str:
     if record["status"] == "finished":
         return "finished"
     status = "diverged" if diverged(record) else record["status"]
-    return f"{status} after {len(record['rounds'])} of {record['config'].get('rounds', '?')} rounds"
+    return f"{status} after {len(record['rounds'])} of {record['config']['rounds']} rounds"
 
 
-def _seeds(member: SeedGroup) -> str:
-    """The seeds of the finished runs, then each unfinished one with how far it came."""
-    finished = ", ".join(str(record["seed"]) for record in member.finished)
-    others = [
-        f"seed {record['seed']} {_progress(record)}" for record in member.records if record["status"] != "finished"
-    ]
-    return "; ".join(filter(None, [finished, *others]))
-
-
-def _selected_title(groups: list[SeedGroup]) -> str:
-    rules = {member.selection for member in groups}
-    return f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
-
-
-def _rows(groups: list[SeedGroup], own: Sequence[Metric]) -> list[dict[str, str]]:
-    """The cells of each group by column."""
-    rows = []
-    for member in groups:
-        runs, done = member.records, member.finished
-        rows.append(
-            {
-                "Method": member.method,
-                "Settings": settings_text(member.settings),
-                "Seeds": _seeds(member),
-                _selected_title(groups): _mean(find_metric("selected"), runs),
-                "Last round, %": _mean(find_metric("last"), runs),
-                **{title: _mean(find_metric(name), runs, always=False) for title, name in SOMETIMES.items()},
-                **{metric.title: _mean(metric, runs) for metric in own},
-                "Rounds": str(runs[0]["config"].get("rounds", MISSING)),
-                "Validation at the selected round, %": _mean(find_metric("validation"), runs),
-                "Floats up / down, client and round": _floats(done or runs),
-                "Seconds a round, median": _seconds(done),
-            }
-        )
-    return rows
+def _round_seconds(record: dict) -> float | None:
+    """Seconds of the run's median round, which the first one, a warm-up, does not move; None if they were disturbed."""
+    totals = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
+    return median(totals) if totals and quiet(record) else None
 
 
 def rivals(groups: Sequence[SeedGroup]) -> list[list[int]]:
@@ -287,20 +254,19 @@ def rivals(groups: Sequence[SeedGroup]) -> list[list[int]]:
     return list(places.values())
 
 
-def _best(groups: list[SeedGroup]) -> list[bool]:
-    """Whether a group stands out as the best among its rivals."""
-    ahead = [
-        places[winner]
-        for places in rivals(groups)
-        if (winner := best(find_metric("selected"), [groups[place].records for place in places])) is not None
-    ]
-    return [place in ahead for place in range(len(groups))]
+def _best(groups: Sequence[SeedGroup]) -> set[int]:
+    """The places of groups that stand out as the best among those they can be compared with."""
+    ahead = set()
+    for places in rivals(groups):
+        winner = best(find_metric("selected"), [groups[place].records for place in places])
+        if winner is not None:
+            ahead.add(places[winner])
+    return ahead
 
 
-def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
+def _notes(groups: Sequence[SeedGroup], bold: bool) -> Iterator[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
-    repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
     yield "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."
     if any(map(diverged, records)):
         yield (
@@ -309,9 +275,10 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
         )
     if any(record["status"] != "finished" and not diverged(record) for record in records):
         yield "Unfinished runs enter no mean."
+    repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
     if repeated:
         yield f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}."
-    if smaller := dict.fromkeys(filter(None, (describe_reductions(reductions_of(record)) for record in records))):
+    if smaller := smaller_than_protocol(records):
         yield f"Reduced against the protocol: {'; or '.join(smaller)}."
     if given := "; ".join(_given(groups)):
         yield f"Options given with the runs: {given}."
@@ -322,7 +289,7 @@ def _notes(groups: list[SeedGroup], bold: bool) -> Iterator[str]:
         yield BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule")
 
 
-def _given(groups: list[SeedGroup]) -> Iterator[str]:
+def _given(groups: Sequence[SeedGroup]) -> Iterator[str]:
     """Options that somebody has given and no other line says, with the methods that have them where not all do.
 
     Rows of a method that differ in an option show it, so what is left is that of the whole method.
@@ -331,82 +298,96 @@ def _given(groups: list[SeedGroup]) -> Iterator[str]:
     for member in groups:
         record = member.records[0]
         told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings}
-        told |= {one["what"] for one in reductions_of(record)}
-        origin = record.get("origin", {})
-        for name, value in given_options(record["config"], origin).items():
-            if name not in told and not origin[name].startswith("tuned"):
+        told |= {size["what"] for size in reductions_of(record)}
+        for name, value in given_options(record["config"], record["origin"]).items():
+            if name not in told and not record["origin"][name].startswith("tuned"):
                 having.setdefault((name, str(value)), {})[member.method] = value
     every = {member.method for member in groups}
     shared: dict[str, dict[str, Any]] = {}  # options by the methods that have them, as text
     for (name, _), values in having.items():
-        of = "" if {*values} == every else f" ({'; '.join(values)})"
-        shared.setdefault(of, {})[name] = next(iter(values.values()))
-    yield from (markdown(settings_text(options) + of) for of, options in shared.items())
+        owners = "" if {*values} == every else f" ({'; '.join(values)})"
+        shared.setdefault(owners, {})[name] = next(iter(values.values()))
+    for owners, options in shared.items():
+        yield markdown(settings_text(options) + owners)
 
 
-def _flat(record: dict, own: Sequence[Metric]) -> dict[str, Any]:
-    """One run as a flat row; rounds are counted from 0 as in the record."""
-    summary, cost = ((record.get(part) or {}) for part in ("summary", "cost"))
-    row = {key: record.get(key) for key in ("method", "protocol", "dataset", "seed", "status")}
-    row |= {"reduced": describe_reductions(reductions_of(record))}
-    row |= {"partition_fingerprint": record.get("partition", {}).get("fingerprint")}
-    row |= {key: summary.get(key) for key in ("selection", "selected", "selected_round", "last")}
-    chosen = [entry for entry in record["rounds"] if entry["round"] == summary.get("selected_round")]
-    row |= {"validation_accuracy": chosen[0].get("validation_accuracy") if chosen else None}
-    row |= {"rounds_done": len(record["rounds"])}
-    row |= {"post_accuracy": record["post"].get("test_accuracy")} if "post" in record else {}
-    row |= {metric.title: metric.value(record) for metric in own}
-    sent = {key: find_metric(key.replace("_", "-")).value(record) for key in ("floats_down", "floats_up")}
-    row |= {key: None if value is None else round(value) for key, value in sent.items()}
-    row |= {key: cost.get(key) for key in ("memory_floats", "buffer_floats")}
-    row |= {"parameters": record.get("model", {}).get("parameters"), "params_sha256": summary.get("params_sha256")}
-    row |= {"seconds_round_median": _round_seconds(record), "seconds_total": _total_seconds(record)}
-    row |= {key: record.get(key) for key in ("method_hash", "commit")}
-    return row | {f"config.{key}": value for key, value in record["config"].items()}
+def _flat(record: dict, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """One run as a flat row; rounds count from 1, accuracies are in percent."""
+    summary, cost, config = record["summary"], record.get("cost") or {}, record["config"]
+
+    def value(name: str) -> float | None:
+        return find_metric(name).value(record)
+
+    sent = {name: value(name.replace("_", "-")) for name in ("floats_down", "floats_up")}
+    chosen = summary["selected_round"]
+    return {
+        **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
+        "reduced": describe_reductions(reductions_of(record)),
+        "partition_fingerprint": record["partition"]["fingerprint"],
+        "selection": summary["selection"],
+        "selected": value("selected"),
+        "selected_round": None if chosen is None else chosen + 1,
+        "last": value("last"),
+        "validation_accuracy": value("validation"),
+        "rounds_done": len(record["rounds"]),
+        **({"post_accuracy": value("post")} if "post" in record else {}),
+        **{metric.title: metric.value(record) for metric in metrics},
+        **{name: None if floats is None else round(floats) for name, floats in sent.items()},
+        **{name: cost.get(name) for name in ("memory_floats", "buffer_floats")},
+        "parameters": record.get("model", {}).get("parameters"),
+        "params_sha256": summary.get("params_sha256"),
+        "seconds_round_median": _round_seconds(record),
+        "seconds_total": record.get("seconds_total") if quiet(record) else None,
+        **{name: record.get(name) for name in ("method_hash", "commit")},
+        **{f"config.{name}": option for name, option in config.items()},
+    }
 
 
-def every_run(groups: list[SeedGroup]) -> list[str]:
+def every_run(groups: Iterable[SeedGroup]) -> list[str]:
     """A table with one row a run."""
+
+    def text(value: float | None, form: str) -> str:
+        return MISSING if value is None else format(value, form)
+
     rows = []
     for member in groups:
         for record in member.records:
-            selected, last = (_summary(record, key) for key in ("selected", "last"))
-            chosen, total = _summary(record, "selected_round"), _total_seconds(record)
+            run = _flat(record, ())
             rows.append(
                 {
                     "Method": markdown(member.method),
                     "Settings": markdown(settings_text(member.settings)),
-                    "Seed": str(record["seed"]),
+                    "Seed": str(run["seed"]),
                     "Status": _progress(record),
-                    "Selected, %": MISSING if selected is None else f"{100 * selected:.2f}",
-                    "Selected round": MISSING if chosen is None else str(chosen + 1),
-                    "Last round, %": MISSING if last is None else f"{100 * last:.2f}",
-                    "Seconds": MISSING if total is None else f"{total:,.0f}",
-                    "Partition": f"`{markdown(record.get('partition', {}).get('fingerprint', MISSING)[:12])}`",
-                    "Parameters": f"`{markdown((_summary(record, 'params_sha256') or MISSING)[:12])}`",
+                    "Selected, %": text(run["selected"], ".2f"),
+                    "Selected round": text(run["selected_round"], "d"),
+                    "Last round, %": text(run["last"], ".2f"),
+                    "Seconds": text(run["seconds_total"], ",.0f"),
+                    "Partition": f"`{markdown(run['partition_fingerprint'][:12])}`",
+                    "Parameters": f"`{markdown((run['params_sha256'] or MISSING)[:12])}`",
                 }
             )
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
     return github(columns, [[row[column] for column in columns] for row in rows])
 
 
-def machines(records: list[dict]) -> list[str]:
+def machines(records: Iterable[dict]) -> list[str]:
     """One line for each machine and set of versions, with the number of runs it did."""
 
-    def words(part: Any) -> str:
-        if not isinstance(part, dict):
-            return markdown(str(part))
-        known = (f"{key.replace('_', ' ')} {value}" for key, value in part.items() if value is not None)
-        return markdown(", ".join(known))
+    def words(about: dict) -> list[str]:
+        texts = []
+        for part in (about[name] for name in ("hardware", "versions") if about.get(name)):
+            pairs = [f"{name.replace('_', ' ')} {value}" for name, value in part.items() if value is not None]
+            texts.append(markdown(", ".join(pairs)))
+        return texts
 
-    def where(about: dict) -> Iterator[str]:
-        yield from (words(about[part]) for part in ("hardware", "versions") if about.get(part))
-        for move in about.get("moved", ()):
-            yield from (f"from round {move['round'] + 1} on {text}" for text in where(move))
-
-    places = [" · ".join(where(record)) for record in records]
-    known = [place or "not recorded" for place in places]
-    return [f"- {known.count(place)} run{'s' * (known.count(place) > 1)}: {place}" for place in dict.fromkeys(known)]
+    counts = Counter()
+    for record in records:
+        texts = words(record)
+        for move in record.get("moved", ()):
+            texts += [f"from round {move['round'] + 1} on {text}" for text in words(move)]
+        counts[" · ".join(texts) or "not recorded"] += 1
+    return [f"- {count} run{'s' * (count > 1)}: {place}" for place, count in counts.items()]
 
 
 def commands(records: Iterable[dict]) -> list[str]:
@@ -423,9 +404,11 @@ def _command(record: dict) -> str:
         return command  # a file of the user's is not imported because a record names it
     try:
         method = find_method(record["method"])
-        now, fields = resolve(method, given, need_data=False).values(), recorded_fields(method, config.get("post"))
+        setup = resolve(method, given, need_data=False)
     except (UserError, TypeError):  # what it names is there no more, or never was
         return command
-    had = {name: recorded_value(config, fields[name]) for name in now if name not in NOT_SETTINGS}
-    moved = {name: value for name, value in had.items() if value != now[name]}
+    fields = recorded_fields(method, config.get("post"))
+    other = differences(settings(record), settings(draft(setup)))
+    values = {name: recorded_value(config, fields[name]) for name in other if name in fields}
+    moved = {name: value for name, value in values.items() if value != setup.values().get(name)}
     return " ".join([command, *map(shlex.quote, flags_of(moved))])

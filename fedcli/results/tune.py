@@ -145,7 +145,7 @@ def tune(
     names = chosen.name, first.protocol.name.replace(":", "-"), first.run.dataset
     folder = Path(out or Path("runs") / f"tune-{'-'.join(names)}")
     options = {"seeds": seeds, "out": folder, "continue_": True}
-    plan = plan_grid(method, {**given, **values}, **options)
+    plan = plan_grid([method], {**given, **values}, **options)
     errors = (execute or (lambda plan: jobs.execute(plan, jobs.Watch())))(plan)
     records: dict[str, list[Record]] = {}
     for run in plan.runs:

@@ -1,4 +1,4 @@
-"""Which experiment a run is: its settings, their key and family, and in what two runs differ.
+"""Which experiment a run is: its settings, their key, and in what two runs differ.
 
 Whether two runs are the same experiment, and whether a run belongs to a table's cell, a grid's point, a claim's side or
 a folder to go on in, is asked here and nowhere else.
@@ -96,11 +96,6 @@ def draft(setup: Setup) -> dict[str, Any]:
 def key(values: Mapping[str, Any]) -> str:
     """A hash of settings; two runs with the same one are the same experiment."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def family(values: Mapping[str, Any]) -> str:
-    """A hash of settings without sizes: a run of fewer rounds, clients or images is of the same family."""
-    return key({name: value for name, value in values.items() if name not in SIZES})
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

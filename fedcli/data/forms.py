@@ -1,0 +1,353 @@
+"""Files in which images come, read into the arrays of `fedcli.data.files`: one table of forms, recognised by content.
+
+A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. Whichever
+form of `FORMS` has a file there that it is recognised by reads it. torchvision downloads the official files where it
+has them, and reads CIFAR and USPS; it is imported only then, because that takes seconds.
+"""
+
+import gzip
+import json
+import math
+import os
+import re
+import socket
+import tarfile
+import zipfile
+from collections.abc import Callable
+from glob import glob
+from http.client import HTTPException
+from itertools import product, takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedcli.core.backbones import torchvision
+from fedcli.data.catalog import KNOWN, DatasetInfo
+from fedcli.data.files import PARTS, Arrays, canonical_order, check_size, divided, read_npz, reading, shape_text
+from fedcli.data.splits import read_pfllib
+from fedcli.errors import UserError
+
+PIXELS = 1 << 25  # of an image in a file
+LEAF_TEST = 10  # one writer in so many is held out for testing
+TIMEOUT = 30  # seconds without a byte before a download is given up
+_PART = "(?:mnist_m_)?(train|test|val|valid)"  # a folder of the images of a part
+_PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
+_LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
+
+
+class Source(NamedTuple):
+    """The files that a set is read from."""
+
+    path: Path  # as it was given, for refusals
+    folder: Path  # the folder that holds them
+    names: list[str]  # their paths in it, in order
+    info: DatasetInfo | None  # of the set that they are to be, where that is known
+    notes: list[str]  # what the user is told about the reading
+
+    def files(self, pattern: str) -> list[tuple[re.Match, Path]]:
+        """The files whose names end as the pattern says.
+
+        Raises:
+            UserError: They lie in several folders, as those of several sets would.
+        """
+        matches = [re.search(rf"(?:^|/)(?:{pattern})$", name) for name in self.names]
+        files = [(match, self.folder / match.string) for match in matches if match]
+        folders = sorted({str(file.parent.relative_to(self.folder)) for _, file in files})
+        if len(folders) > 1:
+            raise UserError(
+                f"'{self.path}' holds several data sets (got {', '.join(folders)}); give the folder of one of them."
+            )
+        return files
+
+
+def read_idx(source: Source) -> Arrays:
+    """MNIST's files `train-images-idx3-ubyte` and so on, compressed or not; of EMNIST those of one division."""
+    split = source.info.split if source.info else None
+    prefix = f"emnist-{split}-" if split else ""
+    arrays: Arrays = {}
+    for match, file in source.files(rf"{prefix}(train|test|t10k)-(images|labels).idx[13]-ubyte(\.gz)?"):
+        with reading(file, "one of MNIST's files"), (gzip.open if match[3] else open)(file, "rb") as content:
+            shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4").tolist()
+            check_size(math.prod(shape), file)
+            values = np.frombuffer(content.read(math.prod(shape) + 1), np.uint8).reshape(shape)
+        if split and match[2] == "images":
+            values = values.transpose(0, 2, 1)  # the files hold every image with its rows as columns
+        elif split == "letters":
+            values = values - 1  # a to z are 1 to 26 there
+        arrays[f"{'x' if match[2] == 'images' else 'y'}_{'train' if match[1] == 'train' else 'test'}"] = values
+    return arrays
+
+
+def read_by_torchvision(source: Source) -> Arrays:
+    """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, and USPS."""
+    match, file = source.files(r"batches\.meta|meta|usps\.bz2")[0]
+    name = {"batches.meta": "CIFAR10", "meta": "CIFAR100", "usps.bz2": "USPS"}[match[0].removeprefix("/")]
+    root = file.absolute().parent if name == "USPS" else file.absolute().parent.parent
+    arrays: Arrays = {}
+    for part in PARTS:
+        with reading(source.path, f"the whole official files of {name}, under their names"):
+            data = getattr(torchvision().datasets, name)(root, train=part == "train")
+        arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
+        if name != "USPS":
+            arrays["class_names"] = np.array(data.classes)
+    return arrays
+
+
+def read_matlab(source: Source) -> Arrays:
+    """SVHN and SynthDigits: `train_32x32.mat`, `test_32x32.mat`, each `X` `[H, W, 3, N]` and `y` `[N, 1]`; 0 is 10."""
+    from scipy.io import loadmat  # late: it takes a second
+
+    arrays: Arrays = {}
+    for match, file in source.files(r"(?:synth_)?(train|test)_32x32\.mat"):
+        with reading(file, "one of MATLAB's files with X and y"):
+            data = loadmat(file)
+            x, y = data["X"].transpose(3, 0, 1, 2), data["y"].reshape(-1)
+        arrays |= {f"x_{match[1]}": x, f"y_{match[1]}": np.where(y == 10, 0, y)}
+    return arrays
+
+
+def read_leaf(source: Source) -> Arrays:
+    """FEMNIST as LEAF writes it: `users`, and in `user_data` of each `x` (784 values in [0, 1]) and `y` (0 to 61).
+
+    Where LEAF has made folders `train` and `test`, these are the parts; else a fixed random tenth of the writers of
+    `all_data` is the test part. Ink is dark on a bright ground, as in the files.
+    """
+    files = [(Path(name).parent.name, source.folder / name) for name in source.names if name.endswith(".json")]
+    folders = {folder for folder, _ in files}
+    chosen = set(PARTS) if folders >= set(PARTS) else {"all_data"} if "all_data" in folders else folders
+    if folders - chosen:
+        source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
+    written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
+    for folder, file in files:
+        if folder not in chosen:
+            continue
+        with reading(file, "one of LEAF's files, with users and user_data"):
+            content = json.loads(file.read_bytes())
+            for writer in content["users"]:
+                x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
+                if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
+                    raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
+                if (folder, writer) in written:
+                    raise ValueError(f"the writer {writer} is there twice")
+                written[folder, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
+    writers = sorted({writer for _, writer in written})
+    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
+    rows = []
+    for (folder, writer), (x, y) in sorted(written.items(), key=lambda item: item[0]):
+        number = writers.index(writer)
+        is_test = folder == "test" if chosen == set(PARTS) else number in held_out
+        rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test)))
+    if len(writers) < 2:
+        raise UserError(f"'{source.path}' has too few writers (got {len(writers)}); give all of LEAF's files.")
+    x, y, writer, test = map(np.concatenate, zip(*rows, strict=True))
+    return divided(test, x=x, y=y, writer=writer) | {"class_names": np.arange(62)}
+
+
+def read_pictures(source: Source) -> Arrays:
+    """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
+
+    `val` stands for `test` where there is none with classes. Without such folders, in `<class>/*` and
+    `<domain>/<class>/*`, a fixed fifth of each class and domain is the test part. Files may lie in one more folder
+    `images`, and a list may tell their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted
+    names. Grey images become coloured where there are coloured ones.
+
+    Raises:
+        UserError: Folders are missing or not alike, a file is no image, or the images differ in size.
+    """
+    rows = _find_pictures(source)
+    size = source.info.image_size if source.info and source.info.resized else None
+    images, total = [], 0
+    for *_, name in rows:
+        image = decoded(source.folder / name, f"{source.path}/{name}", size)
+        images.append(image)
+        total += image.nbytes
+        check_size(total, source.path)
+        if image.shape[:2] != images[0].shape[:2]:
+            raise UserError(
+                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(image.shape[:2])}, "
+                f"not {shape_text(images[0].shape[:2])} pixels); all images must have one size; resize it."
+            )
+    shape = (*images[0].shape[:2], max(image.shape[2] for image in images))
+    x = np.stack([np.broadcast_to(image, shape) for image in images])  # a grey image to all channels
+    domains, parts, labels = np.array([row[:3] for row in rows]).T
+    class_names, y = np.unique(labels, return_inverse=True)
+    domain_names, domain = np.unique(domains, return_inverse=True)
+    test = parts == "test"
+    if not parts[0]:  # random, but without regard to names and order of files and folders
+        order, groups = canonical_order(x, y, domain), y * len(domain_names) + domain
+        for group in np.unique(groups):
+            members = order[groups[order] == group]
+            test[members[: round(len(members) / 5)]] = True
+    if domain_names.tolist() == [""]:
+        return divided(test, x=x, y=y) | {"class_names": class_names}
+    return divided(test, x=x, y=y, domain=domain) | {"class_names": class_names, "domain_names": domain_names}
+
+
+def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
+    """Domain, part, class and name of each image that is taken; domain and part are empty where there are none."""
+    lists = {}  # of some parts, the class of each image by its file
+    for match in filter(None, map(_LIST.fullmatch, source.names)):
+        lines = (source.folder / match.string).read_text(errors="replace").splitlines()
+        lists[match[1]] = {words[0]: words[1] for words in map(str.split, lines) if len(words) > 1}
+    rows, odd = [], []
+    in_images = any("/images/" in f"/{name}" for name in source.names)
+    for name in source.names:
+        if _LIST.fullmatch(name) or (in_images and "/images/" not in f"/{name}"):  # lists of boxes lie beside `images`
+            continue
+        match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
+        if match is None:
+            raise UserError(
+                f"'{name}' in '{source.path}' lies too deep; images lie in <class>/, train/<class>/, <domain>/<class>/ "
+                "or <domain>/train/<class>/; move or remove it."
+            )
+        domain, part, label, file = (group or "" for group in match.groups())
+        label = label or lists.get(part, {}).pop(file, "")
+        if label:
+            rows.append((domain, part, label, name))
+        elif part in lists:
+            odd.append(file)
+    odd += [file for files in lists.values() for file in files]
+    if odd:
+        raise UserError(
+            f"images and the list of their classes in '{source.path}' do not fit (got {odd[0]} in one); get it again."
+        )
+    parts = {row[1] for row in rows}
+    test = next((part for part in ("test", "val", "valid") if part in parts), "test")
+    taken = {"train": "train", test: "test"} if parts - {""} else {"": ""}
+    if parts - set(taken):
+        source.notes.append(f"left out: {', '.join(sorted(parts - set(taken))) or 'other folders'}")
+    if "" in taken:
+        source.notes.append("a fixed fifth of each class is kept to test on")
+    rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
+    domains, classes = (sorted({row[column] for row in rows}) or ["<class>"] for column in (0, 2))
+    cells = {row[:3] for row in rows}
+    for cell in product(domains, taken.values(), classes):
+        if cell not in cells:
+            raise UserError(
+                f"there are no images in '{'/'.join(filter(None, (str(source.path), *cell)))}' (got {len(classes)} "
+                "classes); train and test of each domain must have the same class folders; add or rename them."
+            )
+    return rows
+
+
+def decoded(file: Path, name: str, size: int | None = None) -> np.ndarray:
+    """One image `[H, W, 1 or 3]` of a file, which refusals call `name`; bilinear at `size` x `size` where given.
+
+    Raises:
+        UserError: The file is not an image of 8 bits a channel, or too large.
+    """
+    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels"
+    with reading(name, form), Image.open(file) as image:
+        if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
+            raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
+        whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        pixels = np.array(whole.resize((size, size), Image.Resampling.BILINEAR) if size else whole)
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+# By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
+# its reader.
+FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
+    "PFLlib's train/0.npz": (r"^[^/]*/train/0\.npz$", lambda source: read_pfllib(source.folder)),
+    "MNIST's *-images-idx3-ubyte": (r"images.idx3-ubyte(\.gz)?$", read_idx),
+    "CIFAR's batches": (r"cifar-10-batches-py/batches\.meta$|cifar-100-python/meta$", read_by_torchvision),
+    "usps.bz2": (r"/usps\.bz2$", read_by_torchvision),
+    "SVHN's or SynthDigits' *_32x32.mat": (r"(train|test)_32x32\.mat$", read_matlab),
+    "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
+    "image folders <class>/*": ("", read_pictures),
+}
+
+
+def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
+    """The arrays of a file, folder or archive, not yet checked, and what the user is told about the reading.
+
+    Args:
+        path: In one of `FORMS`.
+        info: Of the set that it is to be; None for a new one.
+
+    Raises:
+        UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
+    """
+    if path.suffix == ".npz" and path.is_file():
+        return {key: values for key, values in read_npz(path).items() if not key.startswith("client_")}, []
+    with TemporaryDirectory(prefix="fedcli-") as temporary:
+        folder = path
+        if path.suffix == ".json" and path.is_file():
+            folder, names = path.parent, [path.name]
+        else:
+            if not path.is_dir():
+                folder = Path(temporary)
+                unpack(path, folder)
+            names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
+            names.sort(key=lambda name: name.split("/"))
+        common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
+        around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
+        folder, names, notes = folder / around, [name.removeprefix(f"{around}/") for name in names], []
+        for marker, read_form in FORMS.values():
+            if any(re.search(marker, f"{folder.absolute().name}/{name}") for name in names):
+                return read_form(Source(path, folder, names, info, notes)), notes
+    raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}.")
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Unpacks a zip or tar, compressed in any way, into an empty folder.
+
+    Raises:
+        UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
+    """
+    forms = ", ".join(FORMS)
+    with reading(path, f"an .npz file, or a folder or a whole .zip or .tar archive in one of these forms: {forms}"):
+        if not path.is_file():  # as a pipe, which would never end
+            raise ValueError("there is no such file or folder")
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                check_size(sum(member.file_size for member in archive.infolist()), path)
+                archive.extractall(folder)
+            return
+        with tarfile.open(path) as archive:
+            check_size(sum(member.size for member in archive), path)
+            archive.extractall(folder, filter="data")
+            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
+                pass
+
+
+ARCHIVES = {  # address and MD5 of those that torchvision does not have
+    "cinic10": (
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372",
+    ),
+    "tiny-imagenet": ("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+}  # fmt: skip
+DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source or name in ARCHIVES)
+
+
+def download(name: str, folder: Path) -> None:
+    """Downloads and unpacks the official files of a data set, compared with their MD5, by torchvision.
+
+    Args:
+        name: One of `DOWNLOADS`.
+        folder: An empty one.
+
+    Raises:
+        UserError: The site cannot be reached, or sends something else.
+    """
+    datasets, info, timeout = torchvision().datasets, KNOWN[name], socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        if name in ARCHIVES:
+            url, md5 = ARCHIVES[name]
+            datasets.utils.download_and_extract_archive(url, folder, md5=md5, remove_finished=True)
+            return
+        for part in PARTS:
+            options = {"split": part} if info.source == "SVHN" else {"train": part == "train"}
+            options |= {"split": info.split} if info.split else {}
+            getattr(datasets, info.source)(folder, download=True, **options)
+    except (OSError, RuntimeError, HTTPException) as error:
+        raise UserError(
+            f"'{name}' could not be downloaded ({' '.join(str(error).split())}); it needs a network; where there is "
+            f"none, bring the official files and run 'fedcli data import {name} PATH'."
+        ) from error
+    finally:
+        socket.setdefaulttimeout(timeout)

@@ -1,0 +1,164 @@
+"""The open claims, run in pieces on one machine after the other: the same bits, and nothing begun that is lost."""
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcli import registry
+from fedcli.cli.app import app
+from fedcli.data import datasets
+from fedcli.results import plans
+from fedcli.runs.checkpoints import STATES
+from fedcli.runs.records import environment, read_record
+
+FILE = Path(__file__).parent.parent / "results" / "evidence" / "evidence.py"
+MIB = 2**20
+
+
+@pytest.fixture
+def evidence(tmp_path, monkeypatch):
+    """The script, in an empty folder, with the committed records out of sight."""
+    spec = importlib.util.spec_from_file_location("evidence", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(plans, "shipped", list)
+    monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+class Process(SimpleNamespace):
+    """A program that has ended."""
+
+    __hash__ = object.__hash__
+
+    def poll(self):
+        """Its exit code."""
+        return self.returncode
+
+    def wait(self):
+        """Does not wait."""
+
+    def terminate(self):
+        """Does nothing any more."""
+
+
+def start_here(command, jobs):
+    """Runs `fedcli` in this process."""
+    return Process(returncode=CliRunner().invoke(app, command).exit_code)
+
+
+def ended(folder):
+    """Where the runs under a folder ended, by method."""
+    records = [read_record(file) for file in folder.rglob("record.json")]
+    return {record["method"]: record["summary"]["params_sha256"] for record in records}
+
+
+def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "WORK", [evidence.Work("", "fedfm:V", (row, "NMI")) for row in ("FedFM", "SCAFFOLD")])
+    monkeypatch.setattr(evidence, "start", start_here)
+    for name in ("whole", "first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir("whole")
+    evidence.main(["--tiny"])
+    monkeypatch.chdir(tmp_path / "first")
+    started = []
+
+    def start_once_round(command, jobs):
+        started.append(start_here([*command, "--time-limit=0s"], jobs))
+        if len(started) == 2:
+            raise KeyboardInterrupt  # as by SIGTERM
+        return started[-1]
+
+    monkeypatch.setattr(evidence, "start", start_once_round)
+    monkeypatch.setattr(evidence, "PART", 2**16)
+    evidence.main(["--tiny", "--carry", "out"])
+    parts = sorted(Path("out").iterdir())
+    assert len(parts) > 1
+    assert all(part.stat().st_size <= 2**16 for part in parts)
+    monkeypatch.setattr(evidence, "start", start_here)
+    monkeypatch.chdir(tmp_path / "second")
+    evidence.main(["--tiny", "--from", "../first/out"])
+    assert {len(read_record(file)["rounds"]) for file in (tmp_path / "first").rglob("record.json")} == {1}
+    assert list((tmp_path / "second").rglob(f"{STATES}/*")) != []  # SCAFFOLD's clients
+    assert len(ended(tmp_path / "whole")) == 2
+    assert ended(tmp_path / "second") == ended(tmp_path / "whole")
+    assert all("quality" in read_record(file) for file in (tmp_path / "second").rglob("record.json"))
+
+
+@pytest.fixture
+def records(evidence, monkeypatch):
+    """Records of runs by their folders, in place of files."""
+    made = {}
+    monkeypatch.setattr(evidence.Run, "record", property(lambda run: made.get(run.folder)))
+    monkeypatch.setattr(datasets, "present", lambda name: True)
+    return made
+
+
+def begun(run, seconds):
+    """A record of two rounds that took so many seconds each."""
+    hardware = environment(run.setup.device)["hardware"]
+    rounds, config = [{"round": 0}, {"round": 1}], run.setup.values()
+    return {
+        "config": config,
+        "hardware": hardware,
+        "rounds": rounds,
+        "seconds_total": 2 * seconds,
+        "status": "interrupted",
+    }
+
+
+def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, records):
+    runs = evidence.planned_runs("x", {}, None)
+    fedfm, fedavg, scaffold = (
+        next(run for run in runs if run.setup.method.name == name) for name in ("fedfm", "fedavg", "scaffold")
+    )
+    assert 42 * MIB < fedfm.nbytes == fedavg.nbytes < 44 * MIB
+    assert scaffold.nbytes == 11 * fedavg.nbytes
+
+    def seconds(run, active=(), left=500.0, carry=True):
+        return evidence.seconds_for(run, runs, active, left, carry)[0]
+
+    assert seconds(fedfm) == 500
+    assert seconds(scaffold) == evidence.TRIAL  # nobody knows yet how long it takes
+    assert seconds(scaffold, carry=False) == 500
+    assert seconds(fedavg, active=[fedfm]) == evidence.TRIAL  # only one of them can be carried
+    records[fedfm.folder] = begun(fedfm, 6.0)
+    assert seconds(fedfm) == 500
+    assert seconds(fedavg) == seconds(scaffold) == 0
+    assert seconds(fedavg, left=601) == seconds(scaffold, left=601) == 601
+    assert seconds(fedavg, left=0) == 0
+
+
+def test_a_run_that_cannot_be_carried_is_tried_and_goes_on_if_it_can_end(evidence, records, monkeypatch):
+    scaffold = next(run for run in evidence.planned_runs("x", {}, None) if run.setup.method.name == "scaffold")
+    for pace, expected in ((0.5, ["--time-limit=20s", "--time-limit=500s"]), (50.0, ["--time-limit=20s"])):
+        records.clear()
+        limits = []
+
+        def start(command, jobs, pace=pace, limits=limits):
+            limits.append(command[-1])
+            records[scaffold.folder] = begun(scaffold, pace) | {"status": ["interrupted", "finished"][len(limits) - 1]}
+            return Process(returncode=0)
+
+        monkeypatch.setattr(evidence, "start", start)
+        evidence.work_until(time.monotonic() + 500, [scaffold], jobs=1, carry=True)
+        assert limits == expected
+
+
+def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
+    runs = evidence.planned_runs("x", {}, None)
+    made = {(run.setup.method.name, json.dumps(run.given, sort_keys=True)) for run in runs}
+    names = {name for work in evidence.WORK if not work.instead for name in work.decides.split() if ":" in name}
+    claims = [claim for claim in registry.claims() if claim.name in names]
+    assert len(claims) == len(names) == 9
+    for claim in claims:
+        for cell in registry.find_table(claim.table).cells:
+            if cell.row in (claim.row, claim.than) and cell.column in claim.columns:
+                for seed in (0, 1, 2):
+                    assert (cell.method, json.dumps({**cell.settings, "seed": seed}, sort_keys=True)) in made, claim

@@ -1,0 +1,526 @@
+"""Tiny files in every form that is read: the official ones, image folders, archives of them, and downloads."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import string
+import tarfile
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import pytest
+import scipy.io
+from PIL import Image
+
+from fedcli.core.backbones import torchvision
+from fedcli.data import datasets, files, forms
+from fedcli.data.catalog import KNOWN
+from fedcli.data.files import PARTS
+from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FEDCLI_DATA", str(folder))
+    return folder
+
+
+def write_files(folder, contents):
+    """A folder with these contents by path."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_zip(path, contents):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return path
+
+
+def write_tar(path, contents, prefix=""):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+# What the sites give, by path
+
+
+def encoded(pixels, format="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format)
+    return file.getvalue()
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+def mnist_files(arrays, name):
+    names = {"x_train": "train-images-idx3", "y_train": "train-labels-idx1", "x_test": "t10k-images-idx3"}
+    names["y_test"] = "t10k-labels-idx1"
+    return {f"{file}-ubyte.gz": gzip.compress(idx(arrays[key])) for key, file in names.items()}
+
+
+def emnist_files(arrays, name):
+    split, contents = KNOWN[name].split, {"gzip/emnist-mnist-train-images-idx3-ubyte.gz": gzip.compress(b"?")}
+    for part in PARTS:
+        lying, labels = arrays[f"x_{part}"].transpose(0, 2, 1), arrays[f"y_{part}"] + (split == "letters")
+        for kind, values in (("images-idx3", lying), ("labels-idx1", labels)):
+            contents[f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz"] = gzip.compress(idx(values))
+    return contents
+
+
+def cifar_files(arrays, name):
+    source, label = getattr(torchvision().datasets, name.upper()), "fine_labels" if name == "cifar100" else "labels"
+    contents = {source.meta["filename"]: {source.meta["key"]: list(KNOWN[name].class_names)}}
+    for part, batches in (("train", source.train_list), ("test", source.test_list)):
+        for number, (file, _) in enumerate(batches):
+            x, y = (arrays[f"{kind}_{part}"][number :: len(batches)] for kind in "xy")
+            contents[file] = {"data": x.transpose(0, 3, 1, 2).reshape(-1, 3072), label: y.tolist()}
+    return {f"{source.base_folder}/{file}": pickle.dumps(content, 2) for file, content in contents.items()}
+
+
+def matlab_files(arrays, name):
+    contents = {}
+    for part in PARTS:
+        file, labels = io.BytesIO(), np.where(arrays[f"y_{part}"] == 0, 10, arrays[f"y_{part}"]).astype(np.uint8)
+        scipy.io.savemat(file, {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": labels[:, None]})
+        contents[f"{'' if name == 'svhn' else 'synth_'}{part}_32x32.mat"] = file.getvalue()
+    return contents
+
+
+def usps_files(arrays, name):
+    contents = {}
+    for part, file in (("train", "usps.bz2"), ("test", "usps.t.bz2")):
+        lines = []
+        for image, label in zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True):
+            values = (image.ravel() + 0.5) / 255 * 2 - 1  # half a step up, as torchvision rounds down
+            lines.append(f"{label + 1} " + " ".join(f"{i + 1}:{value:.6f}" for i, value in enumerate(values)))
+        contents[file] = bz2.compress(("\n".join(lines) + "\n").encode())
+    return contents
+
+
+def cinic_files(arrays, name):
+    contents = {"README.md": b"CINIC-10", "imagenet-contributors.csv": b"synset,image\n"}
+    for part in PARTS:
+        for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
+            contents[f"{part}/{KNOWN[name].class_names[label]}/n02690373_{i}.png"] = encoded(image)
+            contents[f"valid/{KNOWN[name].class_names[label]}/cifar10-train-{i}.png"] = encoded(255 - image)
+    return contents
+
+
+def tiny_files(arrays, name):
+    contents = {"wnids.txt": b"n00000000\n"}
+    for part in PARTS:
+        lines = []
+        for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
+            folder = f"train/n{label:08}" if part == "train" else "val"
+            contents[f"{folder}/images/{i}.JPEG"] = contents[f"test/images/{i}.JPEG"] = encoded(image)
+            lines.append(f"{i}.JPEG\tn{label:08}\t0\t32\t44\t62\n")
+            contents[f"{folder}/n{label:08}_boxes.txt"] = b"0\t0\t63\t63\n"
+    return contents | {"val/val_annotations.txt": "".join(lines).encode()}
+
+
+def mnist_m_files(arrays, name="mnist-m"):
+    contents = {}
+    for part in PARTS:
+        lines = []
+        for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
+            contents[f"mnist_m_{part}/{i:08}.png"] = encoded(image)
+            lines.append(f"{i:08}.png {label}\n")
+        contents[f"mnist_m_{part}_labels.txt"] = "".join(lines).encode()
+    return contents
+
+
+FILES = {
+    "mnist": mnist_files, "emnist-digits": emnist_files, "emnist-letters": emnist_files, "cifar10": cifar_files,
+    "cifar100": cifar_files, "svhn": matlab_files, "usps": usps_files, "cinic10": cinic_files,
+    "tiny-imagenet": tiny_files, "synth-digits": matlab_files, "mnist-m": mnist_m_files,
+}  # fmt: skip
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+def official_files(name, monkeypatch):
+    """Tiny files of a set, taken for the official ones, and the arrays that they hold."""
+    arrays = known_images(name)
+    if name == "tiny-imagenet":  # its classes have no names but these
+        arrays["class_names"] = [f"n{label:08}" for label in range(200)]
+    if name == "usps":  # its pixels are at most 254 after half a step up
+        arrays |= {f"x_{part}": np.minimum(arrays[f"x_{part}"], 254) for part in PARTS}
+    contents = FILES[name](arrays, name)
+    if name.startswith("cifar"):
+        source = getattr(torchvision().datasets, name.upper())
+        sums = {file.partition("/")[2]: md5(content) for file, content in contents.items()}
+        for field in ("train_list", "test_list"):
+            monkeypatch.setattr(source, field, [[file, sums[file]] for file, _ in getattr(source, field)])
+        monkeypatch.setattr(source, "meta", source.meta | {"md5": sums[source.meta["filename"]]})
+    return contents, arrays
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_official_files_are_read_in_folders_and_archives(name, tmp_path, monkeypatch):
+    contents, arrays = official_files(name, monkeypatch)
+    expected = from_npz(name, tmp_path / "npz", **arrays)
+    folder = write_files(tmp_path / "folder", contents)
+    for path in (
+        folder,
+        write_zip(tmp_path / "set.zip", contents),
+        write_tar(tmp_path / "set.tgz", contents, "./one/folder/more/"),
+    ):
+        assert_same(expected, imported(name, path))
+    (parent,) = {file.parent for file in folder.rglob("*") if file.is_file()} if name not in DEEP else (folder,)
+    monkeypatch.chdir(parent)
+    assert_same(expected, imported(name, "."))
+
+
+DEEP = ("cinic10", "tiny-imagenet", "mnist-m")
+
+
+def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
+    arrays = known_images("mnist")
+    expected, contents = from_npz("mnist", tmp_path / "npz", **arrays), mnist_files(arrays, "mnist")
+    raw = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in contents.items()}
+    kaggle = {name.replace("-idx", ".idx"): content for name, content in raw.items()}
+    again = {name: gzip.compress(raw[name.removesuffix(".gz")], 1) for name in contents}
+    for number, names in enumerate((raw, kaggle, again, {**raw, **contents})):
+        assert_same(expected, imported("mnist", write_files(tmp_path / str(number) / "MNIST" / "raw", names)))
+    write_files(tmp_path / "0" / "FashionMNIST" / "raw", raw)
+    refused(lambda: datasets.import_path("mnist", tmp_path / "0"), "several data sets", "FashionMNIST/raw, MNIST/raw")
+
+
+# Downloads
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder that a server gives, and its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    (tmp_path / "site").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path / "site")) as server:
+        Thread(target=server.serve_forever).start()
+        yield tmp_path / "site", f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def serve(name, contents, folder, address, monkeypatch):
+    """Has the site give the files of a set, and torchvision ask it for them."""
+    source = getattr(torchvision().datasets, KNOWN[name].source or "", None)
+    if name in ("mnist", "svhn", "usps"):
+        write_files(folder, contents)
+        entries = [[address + file, file, md5(content)] for file, content in contents.items()]
+        monkeypatch.setattr(source, "split_list", dict(zip(PARTS, entries, strict=False)), raising=False)
+        monkeypatch.setattr(source, "resources", [entry[1:] for entry in entries], raising=False)
+        monkeypatch.setattr(source, "mirrors", [f"{address}nowhere/", address], raising=False)
+        return
+    write = write_zip if "emnist" in name else write_tar
+    archive = write(folder / ("gzip.zip" if "emnist" in name else "a.tar.gz"), contents)
+    url, total = address + archive.name, md5(archive.read_bytes())
+    if source is None:
+        monkeypatch.setitem(forms.ARCHIVES, name, (url, total))
+    else:
+        monkeypatch.setattr(source, "url", url)
+        monkeypatch.setattr(source, "md5" if "emnist" in name else "tgz_md5", total)
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist-letters", "cifar10", "svhn", "usps", "cinic10"])
+def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch):
+    contents, arrays = official_files(name, monkeypatch)
+    expected = from_npz(name, tmp_path / "npz", **arrays)
+    (cache / f"{name}.npz").unlink()
+    serve(name, contents, *site, monkeypatch)
+    file = max(site[0].iterdir(), key=lambda path: path.stat().st_size)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    refused(lambda: datasets.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH")
+    file.unlink()
+    refused(lambda: datasets.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
+    assert not list(cache.iterdir())
+    file.write_bytes(whole)
+    assert datasets.download(name) == cache / f"{name}.npz"
+    assert_same(expected, datasets.load(name))
+    file.unlink()
+    assert datasets.download(name) == cache / f"{name}.npz"  # it is there
+
+
+# FEMNIST, whose writers are held out
+
+
+def leaf_files(num_writers=20, per_file=8, first=0):
+    """LEAF's files by name, and of each writer images and labels."""
+    rng, written, contents = np.random.default_rng(first), {}, {}
+    for number in rng.permutation(num_writers):
+        count = rng.integers(1, 9)
+        x, y = rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 62, count)
+        written[f"f{first + number:04}_{number % 50:02}"] = x, y
+    names = list(written)
+    for start in range(0, num_writers, per_file):
+        users, data = names[start : start + per_file], {}
+        for user in users:
+            x, y = written[user]
+            data[user] = {"x": (x.reshape(-1, 784) / 255).tolist(), "y": y.tolist()}
+        content = {"users": users, "num_samples": [len(written[user][1]) for user in users], "user_data": data}
+        contents[f"all_data_{start // per_file}.json"] = json.dumps(content).encode()
+    return contents, written
+
+
+def by_writer(dataset, part):
+    """The images, with labels, of each writer's number."""
+    writers = {}
+    for pixels, label, writer in examples(dataset, part, "y", "writer"):
+        writers.setdefault(writer, []).append((pixels, label))
+    return writers
+
+
+def test_femnist_holds_writers_out(tmp_path):
+    contents, written = leaf_files()
+    dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
+    assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+    assert dataset.fingerprint == "53bf9db4fce3e4f2"  # the tenth is a fixed one
+    train, test = by_writer(dataset, "train"), by_writer(dataset, "test")
+    assert len(test) == 2
+    assert not set(train) & set(test)
+    for number, name in enumerate(sorted(written)):
+        x, y = written[name]
+        assert {**train, **test}[number] == examples({"x_train": x, "y_train": y}, "train", "y")
+    renamed = {f"all_data/all_data_{9 - number}.json": content for number, content in enumerate(contents.values())}
+    other = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
+    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | other))
+    assert_same(dataset, datasets.load("femnist"))
+    assert notes == ["left out: sampled_data"]
+    single = imported("femnist", write_files(tmp_path / "single", leaf_files(5, 5)[0]) / "all_data_0.json")
+    assert len(by_writer(single, "train")) == 4
+
+
+def test_a_split_that_leaf_has_made_is_taken(tmp_path):
+    train, (test, of_test) = leaf_files()[0], leaf_files(6, first=100)
+    contents = {f"train/{name}": content for name, content in train.items()}
+    contents |= {f"{folder}/{name}": content for name, content in test.items() for folder in ("test", "all_data")}
+    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", contents))
+    dataset = datasets.load("femnist")
+    assert (len(by_writer(dataset, "train")), len(by_writer(dataset, "test"))) == (20, 6)
+    assert len(dataset.y_test) == sum(len(y) for _, y in of_test.values())
+    assert notes == ["left out: all_data"]
+
+
+# Files that are wrong
+
+
+def leaf(change):
+    """A file of LEAF's whose content was changed."""
+    content = json.loads(next(iter(leaf_files(4, 4)[0].values())))
+    change(content)
+    return {"all_data_0.json": json.dumps(content).encode()}
+
+
+def without(contents, name):
+    return {file: content for file, content in contents.items() if not file.endswith(name)}
+
+
+LEAF = leaf_files()[0]
+SYNTH = matlab_files(known_images("synth-digits"), "synth-digits")
+LISTED = mnist_m_files(known_images("mnist-m"))
+MNIST = mnist_files(known_images("mnist"), "mnist")
+BAD_FILES = {
+    "no JSON": ("femnist", {"all_data_0.json": b"users"}, "all_data_0.json", "one of LEAF's files"),
+    "no data of a writer": ("femnist", leaf(lambda c: c["user_data"].pop(c["users"][1])), "one of LEAF's files"),
+    "bytes": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, 128)), "from 0 to 1"),
+    "other images": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]].update(x=[[0.5] * 783])), "784 values"),
+    "class 62": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].__setitem__(0, 62)), "0 to 61"),
+    "labels missing": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].append(1)), "a label"),
+    "one writer": ("femnist", leaf_files(1)[0], "too few writers", "got 1"),
+    "a writer twice": ("femnist", LEAF | {"all_data_9.json": LEAF["all_data_1.json"]}, "is there twice"),
+    "an image missing": ("tiny-imagenet", without(tiny_files(images((4, 4), 9), ""), "val/images/7.JPEG"), "7.JPEG"),
+    "an image not listed": ("mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, "do not fit", "9.png"),
+    "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "MATLAB"),
+    "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "has no x_test"),
+    "no labels": ("mnist", without(MNIST, "t10k-labels-idx1-ubyte.gz"), "has no y_test"),
+    "a cut gzip": ("mnist", {**MNIST, **{k: v[:-9] for k, v in MNIST.items() if "t10k-i" in k}}, "t10k-images"),
+    "a batch changed": ("cifar10", lambda: cifar_files(known_images("cifar10"), "cifar10"), "files of CIFAR10"),
+    "half of USPS": ("usps", without(usps_files(known_images("usps"), "usps"), "usps.t.bz2"), "usps.t.bz2"),
+    "nothing": ("mnist", {".hidden": b""}, "is empty", "image folders"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_are_refused(tmp_path, cache, case):
+    name, contents, *words = BAD_FILES[case]
+    contents = contents() if callable(contents) else contents
+    refused(lambda: datasets.import_path(name, write_files(tmp_path / "files", contents)), *words)
+    assert not cache.exists()
+
+
+def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, monkeypatch):
+    contents = cinic_files(known_images("cinic10"), "cinic10")
+    paths = [write_tar(tmp_path / "a.tar.gz", contents), write_zip(tmp_path / "a.zip", contents)]
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-5000])
+    flipped = write_tar(tmp_path / "b.tar.gz", contents)
+    content = bytearray(flipped.read_bytes())
+    content[-6] ^= 1  # in the checksum at the end
+    flipped.write_bytes(content)
+    (tmp_path / "usps.bz2").write_bytes(b"hello")
+    outside = write_tar(tmp_path / "c.tar.gz", contents, "../")
+    for path in (*paths, flipped, tmp_path / "usps.bz2", outside):
+        refused(lambda path=path: datasets.import_path("cinic10", path), path, "cannot be read", ".zip or .tar")
+    monkeypatch.setattr(files, "LIMIT", 10_000)
+    for path in (write_zip(paths[1], contents), write_tar(paths[0], contents), write_files(tmp_path / "f", contents)):
+        refused(lambda path=path: datasets.import_path("cinic10", path), path, "unpacks to more than")
+    assert not cache.exists()
+
+
+# Image folders
+
+
+def test_domains_come_from_npz_and_folders_alike(tmp_path):
+    arrays = images((4, 4), 2, per_class=(6, 4))
+    arrays |= {"domain_train": np.tile([1, 0], 6), "domain_test": np.tile([1, 0], 4)}
+    arrays |= {f"y_{part}": np.repeat([0, 1], count) for part, count in (("train", 6), ("test", 4))}
+    arrays["x_train"][1] = arrays["x_train"][0]  # the same picture in two domains
+    npz = from_npz("offices", tmp_path / "a", **arrays, class_names=["bag", "cup"], domain_names=["amazon", "webcam"])
+    folder = write_folder(tmp_path / "b", arrays, ["bag", "cup"], ["amazon", "webcam"])
+    assert_same(npz, imported("offices", folder))
+    assert npz.domain_train.bincount().tolist() == [6, 6]
+    assert from_npz("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
+
+
+def test_val_stands_for_test_and_is_left_out_beside_it(tmp_path):
+    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
+    expected = imported("mine", folder)
+    shutil.copytree(folder / "train", folder / "val")
+    assert datasets.import_path("mine", folder)[1] == ["left out: val"]
+    assert_same(expected, datasets.load("mine"))
+    shutil.rmtree(folder / "val")
+    (folder / "test").rename(folder / "val")
+    assert_same(expected, imported("mine", folder))
+
+
+def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
+    arrays = images((4, 4), 2)
+    folder = write_folder(tmp_path / "images", arrays, ["ant", "bee"])
+    for place in (folder, folder / "train" / "ant"):
+        (place / ".DS_Store").touch()
+    (folder / "README.md").touch()
+    (folder / "train" / "bee").rename(tmp_path / "elsewhere")
+    (folder / "train" / "bee").symlink_to(tmp_path / "elsewhere")
+    grey = imported("mine", folder)
+    file = next((folder / "test" / "bee").glob("*.png"))
+    Image.open(file).convert("RGB").save(file)
+    colour = imported("mine", folder)
+    assert (grey.channels, colour.channels, len(colour.y_train)) == (1, 3, 6)
+    assert examples(colour, "train") == examples({"x_train": grey.x_train.expand(-1, 3, -1, -1)}, "train")
+
+
+def spoil_cut(folder):
+    path = folder / "test" / "bee" / "cut.png"
+    path.write_bytes(encoded(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30])
+
+
+def in_domain(folder):
+    """Moves all into one of two domains; the other has no images to test on."""
+    for part in PARTS:
+        (folder / "left").mkdir(exist_ok=True)
+        (folder / part).rename(folder / "left" / part)
+    shutil.copytree(folder / "left" / "train", folder / "right" / "train")
+
+
+BAD_FOLDERS = {
+    "a file that is no image": (lambda f: (f / "train" / "ant" / "notes.txt").write_text(""), "notes.txt", "image"),
+    "a partial image": (spoil_cut, "cut.png", "an image"),
+    "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),
+    "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
+    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "4 x 5", "4 x 4"),
+    "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "train/bee", "no images"),
+    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/train/Ant"),
+    "no test": (lambda f: shutil.rmtree(f / "test"), "images/test/ant"),
+    "no test of a domain": (in_domain, "images/right/test/ant"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_bad_folders_are_refused(tmp_path, cache, case):
+    spoil, *words = BAD_FOLDERS[case]
+    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
+    spoil(folder)
+    refused(lambda: datasets.import_path("mine", folder), *words)
+    assert not cache.exists()
+
+
+def office_pictures(domains, classes):
+    """For each domain and class some pictures of different sizes, by the names of their files."""
+    rng, pictures = np.random.default_rng(0), {}
+    for domain in domains:
+        for name in classes:
+            shapes = [(*rng.integers(20, 60, 2), 3) for _ in range(rng.integers(5, 16))]
+            pictures[domain, name] = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
+    return pictures
+
+
+def write_office(folder, pictures, inner="", spelling=lambda domain: domain):
+    for (domain, name), pixels in pictures.items():
+        path = folder / spelling(domain) / inner / name
+        write_files(path, {f"frame_{i:04}.jpg": encoded(x) for i, x in enumerate(pixels)})
+    return folder
+
+
+def test_whole_domains_are_resized_and_divided_by_class(tmp_path):
+    classes = [f"thing_{number:02}" for number in range(31)]
+    pictures = office_pictures(["amazon", "dslr", "webcam"], classes)
+    dataset = imported("office31", write_office(tmp_path / "a", pictures, "images"))
+    assert (dataset.domain_names, dataset.class_names) == (("amazon", "dslr", "webcam"), tuple(classes))
+    assert (dataset.x_train.shape[1:], dataset.fingerprint) == ((3, 32, 32), "1c5609dee62989e3")
+    expected = []
+    for (domain, name), pixels in pictures.items():
+        number, label = dataset.domain_names.index(domain), classes.index(name)
+        expected += [(np.asarray(Image.fromarray(x).resize((32, 32), 2)).tobytes(), label, number) for x in pixels]
+        cell = (dataset.y_test == label) & (dataset.domain_test == number)
+        assert cell.sum() == round(len(pixels) / 5)
+    assert sorted(row for part in PARTS for row in examples(dataset, part, "y", "domain")) == sorted(expected)
+    reordered = {cell: sorted(pixels, key=np.size) for cell, pixels in pictures.items()}
+    assert_same(dataset, imported("office31", write_office(tmp_path / "b", reordered)))
+
+
+def test_domains_get_the_official_names_and_order(tmp_path):
+    names, classes = ["Art", "Clipart", "Product", "Real World"], [f"class{number:02}" for number in range(65)]
+    pictures = {cell: pixels[:5] for cell, pixels in office_pictures(names, classes).items()}
+    first = imported("office-home", write_office(tmp_path / "a", pictures))
+    assert first.domain_names == tuple(names)
+    spelling = {"Art": "art", "Clipart": "clipart", "Product": "PRODUCT", "Real World": "real_world"}
+    assert_same(first, imported("office-home", write_office(tmp_path / "b", pictures, spelling=spelling.get)))
+    (tmp_path / "b" / "art").rename(tmp_path / "b" / "z")
+    refused(lambda: datasets.import_path("office-home", tmp_path / "b"), "the domains in", "'office-home'", "Art, Clip")
+    single = write_folder(tmp_path / "d", images((32, 32, 3), 65), classes)
+    refused(lambda: datasets.import_path("office-home", single), "the domains in", "got 0")
+
+
+def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
+    pictures = {cell: [x[:16, :16] for x in pixels] for cell, pixels in office_pictures("lr", ["ant", "bee"]).items()}
+    _, notes = datasets.import_path("mine", write_office(tmp_path / "b", pictures))
+    dataset = datasets.load("mine")
+    assert notes == ["a fixed fifth of each class is kept to test on"]
+    assert dataset.domain_names == ("l", "r")
+    assert len(dataset.y_train) + len(dataset.y_test) == sum(map(len, pictures.values()))
+    alone = imported("mine", tmp_path / "b" / "l")
+    assert (alone.domain_names, alone.class_names) == ((), ("ant", "bee"))
+    assert alone.y_test.bincount().tolist() == [round(len(pictures["l", name]) / 5) for name in alone.class_names]

@@ -1,0 +1,126 @@
+"""Which runs are the same experiment: what changes the key of a run's settings and what does not, and who asks."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import hypothesis
+import pandas as pd
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fedcli
+from fedcli import Cell, Table
+from fedcli.cli.app import app
+from fedcli.registry import find_method
+from fedcli.results import claims, comparison, frame, plans
+from fedcli.runs.config import RunConfig, resolve
+from fedcli.runs.records import read_record
+from fedcli.runs.settings import NOT_SETTINGS, differences, draft, key, settings
+from tests.test_old_runs import OLD, SETTINGS
+
+BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}
+METHODS = ("fedavg", "fedfm", "fedprox", "feddyn")
+# What decides where and how a run is made, but not what comes of it.
+OTHERWISE = {
+    "seed": (1, 2), "device": ("cpu",), "clients_per_chunk": ("1", "2"), "state_memory": ("1M",), "drift_every": (1,),
+    "checkpoint_every": (1,), "keep_states": (True,),
+}  # fmt: skip
+
+
+def settings_of(method: str, **options):
+    """The settings of a planned run."""
+    return settings(draft(resolve(find_method(method), {**BASE, **options}, need_data=False)))
+
+
+def other_value(field: dataclasses.Field, value):
+    """Another value of an option, which it may have; None where there is none to try."""
+    about = field.metadata
+    if about["choices"]:
+        return next(choice for choice in about["choices"] if choice != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        tried = (value + 1, value / 2, value - 1) if isinstance(value, float) else (value + 1, value - 1)
+        low = -1e9 if about["low"] is None else about["low"]
+        high = 1e9 if about["high"] is None else about["high"]
+        return next((other for other in tried if low < other < high), None)
+    return None
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(data=st.data(), method=st.sampled_from(METHODS))
+def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_not(data, method):
+    chosen = find_method(method)
+    before = settings_of(method)
+    fields = [*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config)]
+    fields = [field for field in fields if field.name in before and field.name not in ("cohort_size", "partition_seed")]
+    field = data.draw(st.sampled_from(fields))
+    value = other_value(field, before[field.name])
+    if value is not None and field.name != "local_test":  # the protocol says whether there are such parts
+        after = settings_of(method, **{field.name: value})
+        assert key(after) != key(before), field.name
+        assert differences(after, before)[field.name] == (value, before[field.name])
+    name = data.draw(st.sampled_from([*OTHERWISE]))
+    assert settings_of(method, **{name: data.draw(st.sampled_from(OTHERWISE[name]))}) == before
+    assert {*OTHERWISE} == {*NOT_SETTINGS}
+
+
+def test_fewer_rounds_are_another_run_and_another_form_of_the_partitions_flag_is_none():
+    assert key(settings_of("fedavg", rounds=2)) != key(settings_of("fedavg"))
+    assert key(settings_of("fedavg", partition="dirichlet:.5")) == key(settings_of("fedavg", partition="dirichlet:0.5"))
+
+
+def test_a_run_has_the_settings_that_it_was_planned_with(tmp_path):
+    options = {**BASE, "rounds": 1, "train_examples": 120, "device": "cpu"}
+    run = fedcli.run("fedprox", out=tmp_path / "run", seed=3, **options)
+    planned = resolve(find_method("fedprox"), {**options, "seed": 5}, need_data=False)
+    assert settings(run.record) == settings(draft(planned))
+
+
+def test_an_older_run_stands_in_its_cell(tmp_path):
+    shutil.copytree(OLD / "finished", tmp_path / "runs" / "old")
+    record = read_record(tmp_path / "runs" / "old")
+    given = {name: record["config"][name] for name in (*SETTINGS, "partition", "backbone", "lr")}
+    cell = Cell("FedAvg", "digits", "fedavg", given)
+    table = Table("own:1", "one cell", ("FedFM", "none"), (cell,), (record["seed"],))
+    plan = plans.plan(table, tmp_path / "runs")
+    assert [run.state for run in plan.runs] == ["finished"]
+    other = dataclasses.replace(table, cells=(Cell("FedAvg", "digits", "fedavg", {**given, "lr": 0.5}),))
+    assert [run.state for run in plans.plan(other, tmp_path / "runs").runs] == ["not run"]
+
+
+def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
+    options = ["--dataset", "digits", "--rounds", "2", "--train-examples", "120", "--device", "cpu", "--seeds", "0,1"]
+    done = CliRunner().invoke(app, ["run", "fedavg,fedprox", *options, "--out", str(tmp_path / "r")])
+    assert done.exit_code == 0, done.output
+    assert len(frame.find_records([tmp_path / "r"])) == 4
+    for what, column, rows in (("round", "round", 8), ("client", "client", 40)):
+        file = tmp_path / f"{what}.csv"
+        CliRunner().invoke(app, ["table", str(tmp_path / "r"), "--per", what, "--out", str(file)])
+        table = pd.read_csv(file)
+        assert len(table) == rows
+        assert table["method"].unique().tolist() == ["fedavg", "fedprox"]
+        assert table[column].min() == (what == "round")
+    first = frame.find_records([tmp_path / "r"])[0]
+    history = fedcli.load(tmp_path / "r" / "fedavg" / "seed-0").history
+    assert history["test_accuracy"].tolist() == [100 * entry["test_accuracy"] for entry in first["rounds"]]
+
+
+def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
+    table = fedcli.registry.find_table("fedfm:III")
+    plan = plans.plan(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
+    (run,) = plan.runs
+    assert (run.setup.run.dataset, str(run.setup.partition)) == ("digits", "dirichlet:0.5")
+    assert plan.reduction == "digits, at most 20 rounds, at most 2 local epochs"
+    assert comparison.compare(plan).reduced == plan.reduction
+
+
+def test_the_verdicts_that_are_installed_are_those_of_the_records():
+    known = claims.answers(fedcli.registry.claims(), frame.shipped())
+    without = claims.with_shipped(claims.answers(fedcli.registry.claims(), []))
+    verdicts = {answer.claim.name: answer.verdict for answer in known if answer.has_runs}
+    assert len(verdicts) >= 10
+    assert {answer.claim.name: answer.verdict for answer in without if answer.has_runs} == verdicts
+    texts = {answer.claim.name: answer.ours(answer.evidence[0]) for answer in known if answer.has_runs}
+    assert {answer.claim.name: answer.ours(answer.evidence[0]) for answer in without if answer.has_runs} == texts
