@@ -240,7 +240,7 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
             raise UserError("seed 1 cannot run.")
         return load_data(setup)
 
-    monkeypatch.setattr(prepare, "load_data", refuses_seed_1)
+    monkeypatch.setattr(runs, "load_data", refuses_seed_1)
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 

@@ -178,8 +178,6 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
     ("arguments", "message"),
     [
         (("--lr", "0.1,0"), "--lr must be > 0 (got 0)"),
-        (("--lr", "0.1,"), "--lr must be of type float (got '')"),
-        (("--lr", "0.1,0.1"), "--lr has a value twice (got 0.1,0.1)"),
         (("--rounds", "1,x"), "--rounds must be of type int (got 'x')"),
         (("--cohort-size", "2,30"), "--cohort-size 30 is larger than --num-clients 4"),
         (("--seed", "0,1"), "Invalid value for '--seed'"),

@@ -22,7 +22,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1700, "core": 3460, "data": 1655, "runs": 4245, "results": 3880, "figures": 1850, "bench": 705, "cli": 2105,
+    "top": 1700, "core": 3460, "data": 1655, "runs": 4010, "results": 3880, "figures": 1850, "bench": 705, "cli": 2105,
     "scripts": 1055,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 20640, "bytes": 967_500, "statements": 11040}

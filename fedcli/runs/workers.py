@@ -202,21 +202,19 @@ def joined() -> Iterator[Group]:
     An error inside ends all of them.
     """
     global _current
-    if launched() and _current is _ALONE:
+    connects = launched() and _current is _ALONE
+    if connects:
         _current = _connected()
-        try:
-            with joined() as group:
-                yield group
-        finally:
-            _current = _ALONE
-            dist.destroy_process_group()  # closes the connections, which the others see
-        return
     try:
         yield _current
     except BaseException as error:
         if _current.count > 1:
             _current.end(error)
         raise
+    finally:
+        if connects:
+            _current = _ALONE
+            dist.destroy_process_group()  # closes the connections, which the others see
 
 
 def _connected() -> Group:
