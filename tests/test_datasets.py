@@ -28,26 +28,27 @@ def cache(tmp_path, monkeypatch):
 # Built in
 
 
-@pytest.mark.parametrize("name", ["digits", "digit-domains", "photos"])
-def test_built_in_sets_are_what_describe_says(name):
+@pytest.mark.parametrize(
+    ("name", "fingerprint"),
+    [("digits", "f189372feed12906"), ("digit-domains", "0786ac5c8f7a8b88"), ("photos", "5abcbde18938ec7c")],
+)
+def test_built_in_sets_are_those_of_the_records_and_what_describe_says(name, fingerprint):
     dataset = datasets.load(name)
+    assert dataset.fingerprint == fingerprint
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
     assert datasets.describe(name) == {
         "name": name, "kind": "built-in", "present": True, "note": "", "train": len(dataset.x_train),
         "test": len(dataset.x_test), "classes": dataset.num_classes, "shape": shape,
     }  # fmt: skip
-    assert dataset.class_names == (("photo",) if name == "photos" else tuple("0123456789"))
-    assert (dataset.x_train.shape[1:], dataset.x_train.dtype, dataset.y_train.dtype) == (
-        shape,
-        torch.uint8,
-        torch.int64,
-    )
+    assert (dataset.x_train.shape[1:], dataset.x_train.dtype, dataset.y_train.dtype) == (shape, torch.uint8, torch.long)
     assert dataset.x_train.is_contiguous()
+    for part in PARTS:
+        keys = slow_order(dataset, part)
+        assert keys == sorted(keys)
 
 
 def test_digits_are_those_of_scikit_learn_divided_by_class():
     dataset, source = datasets.load("digits"), load_digits()
-    assert dataset.fingerprint == "f189372feed12906"
     expected = sorted(
         (bytes(int(value * 255 / 16 + 0.5) for value in image.ravel()), int(label))
         for image, label in zip(source.images, source.target, strict=True)
@@ -68,23 +69,6 @@ def test_a_digit_is_in_the_same_part_of_every_domain(monkeypatch):
         assert (x[0] == np.stack(enlarged)[..., None]).all()
         assert (x[1] == 255 - x[0]).all()
         assert (x[2] == x[0]).all()  # the difference from black
-    font = {part: domains[f"x_{part}"][-len(digits[f"y_{part}"]) :] for part in PARTS}
-    drawings = {part: {image.tobytes() for image in font[part]} for part in PARTS}
-    assert not drawings["train"] & drawings["test"]
-    assert len(drawings["train"]) > 0.99 * len(font["train"])
-
-
-def test_photographs_and_typefaces_differ_between_images_and_show_the_digit():
-    dataset = datasets.load("digit-domains")
-    assert dataset.domain_names == ("plain", "inverted", "photo", "font")
-    photo, font = (dataset.x_train[dataset.domain_train == d].float() for d in (2, 3))
-    assert (photo[:, 0] != photo[:, 2]).float().mean() > 0.5  # coloured
-    assert (font[:, 0] == font[:, 2]).all()
-    # Nearest class mean on the test part: the renderings would fail it if labels and drawings did not belong together.
-    x, y = (values[dataset.domain_test == 3] for values in (dataset.x_test.float(), dataset.y_test))
-    means = torch.stack([font[dataset.y_train[dataset.domain_train == 3] == c].mean(0) for c in range(10)])
-    guess = torch.cdist(x.flatten(1), means.flatten(1)).argmin(1)
-    assert (guess == y).float().mean() > 0.7
 
 
 # Canonical order
@@ -98,13 +82,6 @@ def slow_order(dataset, part):
         pixels = hashlib.blake2b(x[i].permute(1, 2, 0).numpy().tobytes(), digest_size=8)
         keys.append((y[i].item(), pixels.digest(), 0 if domain is None else domain[i].item()))
     return keys
-
-
-@pytest.mark.parametrize("name", ["digits", "digit-domains"])
-def test_examples_are_in_canonical_order(name):
-    for part in PARTS:
-        keys = slow_order(datasets.load(name), part)
-        assert keys == sorted(keys)
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (5, 5, 3)])
@@ -177,13 +154,8 @@ def test_take_keeps_one_of_every_class_however_rare():
     toy = datasets.Dataset("toy", x, labels, x, labels, tuple("abcde"))
     assert datasets.take(toy, 5, 0).y_train.tolist() == [0, 1, 2, 3, 4]
     assert datasets.take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
-    for seed in range(5):
-        assert datasets.take(toy, 100, seed).fingerprint == toy.fingerprint
-
-
-@pytest.mark.parametrize("count", [0, 9, 1439])
-def test_take_refuses_too_few_and_too_many(count):
-    refused(lambda: datasets.take(datasets.load("digits"), count, 0), f"--train-examples {count}", "10 to 1438")
+    for count in (4, 101):
+        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "5 to 100")
 
 
 def test_channel_statistics():
@@ -324,7 +296,7 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
 
 def test_files_that_are_no_npz_are_refused(tmp_path):
     path = tmp_path / "images.npz"
-    refused(lambda: datasets.import_path("mine", path), "no file or folder at", "images.npz")
+    refused(lambda: datasets.import_path("mine", path), "there is no such file or folder", "images.npz")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")

@@ -98,16 +98,6 @@ KNOWN = {
     ),
     "digits-real-4": DatasetInfo(3, 16, _DIGITS, 2_030, 2_077, domain_names=("mnist", "digits", "photo", "font")),
 }  # fmt: skip
-_OFFICES = {  # training images of each domain as published, and test images of the leaky set
-    "office-caltech": ((368, 431, 60, 113), 2533),
-    "office31": ((1082, 192, 305), 4110),
-    "office-home": ((1400, 2000, 2500, 2000), 15588),
-}
-for _kind in ("private", "leaky"):
-    for _name, (_numbers, _num_test) in _OFFICES.items():
-        KNOWN[f"{_name}-{_kind}"] = KNOWN[_name]._replace(
-            files="", num_train=sum(_numbers), num_test=_num_test if _kind == "leaky" else None
-        )
 
 
 def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
@@ -232,8 +222,8 @@ def _drawn(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[n
     train = rng.permutation(allowed)[: share.num_train]
     if len(train) < share.num_train:
         raise UserError(
-            f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images for its domain "
-            f"'{domain}'); {share.num_train} are needed; import the whole set."
+            f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images); its domain '{domain}' "
+            f"needs {share.num_train}; import the whole set."
         )
     if share.division == "pooled":
         test = np.setdiff1d(test, train)
@@ -267,8 +257,7 @@ def _femnist_digits(load: Load) -> Arrays:
     source = load("femnist")
     if "writer_train" not in source:
         raise UserError(
-            "'femnist' does not say who wrote what (got images and labels only); 'femnist-digits' is made from LEAF's "
-            "files; import 'femnist' from those."
+            "'femnist' does not say who wrote what (got images and labels only); import it from LEAF's files."
         )
     x, y, writer = (np.concatenate([source[f"{kind}_{part}"] for part in PARTS]) for kind in ("x", "y", "writer"))
     x, y, writer = (values[y < 10] for values in (x, y, writer))
@@ -286,35 +275,30 @@ RECIPES = {
     "photos": Recipe((), builtin.photos),
     "mnist-m": Recipe(("mnist",), _mnist_m, "blended with scikit-learn's photographs"),
     "femnist-digits": Recipe(("femnist",), _femnist_digits),
-    "mixed-digits": mixture(
-        "mixed-digits",
-        (
-            Share("mnist", 7430),
-            Share("svhn", 7430),
-            Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
-            Share("synth-digits", 7430),
-            Share("mnist-m", 7430),
-        ),
-    ),
-    "digits-4": mixture(
-        "digits-4",
-        (Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
-    ),
+    "mixed-digits": mixture("mixed-digits", [
+        Share("mnist", 7430), Share("svhn", 7430),
+        Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
+        Share("synth-digits", 7430), Share("mnist-m", 7430),
+    ]),
+    "digits-4": mixture("digits-4", [
+        Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800),
+    ]),
     # For real images without more than MNIST, in numbers as uneven as those of digits-4.
-    "digits-real-4": mixture(
-        "digits-real-4",
-        (
-            Share("mnist", 150, num_test=1000),
-            Share("digits", 80),
-            Share("digit-domains", 1200, domain="photo"),
-            Share("digit-domains", 600, domain="font"),
-        ),
-    ),
+    "digits-real-4": mixture("digits-real-4", [
+        Share("mnist", 150, num_test=1000), Share("digits", 80),
+        Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
+    ]),
+}  # fmt: skip
+_OFFICES = {  # training images of each domain as published, and test images of the leaky set
+    "office-caltech": ((368, 431, 60, 113), 2533),
+    "office31": ((1082, 192, 305), 4110),
+    "office-home": ((1400, 2000, 2500, 2000), 15588),
 }
-for _name, (_numbers, _num_test) in _OFFICES.items():
-    _pairs = zip(_numbers, KNOWN[_name].domain_names, strict=True)
-    _private = [Share(_name, number, domain=domain) for number, domain in _pairs]
-    _leaky = [share._replace(division="leaky") for share in _private]
-    RECIPES[f"{_name}-private"] = mixture(f"{_name}-private", _private)
-    RECIPES[f"{_name}-leaky"] = mixture(f"{_name}-leaky", _leaky, "tested on its training images too")
+for _kind, _division, _note in (("private", "parts", ""), ("leaky", "leaky", "tested on its training images too")):
+    for _source, (_numbers, _num_test) in _OFFICES.items():
+        _name, _info = f"{_source}-{_kind}", KNOWN[_source]._replace(files="", num_train=sum(_numbers))
+        KNOWN[_name] = _info if _kind == "private" else _info._replace(num_test=_num_test)
+        _pairs = zip(_numbers, _info.domain_names, strict=True)
+        _shares = [Share(_source, number, domain=domain, division=_division) for number, domain in _pairs]
+        RECIPES[_name] = mixture(_name, _shares, _note)
 BUILT_IN = tuple(name for name, recipe in RECIPES.items() if not recipe.needs)

@@ -167,23 +167,13 @@ def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
     """
     if name in BUILT_IN or not _NAME.fullmatch(name):
         reason = "is built in" if name in BUILT_IN else "is not possible"
-        raise UserError(
-            f"the name '{name}' {reason}; an imported set is called by a-z, 0-9 and -; choose another name."
-        )
+        raise UserError(f"the name '{name}' {reason}; imported sets are called by a-z, 0-9 and -; choose another name.")
     info = KNOWN.get(name)
     if name in RECIPES and not info.files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
-    path = Path(path)
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(
-            f"there is no file or folder at '{path}'; give an .npz file, an image folder or the official archive."
-        )
-    raw, notes = forms.read(path, info)
+    raw, notes = forms.read(Path(path), info)
     if "client_train" in raw and info:
-        raise UserError(
-            f"the name '{name}' is not possible for another division of its images (got '{path}' of PFLlib's); choose "
-            f"a new name, for example {name}-pfllib."
-        )
+        raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
     arrays, changes = files.converted(raw, path)
     arrays = files.checked(arrays, path)
     _keep(_cache_file(name), files.canonical(known_form(name, arrays, path) if info else arrays))
@@ -206,21 +196,20 @@ def describe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
+    kind = "download" if name in forms.DOWNLOADS else "import" if name in KNOWN else "imported"
     note = ""
+    if name not in KNOWN:
+        available(name)
     if is_from_file(name):
         dataset, kind = load(name), "your own"
         sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
-        kind = "download" if name in forms.DOWNLOADS else "import" if name in KNOWN else "imported"
         sizes = files.npz_sizes(_cache_file(name))
     else:
-        if name not in KNOWN:
-            available(name)
-        sizes, recipe = KNOWN[name].sizes, RECIPES.get(name)
-        kind = "download" if name in forms.DOWNLOADS else "import"
-        if recipe:
-            kind = "made" if recipe.needs else "built-in"
-            note = "; ".join(filter(None, (", ".join(recipe.needs), recipe.note)))
+        sizes = KNOWN[name].sizes
+        if name in RECIPES:
+            kind = "made" if RECIPES[name].needs else "built-in"
+            note = "; ".join(filter(None, (", ".join(RECIPES[name].needs), RECIPES[name].note)))
     train, test, classes, shape = sizes
     return {
         "name": name, "kind": kind, "present": is_from_file(name) or present(name), "note": note, "train": train,

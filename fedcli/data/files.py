@@ -118,9 +118,8 @@ def reading(path: object, form: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"'{path}' cannot be read ({one_line(error)}); it must be {form}; get it or write it again."
-        ) from error
+        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; get it or write it again."
+        raise UserError(text) from error
 
 
 def check_size(count: int, path: object) -> None:
@@ -131,8 +130,7 @@ def check_size(count: int, path: object) -> None:
     """
     if count > LIMIT:
         raise UserError(
-            f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); a set may have so much in all; "
-            "leave images out, or make them smaller."
+            f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); leave images out, or resize them."
         )
 
 
@@ -199,8 +197,8 @@ def converted(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
         high = float(np.max([pixels.max() for pixels in images]))
         if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
             raise UserError(
-                f"the pixels in '{path}' cannot be converted (got {low:g} to {high:g}); they must be in 0 to 255, 0 "
-                "to 1 or -1 to 1; undo their normalisation."
+                f"the pixels in '{path}' are in no known range (got {low:g} to {high:g}); 0 to 255, 0 to 1 and -1 to 1 "
+                "are; undo their normalisation."
             )
         shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
         images = [np.rint((pixels + shift) * scale).astype(np.uint8) for pixels in images]
@@ -216,7 +214,7 @@ def converted(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
         images = padded
         notes.append(f"black borders made the images {side} x {side}")
     highest, names = max(values.max() for values in labels), arrays.get("class_names")
-    if min(values.min() for values in labels) == 1 and (names is None or highest == names.size):
+    if min(values.min() for values in labels) == 1 and (names is None or highest == np.size(names)):
         labels = [values - 1 for values in labels]
         notes.append("the labels counted from 1")
     return arrays | dict(zip(("x_train", "x_test", "y_train", "y_test"), (*images, *labels), strict=True)), notes

@@ -166,8 +166,8 @@ def read_pictures(source: Source) -> Arrays:
         check_size(total, source.path)
         if image.shape[:2] != images[0].shape[:2]:
             raise UserError(
-                f"'{name}' in '{source.path}' has another size than '{rows[0][-1]}' (got {shape_text(image.shape[:2])} "
-                f"pixels; {shape_text(images[0].shape[:2])}); all images must have one size; resize it."
+                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(image.shape[:2])}, "
+                f"not {shape_text(images[0].shape[:2])} pixels); all images must have one size; resize it."
             )
     shape = (*images[0].shape[:2], max(image.shape[2] for image in images))
     x = np.stack([np.broadcast_to(image, shape) for image in images])  # a grey image to all channels
@@ -199,8 +199,8 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             raise UserError(
-                f"'{name}' in '{source.path}' lies too deep; images lie in <class>/ or <domain>/<class>/, inside or "
-                "around train/ and test/; move or remove it."
+                f"'{name}' in '{source.path}' lies too deep; images lie in <class>/, train/<class>/, <domain>/<class>/ "
+                "or <domain>/train/<class>/; move or remove it."
             )
         domain, part, label, file = (group or "" for group in match.groups())
         label = label or lists.get(part, {}).pop(file, "")
@@ -211,8 +211,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     odd += [file for files in lists.values() for file in files]
     if odd:
         raise UserError(
-            f"the images and the list of their classes in '{source.path}' do not fit (got {odd[0]} in one of them); "
-            "they must name the same files; get it again."
+            f"images and the list of their classes in '{source.path}' do not fit (got {odd[0]} in one); get it again."
         )
     parts = {row[1] for row in rows}
     test = next((part for part in ("test", "val", "valid") if part in parts), "test")
@@ -228,8 +227,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         if cell not in cells:
             raise UserError(
                 f"there are no images in '{'/'.join(filter(None, (str(source.path), *cell)))}' (got {len(classes)} "
-                "classes); a folder of images holds train/<class>/ and test/<class>/, or both inside a folder for each "
-                "domain, or <domain>/<class>/, with the same classes in each; add or rename them."
+                "classes); train and test of each domain must have the same class folders; add or rename them."
             )
     return rows
 
@@ -273,10 +271,13 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
         UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
     """
     with TemporaryDirectory(prefix="fedcli-") as temporary:
+        folder = path
         if path.suffix in (".npz", ".json") and path.is_file():
             folder, names = path.parent, [path.name]
         else:
-            folder = path if path.is_dir() else unpack(path, Path(temporary))
+            if not path.is_dir():
+                folder = Path(temporary)
+                unpack(path, folder)
             names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
             names.sort(key=lambda name: name.split("/"))
         around = os.path.commonpath([os.path.dirname(name) for name in names]) if names else ""
@@ -287,28 +288,29 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
         for marker, read_form in FORMS.values():
             if any(re.search(marker, name) for name in names):
                 return read_form(Source(path, folder, names, info, notes)), notes
-    raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}; fill it.")
+    raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}.")
 
 
-def unpack(path: Path, folder: Path) -> Path:
-    """Unpacks a zip or tar, compressed in any way, into an empty folder, and gives that folder.
+def unpack(path: Path, folder: Path) -> None:
+    """Unpacks a zip or tar, compressed in any way, into an empty folder.
 
     Raises:
         UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
     """
     forms = ", ".join(FORMS)
-    with reading(path, f"an .npz file, or a folder or a whole .zip or .tar archive in one of these forms: {forms}"):
+    with reading(path, f"a folder, or a whole .zip or .tar archive, in one of these forms: {forms}"):
+        if not path.is_file():  # as a pipe, which would never end
+            raise ValueError("there is no such file or folder")
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_size(sum(member.file_size for member in archive.infolist()), path)
                 archive.extractall(folder)
-        else:
-            with tarfile.open(path) as archive:
-                check_size(sum(member.size for member in archive), path)
-                archive.extractall(folder, filter="data")
-                while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
-                    pass
-    return folder
+            return
+        with tarfile.open(path) as archive:
+            check_size(sum(member.size for member in archive), path)
+            archive.extractall(folder, filter="data")
+            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
+                pass
 
 
 ARCHIVES = {  # address and MD5 of those that torchvision does not have
@@ -339,8 +341,7 @@ def download(name: str, folder: Path) -> None:
             return
         for part in PARTS:
             options = {"split": part} if info.source == "SVHN" else {"train": part == "train"}
-            if info.split:
-                options["split"] = info.split
+            options |= {"split": info.split} if info.split else {}
             getattr(datasets, info.source)(folder, download=True, **options)
     except (OSError, RuntimeError, HTTPException) as error:
         raise UserError(
