@@ -39,7 +39,7 @@ def small(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
     for name, shares in SMALL.items():
-        monkeypatch.setitem(known.RECIPES, name, known.mixture(name, shares))
+        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*shares))
 
 
 def shaped(name, part, size):
@@ -78,24 +78,17 @@ def test_a_mixture_draws_from_each_set(small, name):
 
 
 def test_the_published_numbers():
-    """Table 5 of the paper that has the private sizes, 7,430 of each of five domains, and what `describe` says."""
-    numbers = {name: [share.num_train for share in recipe.make.args[1]] for name, recipe in MIXTURES.items()}
-    assert numbers["digits-4"] == [150, 80, 5000, 1800]
-    assert numbers["mixed-digits"] == [7430] * 5
+    """Table 5 of the paper that has the private sizes, 7,430 of each of five domains, and all other images to test."""
+    mixtures = {name: info for name, info in known.KNOWN.items() if hasattr(info.make, "args")}
+    numbers = {name: [share.num_train for share in info.make.args[0]] for name, info in mixtures.items()}
+    assert (numbers["digits-4"], numbers["mixed-digits"]) == ([150, 80, 5000, 1800], [7430] * 5)
     assert numbers["office-caltech-private"] == numbers["office-caltech-leaky"] == [368, 431, 60, 113]
     assert numbers["office31-private"] == numbers["office31-leaky"] == [1082, 192, 305]
     assert numbers["office-home-private"] == numbers["office-home-leaky"] == [1400, 2000, 2500, 2000]
-    for name, counts in numbers.items():
-        assert datasets.describe(name)["train"] == sum(counts)
-        assert len(known.KNOWN[name].domain_names) == len(counts)
-    assert known.KNOWN["digits-4"].domain_names == ("mnist", "usps", "svhn", "synth-digits")
-    whole = {name: known.KNOWN[name] for name in DIGIT_SETS}
-    assert known.KNOWN["digits-4"].num_test == sum(whole[name].num_test for name in DIGIT_SETS[:4])
-    rest = whole["usps"].num_train + whole["usps"].num_test - 7430
-    assert known.KNOWN["mixed-digits"].num_test == rest + sum(whole[n].num_test for n in DIGIT_SETS if n != "usps")
-
-
-MIXTURES = {name: recipe for name, recipe in known.RECIPES.items() if hasattr(recipe.make, "args")}
+    sizes = {name: datasets.describe(name)["test"] for name in DIGIT_SETS}
+    assert datasets.describe("digits-4")["test"] == sum(sizes.values()) - sizes["mnist-m"]
+    rest = 7_291 + 2_007 - 7430
+    assert datasets.describe("mixed-digits")["test"] == sum(sizes.values()) - sizes["usps"] + rest
 
 
 def test_what_is_missing_is_named(tmp_path, cache):
@@ -160,7 +153,7 @@ def office(tmp_path, monkeypatch):
     for name, division in (("office31-private", "parts"), ("office31-leaky", "leaky")):
         pairs = zip((100, 60, 30), arrays["domain_names"], strict=True)
         shares = [Share("office31", count, domain=domain, division=division) for count, domain in pairs]
-        monkeypatch.setitem(known.RECIPES, name, known.mixture(name, shares))
+        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*shares))
     return from_npz("office31", tmp_path / "a", **arrays)
 
 

@@ -20,20 +20,25 @@ from fedcli.data import builtin
 from fedcli.data.files import NAMES, PARTS, Arrays, divided, shape_text
 from fedcli.errors import UserError
 
+Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
+
 
 class DatasetInfo(NamedTuple):
-    """Shape, classes and sizes of a data set."""
+    """Shape, classes and sizes of a data set, and how it is made where it is built in or made of others."""
 
     channels: int
     image_size: int  # pixels, height and width
     class_names: tuple[str, ...] | int  # in the order of the official labels; their number where the files name them
     num_train: int | None = None  # None where it depends on the files
     num_test: int | None = None
-    source: str | None = None  # torchvision's class, where that reads the official files
+    source: str | None = None  # torchvision's class, where that downloads the official files
     split: str | None = None  # of EMNIST
     files: str = ""  # what can be imported, where it is not what a download brings
     domain_names: tuple[str, ...] = ()
     resized: bool = False  # image files of any size are made `image_size`
+    make: Callable[..., Arrays] | None = None  # given the set's name and a `Load` where it needs others
+    needs: tuple[str, ...] = ()  # the sets that it is made from; none where it is built in
+    note: str = ""  # on how it is made
 
     @property
     def num_classes(self) -> int:
@@ -45,119 +50,10 @@ class DatasetInfo(NamedTuple):
         """Numbers of training images, test images and classes, and `(channels, H, W)`."""
         return self.num_train, self.num_test, self.num_classes, (self.channels, self.image_size, self.image_size)
 
-
-_DIGITS = tuple(string.digits)
-_CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
-_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR100 = """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
-    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
-    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
-    man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
-    pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-    skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
-    tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-"""
-_FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
-
-_OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
-
-KNOWN = {
-    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359),
-    "digit-domains": DatasetInfo(3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS),
-    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200),
-    "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
-    "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
-    "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
-    "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
-    "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
-    "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
-    "cifar100": DatasetInfo(3, 32, tuple(_CIFAR100.split()), 50_000, 10_000, "CIFAR100"),
-    "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
-    "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
-    "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
-    "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
-    "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
-    "synth-digits": DatasetInfo(
-        3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files",
-    ),
-    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
-    "office-caltech": _OFFICE._replace(class_names=10, domain_names=("amazon", "caltech", "dslr", "webcam")),
-    "office31": _OFFICE._replace(class_names=31, domain_names=("amazon", "dslr", "webcam")),
-    "office-home": _OFFICE._replace(class_names=65, domain_names=("Art", "Clipart", "Product", "Real World")),
-    # Made from the ones above by `RECIPES`; a -private set trains on so many images of each domain as published.
-    "femnist-digits": DatasetInfo(1, 28, _DIGITS),
-    "mixed-digits": DatasetInfo(
-        3, 28, _DIGITS, 37_150, 57_453, files=_FOLDERS, resized=True,
-        domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
-    ),
-    "digits-4": DatasetInfo(
-        3, 32, _DIGITS, 7_030, 47_592, files=_FOLDERS, resized=True,
-        domain_names=("mnist", "usps", "svhn", "synth-digits"),
-    ),
-    "digits-real-4": DatasetInfo(3, 16, _DIGITS, 2_030, 2_077, domain_names=("mnist", "digits", "photo", "font")),
-}  # fmt: skip
-
-
-def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
-    """The arrays with the official labels, class names and domains of a known data set.
-
-    Args:
-        name: One of `KNOWN`.
-        arrays: Of any reader; their labels follow their own `class_names`, their domains their `domain_names`.
-        path: Where they come from, for the refusal.
-
-    Raises:
-        UserError: The images have another shape, or the classes or domains are others.
-    """
-    info, shape = KNOWN[name], arrays["x_train"].shape[1:]
-    expected = (info.image_size, info.image_size, info.channels)
-    if shape != expected:
-        raise UserError(
-            f"the images in '{path}' are not those of '{name}' (got {shape_text(shape)} for height, width and "
-            f"channels); they must be {shape_text(expected)}; choose another name for another data set."
-        )
-    result = dict(arrays)
-    for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
-        names = arrays[NAMES[kind]].tolist() if NAMES[kind] in arrays else []
-        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or no domains
-            continue
-        order = None if isinstance(official, int) else official_order(names, official)
-        if order is None:
-            rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
-            raise UserError(
-                f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
-                f"must be {rule}; rename them, or choose another name for another data set."
-            )
-        result[NAMES[kind]] = np.array(official)
-        for part in PARTS:
-            result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
-    return result
-
-
-def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
-    """For each name its place among the official ones; None where they are others. The spelling may differ a little.
-
-    The numbers from 0 stand for the official places themselves: that is what labels without names come with.
-    """
-    if 0 < len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
-        return [int(name) for name in names]
-    for fold in (str, _fold):  # exactly first: some sets have A and a
-        labels = {fold(name): label for label, name in enumerate(official)}
-        if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
-            return [labels[fold(name)] for name in names]
-    return None
-
-
-def _fold(name: str) -> str:
-    """A name without case, spaces and signs; `T-shirt/top` is also written `t-shirt`."""
-    return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")
-
-
-# Sets that are made from others: several domains at one size, a part of each, and other divisions
-
-Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
+    def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
+        """The set that has a domain from each share, in this one's size and with its domains."""
+        needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
+        return self._replace(num_train=count, make=partial(_mixed, shares), needs=needs, note=note)
 
 
 class Share(NamedTuple):
@@ -177,20 +73,7 @@ class Share(NamedTuple):
     division: str = "parts"
 
 
-class Recipe(NamedTuple):
-    """How a data set is made."""
-
-    needs: tuple[str, ...]  # the sets it is made from; none where it is built in
-    make: Callable[..., Arrays]  # given a `Load` where it needs others
-    note: str = ""
-
-
-def mixture(name: str, shares: Sequence[Share], note: str = "") -> Recipe:
-    """The recipe of a set with a domain from each share, in the size and with the domains of the known set."""
-    return Recipe(tuple(dict.fromkeys(share.source for share in shares)), partial(_mixed, name, shares), note)
-
-
-def _mixed(name: str, shares: Sequence[Share], load: Load) -> Arrays:
+def _mixed(shares: Sequence[Share], name: str, load: Load) -> Arrays:
     info, rows = KNOWN[name], []
     load = lru_cache(1)(load)  # one at a time: some are large
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
@@ -246,13 +129,13 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.cat(resized)
 
 
-def _mnist_m(load: Load) -> Arrays:
+def _mnist_m(name: str, load: Load) -> Arrays:
     """MNIST's digits as the difference from random pieces of scikit-learn's photographs, in the place of BSDS500's."""
     arrays = load("mnist")
     return arrays | {f"x_{part}": builtin.blended(arrays[f"x_{part}"][..., 0], n) for n, part in enumerate(PARTS)}
 
 
-def _femnist_digits(load: Load) -> Arrays:
+def _femnist_digits(name: str, load: Load) -> Arrays:
     """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
     if "writer_train" not in source:
@@ -269,25 +152,71 @@ def _femnist_digits(load: Load) -> Arrays:
     return divided(test, x=x, y=y, writer=writer) | {"class_names": source["class_names"][:10]}
 
 
-RECIPES = {
-    "digits": Recipe((), builtin.digits),
-    "digit-domains": Recipe((), builtin.digit_domains),
-    "photos": Recipe((), builtin.photos),
-    "mnist-m": Recipe(("mnist",), _mnist_m, "blended with scikit-learn's photographs"),
-    "femnist-digits": Recipe(("femnist",), _femnist_digits),
-    "mixed-digits": mixture("mixed-digits", [
+_DIGITS = tuple(string.digits)
+_CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
+_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
+    man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
+    pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+    skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
+    tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+_FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
+_OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
+
+KNOWN = {
+    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=builtin.digits),
+    "digit-domains": DatasetInfo(
+        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=builtin.digit_domains,
+    ),
+    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=builtin.photos),
+    "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
+    "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
+    "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
+    "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
+    "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
+    "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
+    "cifar100": DatasetInfo(3, 32, tuple(_CIFAR100.split()), 50_000, 10_000, "CIFAR100"),
+    "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
+    "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
+    "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
+    "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
+    "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
+    "synth-digits": DatasetInfo(
+        3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files",
+    ),
+    "mnist-m": DatasetInfo(
+        3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True, make=_mnist_m,
+        needs=("mnist",), note="blended with scikit-learn's photographs",
+    ),
+    "office-caltech": _OFFICE._replace(class_names=10, domain_names=("amazon", "caltech", "dslr", "webcam")),
+    "office31": _OFFICE._replace(class_names=31, domain_names=("amazon", "dslr", "webcam")),
+    "office-home": _OFFICE._replace(class_names=65, domain_names=("Art", "Clipart", "Product", "Real World")),
+    # A domain from each of others; the -private sets train on so many images of each domain as published.
+    "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
+    "mixed-digits": DatasetInfo(
+        3, 28, _DIGITS, num_test=57_453, files=_FOLDERS, resized=True,
+        domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
+    ).made_of(
         Share("mnist", 7430), Share("svhn", 7430),
         Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
         Share("synth-digits", 7430), Share("mnist-m", 7430),
-    ]),
-    "digits-4": mixture("digits-4", [
-        Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800),
-    ]),
+    ),
+    "digits-4": DatasetInfo(
+        3, 32, _DIGITS, num_test=47_592, files=_FOLDERS, resized=True,
+        domain_names=("mnist", "usps", "svhn", "synth-digits"),
+    ).made_of(Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
     # For real images without more than MNIST, in numbers as uneven as those of digits-4.
-    "digits-real-4": mixture("digits-real-4", [
+    "digits-real-4": DatasetInfo(
+        3, 16, _DIGITS, num_test=2_077, domain_names=("mnist", "digits", "photo", "font"),
+    ).made_of(
         Share("mnist", 150, num_test=1000), Share("digits", 80),
         Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
-    ]),
+    ),
 }  # fmt: skip
 _OFFICES = {  # training images of each domain as published, and test images of the leaky set
     "office-caltech": ((368, 431, 60, 113), 2533),
@@ -296,9 +225,64 @@ _OFFICES = {  # training images of each domain as published, and test images of 
 }
 for _kind, _division, _note in (("private", "parts", ""), ("leaky", "leaky", "tested on its training images too")):
     for _source, (_numbers, _num_test) in _OFFICES.items():
-        _name, _info = f"{_source}-{_kind}", KNOWN[_source]._replace(files="", num_train=sum(_numbers))
-        KNOWN[_name] = _info if _kind == "private" else _info._replace(num_test=_num_test)
+        _info = KNOWN[_source]._replace(files="", num_test=_num_test if _kind == "leaky" else None)
         _pairs = zip(_numbers, _info.domain_names, strict=True)
         _shares = [Share(_source, number, domain=domain, division=_division) for number, domain in _pairs]
-        RECIPES[_name] = mixture(_name, _shares, _note)
-BUILT_IN = tuple(name for name, recipe in RECIPES.items() if not recipe.needs)
+        KNOWN[f"{_source}-{_kind}"] = _info.made_of(*_shares, note=_note)
+MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
+BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
+
+
+def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
+    """The arrays with the official labels, class names and domains of a known data set.
+
+    Args:
+        name: One of `KNOWN`.
+        arrays: Of any reader; their labels follow their own `class_names`, their domains their `domain_names`.
+        path: Where they come from, for the refusal.
+
+    Raises:
+        UserError: The images have another shape, or the classes or domains are others.
+    """
+    info, shape = KNOWN[name], arrays["x_train"].shape[1:]
+    expected = (info.image_size, info.image_size, info.channels)
+    if shape != expected:
+        raise UserError(
+            f"the images in '{path}' are not those of '{name}' (got {shape_text(shape)} for height, width and "
+            f"channels); they must be {shape_text(expected)}; choose another name for another data set."
+        )
+    result = dict(arrays)
+    for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
+        names = arrays[NAMES[kind]].tolist() if NAMES[kind] in arrays else []
+        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or no domains
+            continue
+        order = None if isinstance(official, int) else official_order(names, official)
+        if order is None:
+            rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
+            raise UserError(
+                f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
+                f"must be {rule}; rename them, or choose another name for another data set."
+            )
+        result[NAMES[kind]] = np.array(official)
+        for part in PARTS:
+            result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
+    return result
+
+
+def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
+    """For each name its place among the official ones; None where they are others. The spelling may differ a little.
+
+    The numbers from 0 stand for the official places themselves: that is what labels without names come with.
+    """
+    if 0 < len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
+        return [int(name) for name in names]
+    for fold in (str, _fold):  # exactly first: some sets have A and a
+        labels = {fold(name): label for label, name in enumerate(official)}
+        if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
+            return [labels[fold(name)] for name in names]
+    return None
+
+
+def _fold(name: str) -> str:
+    """A name without case, spaces and signs; `T-shirt/top` is also written `t-shirt`."""
+    return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data import files, forms, splits
-from fedcli.data.catalog import BUILT_IN, KNOWN, RECIPES, known_form, resize
+from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
@@ -112,14 +112,14 @@ def available(name: str) -> None:
 
 def present(name: str) -> bool:
     """Whether a built-in, known or imported set can be loaded, without a look into its file."""
-    return _is_kept(name) or (name in RECIPES and all(map(present, RECIPES[name].needs)))
+    return _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
     """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
     if name in forms.DOWNLOADS or is_from_file(name):
         return True
-    return name in RECIPES and all(map(open_to_all, RECIPES[name].needs))
+    return name in MADE and all(map(open_to_all, MADE[name]))
 
 
 def load(name: str) -> Dataset:
@@ -169,7 +169,7 @@ def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
         reason = "is built in" if name in BUILT_IN else "is not possible"
         raise UserError(f"the name '{name}' {reason}; imported sets are called by a-z, 0-9 and -; choose another name.")
     info = KNOWN.get(name)
-    if name in RECIPES and not info.files:
+    if name in MADE and not info.files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
     raw, notes = forms.read(Path(path), info)
     if "client_train" in raw and info:
@@ -206,10 +206,10 @@ def describe(name: str) -> dict[str, Any]:
     elif _is_kept(name):
         sizes = files.npz_sizes(_cache_file(name))
     else:
-        sizes = KNOWN[name].sizes
-        if name in RECIPES:
-            kind = "made" if RECIPES[name].needs else "built-in"
-            note = "; ".join(filter(None, (", ".join(RECIPES[name].needs), RECIPES[name].note)))
+        info = KNOWN[name]
+        sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
+        if info.make:
+            kind = "made" if info.needs else "built-in"
     train, test, classes, shape = sizes
     return {
         "name": name, "kind": kind, "present": is_from_file(name) or present(name), "note": note, "train": train,
@@ -324,8 +324,7 @@ def _is_kept(name: str) -> bool:
 
 def _ways(name: str) -> str:
     """How a known data set can be had."""
-    needs = RECIPES[name].needs if name in RECIPES else ()
-    ways = ["it is built in: use it as it is"] if name in BUILT_IN else []
+    needs, ways = KNOWN[name].needs, ["it is built in: use it as it is"] if name in BUILT_IN else []
     if name in forms.DOWNLOADS:
         ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
     if needs:
@@ -340,8 +339,8 @@ def _arrays(name: str) -> files.Arrays:
     """The arrays of a set that is present, in canonical order."""
     if _is_kept(name):
         return files.checked(files.read_npz(_cache_file(name)), _cache_file(name))
-    recipe = RECIPES[name]
-    return files.canonical(recipe.make(_arrays) if recipe.needs else recipe.make())
+    info = KNOWN[name]
+    return files.canonical(info.make(name, _arrays) if info.needs else info.make())
 
 
 def _keep(path: Path, arrays: files.Arrays) -> None:
