@@ -8,12 +8,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from fedcli.core.backbones import torchvision
-from fedcli.data import builtin, datasets
 from fedcli.data import catalog as known
+from fedcli.data import datasets
 from fedcli.data.files import PARTS
 from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
@@ -45,30 +43,6 @@ def test_built_in_sets_are_those_of_the_records_and_what_describe_says(name, fin
     for part in PARTS:
         keys = slow_order(dataset, part)
         assert keys == sorted(keys)
-
-
-def test_digits_are_those_of_scikit_learn_divided_by_class():
-    dataset, source = datasets.load("digits"), load_digits()
-    expected = sorted(
-        (bytes(int(value * 255 / 16 + 0.5) for value in image.ravel()), int(label))
-        for image, label in zip(source.images, source.target, strict=True)
-    )
-    assert sorted(examples(dataset, "train", "y") + examples(dataset, "test", "y")) == expected
-    counts = np.bincount(source.target)
-    assert dataset.y_test.bincount().tolist() == [round(count / 5) for count in counts]
-
-
-def test_a_digit_is_in_the_same_part_of_every_domain(monkeypatch):
-    monkeypatch.setattr(builtin, "_photo_crops", lambda count: np.zeros((count, 16, 16, 3), np.uint8))
-    domains, digits = builtin.digit_domains(), builtin.digits()
-    for part in PARTS:
-        x, y = (domains[f"{kind}_{part}"].reshape(4, -1, *domains[f"{kind}_{part}"].shape[1:]) for kind in "xy")
-        assert (domains[f"domain_{part}"].reshape(4, -1) == np.arange(4)[:, None]).all()
-        assert (y == digits[f"y_{part}"]).all()
-        enlarged = [np.asarray(Image.fromarray(i[..., 0]).resize((16, 16), 3)) for i in digits[f"x_{part}"]]
-        assert (x[0] == np.stack(enlarged)[..., None]).all()
-        assert (x[1] == 255 - x[0]).all()
-        assert (x[2] == x[0]).all()  # the difference from black
 
 
 # Canonical order
@@ -310,7 +284,7 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
 # Known names
 
 
-@pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "usps"])
+@pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "tiny-imagenet"])
 def test_known_names_have_one_shape(tmp_path, name):
     _, _, classes, (channels, size, _) = known.KNOWN[name].sizes
     for shape, count, words in (
