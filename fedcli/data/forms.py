@@ -104,7 +104,8 @@ def read_matlab(source: Source) -> Arrays:
     for match, file in source.files(r"(?:synth_)?(train|test)_32x32\.mat"):
         with reading(file, "one of MATLAB's files with X and y"):
             data = loadmat(file)
-            arrays |= {f"x_{match[1]}": data["X"].transpose(3, 0, 1, 2), f"y_{match[1]}": data["y"].reshape(-1) % 10}
+            x, y = data["X"].transpose(3, 0, 1, 2), data["y"].reshape(-1)
+        arrays |= {f"x_{match[1]}": x, f"y_{match[1]}": np.where(y == 10, 0, y)}
     return arrays
 
 
@@ -247,13 +248,13 @@ def decoded(file: Path, name: str, size: int | None = None) -> np.ndarray:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-# By the form's name: a regular expression of a file's path by which it is recognised, and its reader.
+# By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
+# its reader.
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
-    ".npz": (r"^[^/]*\.npz$", lambda source: read_npz(source.folder / source.names[0])),
-    "PFLlib's train/0.npz": (r"^train/0\.npz$", lambda source: read_pfllib(source.folder)),
+    "PFLlib's train/0.npz": (r"^[^/]*/train/0\.npz$", lambda source: read_pfllib(source.folder)),
     "MNIST's *-images-idx3-ubyte": (r"images.idx3-ubyte(\.gz)?$", read_idx),
-    "CIFAR's batches": (r"(^|/)(batches\.)?meta$", read_by_torchvision),
-    "usps.bz2": (r"(^|/)usps\.bz2$", read_by_torchvision),
+    "CIFAR's batches": (r"cifar-10-batches-py/batches\.meta$|cifar-100-python/meta$", read_by_torchvision),
+    "usps.bz2": (r"/usps\.bz2$", read_by_torchvision),
     "SVHN's or SynthDigits' *_32x32.mat": (r"(train|test)_32x32\.mat$", read_matlab),
     "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
     "image folders <class>/*": ("", read_pictures),
@@ -270,9 +271,11 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
     Raises:
         UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
     """
+    if path.suffix == ".npz" and path.is_file():
+        return read_npz(path), []
     with TemporaryDirectory(prefix="fedcli-") as temporary:
         folder = path
-        if path.suffix in (".npz", ".json") and path.is_file():
+        if path.suffix == ".json" and path.is_file():
             folder, names = path.parent, [path.name]
         else:
             if not path.is_dir():
@@ -286,7 +289,7 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
             folder, names = folder / top, [name.removeprefix(f"{top}/") for name in names]
         notes: list[str] = []
         for marker, read_form in FORMS.values():
-            if any(re.search(marker, name) for name in names):
+            if any(re.search(marker, f"{folder.absolute().name}/{name}") for name in names):
                 return read_form(Source(path, folder, names, info, notes)), notes
     raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}.")
 
@@ -298,7 +301,7 @@ def unpack(path: Path, folder: Path) -> None:
         UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
     """
     forms = ", ".join(FORMS)
-    with reading(path, f"a folder, or a whole .zip or .tar archive, in one of these forms: {forms}"):
+    with reading(path, f"an .npz file, or a folder or a whole .zip or .tar archive in one of these forms: {forms}"):
         if not path.is_file():  # as a pipe, which would never end
             raise ValueError("there is no such file or folder")
         if zipfile.is_zipfile(path):
