@@ -1,7 +1,7 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -45,9 +45,7 @@ def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data se
 @app.command("import", cls=Command)
 def import_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="An .npz file, a folder of images, or the official files.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
     convert: Annotated[bool, typer.Option("--convert", hidden=True, help="Done by itself.")] = False,
     source: Annotated[Literal["pfllib"] | None, typer.Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
@@ -68,10 +66,7 @@ def import_(
 
 @app.command("show", cls=Command)
 def data_show(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="A data set that is present.", autocompletion=completion("dataset")),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
     partition: Annotated[str | None, typer.Option(help="A partition to draw, as for 'fedcli run'.")] = None,
     num_clients: Annotated[int, typer.Option(help="Clients of the partition.")] = 10,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
@@ -79,7 +74,7 @@ def data_show(
     out: Annotated[Path | None, typer.Option(help="Chart of the partition. \\[default: <name>-partition.png]")] = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    from fedcli.core.partition import from_flag
+    from fedcli.core.partition import count_classes, fingerprint, from_flag
     from fedcli.data import datasets
     from fedcli.runs.config import RunConfig
 
@@ -111,24 +106,19 @@ def data_show(
         ("made from", datasets.describe(name)["note"]),
     ]
     print_table(("Data set", name), [row for row in rows if row[1]])
-    if chosen is not None:
-        chosen = chosen.scaled(dataset.share)
-        _show_partition(dataset, chosen, num_clients, partition_seed, out or Path(f"{name}-partition.png"))
-
-
-def _show_partition(dataset: Any, chosen: Any, num_clients: int, seed: int, out: Path) -> None:
-    """Print how many examples of each class each client would get, and draw the chart."""
-    from fedcli.core import partition
-    from fedcli.figures import partition as chart
+    if chosen is None:
+        return
+    from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    parts = chosen(dataset.y_train, num_clients, seed, dataset.domain_train, dataset.writer_train, dataset.place_train)
-    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
-    few = dataset.num_classes <= 10  # more columns than that fit no terminal
-    labels = range(dataset.num_classes) if few else ()  # the classes' own names would not fit
+    chosen, out = chosen.scaled(dataset.share), out or Path(f"{name}-partition.png")
+    groups = dataset.domain_train, dataset.writer_train, dataset.place_train
+    parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
+    counts = count_classes(parts, dataset.y_train, dataset.num_classes)
+    few = dataset.num_classes <= 10  # more columns than that fit no terminal, nor do the classes' names
     rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {chosen}, seed {seed}, fingerprint {partition.fingerprint(parts)}")
-    print_table(("Client", "Images", "Classes", *map(str, labels)), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {seed}"
+    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
+    print_table(("Client", "Images", "Classes", *map(str, range(len(rows[0]) - 3))), rows, gap=1)
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")
