@@ -53,7 +53,7 @@ class DatasetInfo(NamedTuple):
     def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
         """The set that has a domain from each share, in this one's size and with its domains."""
         needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
-        return self._replace(num_train=count, make=partial(_mixed, shares), needs=needs, note=note)
+        return self._replace(num_train=count, make=partial(_mix, shares), needs=needs, note=note)
 
 
 class Share(NamedTuple):
@@ -73,12 +73,13 @@ class Share(NamedTuple):
     division: str = "parts"
 
 
-def _mixed(shares: Sequence[Share], name: str, load: Load) -> Arrays:
+def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
+    """The arrays of a known set that has a domain from each share, at its size and in colour."""
     info, rows = KNOWN[name], []
     load = lru_cache(1)(load)  # one at a time: some are large
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
         source = load(share.source)
-        for is_test, (x, y) in enumerate(_drawn(name, share, domain, source)):
+        for is_test, (x, y) in enumerate(_draw_share(name, share, domain, source)):
             tensor = resize(torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, 3, 1))), info.image_size)
             x = np.moveaxis(tensor.expand(-1, 3, -1, -1).numpy(), 1, 3)
             rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test, bool)))
@@ -87,7 +88,7 @@ def _mixed(shares: Sequence[Share], name: str, load: Load) -> Arrays:
     return divided(test, x=x, y=y, domain=domains) | names
 
 
-def _drawn(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
+def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of both parts that a share takes of its source."""
     pools = []
     for part in PARTS:

@@ -289,13 +289,11 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
     The deviation of a channel of one value is given as 1, since images are divided by it.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
-    mean, std = [], []
-    for channel in range(dataset.channels):
-        counts = torch.bincount(dataset.x_train[:, channel].flatten(), minlength=256)
-        share = counts / counts.sum().double()
-        mean.append((share * values).sum().item())
-        std.append((share * (values - mean[-1]) ** 2).sum().sqrt().item() or 1.0)
-    return tuple(mean), tuple(std)
+    counts = [torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)]
+    shares = [count / count.sum().double() for count in counts]
+    mean = [(share * values).sum().item() for share in shares]
+    squares = [(share * (values - center) ** 2).sum() for share, center in zip(shares, mean, strict=True)]
+    return tuple(mean), tuple(square.sqrt().item() or 1.0 for square in squares)
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -324,15 +322,16 @@ def _is_kept(name: str) -> bool:
 
 def _ways(name: str) -> str:
     """How a known data set can be had."""
-    needs, ways = KNOWN[name].needs, ["it is built in: use it as it is"] if name in BUILT_IN else []
-    if name in forms.DOWNLOADS:
-        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
-    if needs:
-        missing = [need for need in needs if not present(need)]
-        ways.append(f"it is made from {', '.join(needs)}: bring {', '.join(missing or needs)}")
-    if KNOWN[name].files:
-        ways.append(f"bring {KNOWN[name].files} and run 'fedcli data import {name} PATH'")
-    return ", or ".join(ways)
+    info = KNOWN[name]
+    missing = [need for need in info.needs if not present(need)] or info.needs
+    ways = {
+        "it is built in: use it as it is": name in BUILT_IN,
+        f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'": name
+        in forms.DOWNLOADS,
+        f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}": info.needs,
+        f"bring {info.files} and run 'fedcli data import {name} PATH'": info.files,
+    }
+    return ", or ".join(way for way, applies in ways.items() if applies)
 
 
 def _arrays(name: str) -> files.Arrays:

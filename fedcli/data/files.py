@@ -302,16 +302,14 @@ def canonical(arrays: Arrays) -> Arrays:
     """
     result = {f"place_{part}": np.arange(len(arrays[f"y_{part}"])) for part in PARTS} | arrays
     for part in PARTS:
-        also = [arrays[f"{kind}_{part}"] for kind in ("domain", "writer") if f"{kind}_{part}" in arrays]
-        order = canonical_order(arrays[f"x_{part}"], arrays[f"y_{part}"], *also)
-        for kind in KINDS:
-            if f"{kind}_{part}" in result:
-                result[f"{kind}_{part}"] = result[f"{kind}_{part}"][order]
+        columns = {kind: result[f"{kind}_{part}"] for kind in KINDS if f"{kind}_{part}" in result}
+        order = canonical_order(*(columns[kind] for kind in KINDS[:4] if kind in columns))
+        result |= {f"{kind}_{part}": values[order] for kind, values in columns.items()}
     return result
 
 
 def canonical_order(images: np.ndarray, labels: np.ndarray, *also: np.ndarray) -> np.ndarray:
-    """Positions `[N]` of images `[N, H, W, channels]` by label, hash of the pixels and what else is given, `[N]`."""
+    """Positions `[N]` of images `[N, H, W, channels]` by label, hash of the pixels and what else is told, `[N]`."""
     pixels = np.ascontiguousarray(images).reshape(len(images), -1)
     hashes = b"".join(hashlib.blake2b(image, digest_size=8).digest() for image in pixels)
     return np.lexsort([*also[::-1], np.frombuffer(hashes, ">u8"), labels])  # the last key is the first that counts

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable
 from glob import glob
 from http.client import HTTPException
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -283,11 +283,9 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
                 unpack(path, folder)
             names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
             names.sort(key=lambda name: name.split("/"))
-        around = os.path.commonpath([os.path.dirname(name) for name in names]) if names else ""
-        while around and not re.match(f"{_PART}(/|$)", around):
-            top, _, around = around.partition("/")
-            folder, names = folder / top, [name.removeprefix(f"{top}/") for name in names]
-        notes: list[str] = []
+        common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
+        around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
+        folder, names, notes = folder / around, [name.removeprefix(f"{around}/") for name in names], []
         for marker, read_form in FORMS.values():
             if any(re.search(marker, f"{folder.absolute().name}/{name}") for name in names):
                 return read_form(Source(path, folder, names, info, notes)), notes
