@@ -297,6 +297,7 @@ def test_femnist_holds_writers_out(tmp_path):
     contents, written = leaf_files()
     dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
     assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+    assert dataset.fingerprint == "53bf9db4fce3e4f2"  # the tenth is a fixed one
     train, test = by_writer(dataset, "train"), by_writer(dataset, "test")
     assert len(test) == 2
     assert not set(train) & set(test)
@@ -488,7 +489,7 @@ def test_whole_domains_are_resized_and_divided_by_class(tmp_path):
     pictures = office_pictures(["amazon", "dslr", "webcam"], classes)
     dataset = imported("office31", write_office(tmp_path / "a", pictures, "images"))
     assert (dataset.domain_names, dataset.class_names) == (("amazon", "dslr", "webcam"), tuple(classes))
-    assert dataset.x_train.shape[1:] == (3, 32, 32)
+    assert (dataset.x_train.shape[1:], dataset.fingerprint) == ((3, 32, 32), "1c5609dee62989e3")
     expected = []
     for (domain, name), pixels in pictures.items():
         number, label = dataset.domain_names.index(domain), classes.index(name)
