@@ -22,11 +22,11 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1700, "core": 3460, "data": 2045, "runs": 4245, "results": 3880, "figures": 1850, "bench": 705, "cli": 2145,
+    "top": 1700, "core": 3460, "data": 1655, "runs": 4245, "results": 3880, "figures": 1850, "bench": 705, "cli": 2105,
     "scripts": 1055,
 }  # fmt: skip
-MOST_IN_ALL = {"lines": 21065, "bytes": 983_000, "statements": 11200}
-MOST_ELSEWHERE = {"papers": 8740, "tests": 21140}
+MOST_IN_ALL = {"lines": 20640, "bytes": 967_500, "statements": 11040}
+MOST_ELSEWHERE = {"papers": 8740, "tests": 20880}
 
 
 def level(module: str) -> int:

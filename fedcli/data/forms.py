@@ -272,7 +272,7 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
         UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
     """
     if path.suffix == ".npz" and path.is_file():
-        return read_npz(path), []
+        return {key: values for key, values in read_npz(path).items() if not key.startswith("client_")}, []
     with TemporaryDirectory(prefix="fedcli-") as temporary:
         folder = path
         if path.suffix == ".json" and path.is_file():
