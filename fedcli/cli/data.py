@@ -51,8 +51,7 @@ def import_(
 ) -> None:
     """Take a data set from files into the cache: an archive or a folder, in the form that it is seen to have.
 
-    Pixels in 0 to 1 or -1 to 1, channels first, sides that differ (padded) and labels from 1 are brought into form, and
-    a line says so. A folder of PFLlib's brings images, clients and test parts.
+    Pixels, channels, sides and labels in another form are converted, and a line says so. PFLlib's bring their clients.
     """
     from fedcli.data import datasets
 

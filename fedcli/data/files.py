@@ -308,8 +308,8 @@ def canonical(arrays: Arrays) -> Arrays:
     return result
 
 
-def canonical_order(images: np.ndarray, labels: np.ndarray, *also: np.ndarray) -> np.ndarray:
-    """Positions `[N]` of images `[N, H, W, channels]` by label, hash of the pixels and what else is told, `[N]`."""
+def canonical_order(images: np.ndarray, labels: np.ndarray, *groups: np.ndarray) -> np.ndarray:
+    """Positions `[N]` of images `[N, H, W, channels]` by label, hash of the pixels and groups, `[N]`."""
     pixels = np.ascontiguousarray(images).reshape(len(images), -1)
     hashes = b"".join(hashlib.blake2b(image, digest_size=8).digest() for image in pixels)
-    return np.lexsort([*also[::-1], np.frombuffer(hashes, ">u8"), labels])  # the last key is the first that counts
+    return np.lexsort([*groups[::-1], np.frombuffer(hashes, ">u8"), labels])  # the last key is the first that counts

@@ -65,7 +65,8 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
     rank[place] = np.arange(len(place))
     rng = generator(0, "split")
     testing = test or [tested] * len(train)
-    parts = Split(rank[np.concatenate([own, rng.permutation(kept)])] for own, kept in zip(testing, train, strict=True))
+    pairs = zip(testing, train, strict=True)
+    parts = Split(rank[np.concatenate([held_out, rng.permutation(kept)])] for held_out, kept in pairs)
     parts.num_test = [len(positions) for positions in test] or None
     return parts
 
