@@ -89,6 +89,7 @@ class Answer:
         paper: The paper's difference, from the numbers it prints; None where it does not print both.
         evidence: The runs in full first, then the reduced ones with the most seeds; without runs it says so.
         open_data: Whether the images can be had.
+        decided: What would decide it, see `fedcli.results.coverage.decided_by`; empty where nobody has asked.
     """
 
     claim: Claim
@@ -96,6 +97,7 @@ class Answer:
     paper: float | None
     evidence: tuple[Evidence, ...]
     open_data: bool = True
+    decided: str = ""
 
     @property
     def verdict(self) -> str:
@@ -487,21 +489,12 @@ def command(claim: Claim, seeds: Sequence[int] = ()) -> str:
     return " && ".join(map(shlex.join, steps))
 
 
-def _command_of(answer: Answer) -> str:
-    return f"`{answer.command}`" if answer.command else ""
-
-
-def sheet(
-    found: Sequence[Answer],
-    runs: Callable[[Evidence], str] = lambda evidence: evidence.size,
-    decided: Callable[[Answer], str] = _command_of,
-) -> Sheet:
+def sheet(found: Sequence[Answer], runs: Callable[[Evidence], str] = lambda evidence: evidence.size) -> Sheet:
     """The claims as a table to be written; of its values each is a size of runs.
 
     Args:
         found: The claims.
         runs: What is said of the runs of one size.
-        decided: What is said of the runs that would decide a claim.
     """
     blocks = []
     for answer in found:
@@ -510,7 +503,8 @@ def sheet(
             texts = [f"`{answer.claim.name}` {answer.claim.text}", evidence.judgement, answer.paper_text]
             texts += [answer.ours(evidence), difference_text(answer.metric, evidence.tail)]
             said = [runs(evidence)] if evidence.folders else []
-            said += [] if block else [decided(answer)]
+            deciding = [answer.decided, f"`{answer.command}`" if answer.command else ""]
+            said += [] if block else [", ".join(filter(None, deciding))]
             texts.append("; decided by ".join(filter(None, said)) or MISSING)
             if block:  # said in the line above
                 texts[0] = texts[2] = ""

@@ -14,7 +14,7 @@ from fedcli.results import claims
 from fedcli.results.claims import Answer, says_something
 from fedcli.results.comparison import printed_value
 from fedcli.results.costs import Cost, Pace, paces
-from fedcli.results.frame import departures
+from fedcli.results.frame import departures, rows_by
 from fedcli.results.metrics import find_metric
 from fedcli.results.plans import Wanted, wanted
 from fedcli.runs.settings import key
@@ -55,7 +55,7 @@ def printed_cells(tables: Iterable[Table], runs: pd.DataFrame) -> list[PrintedCe
         tables: The tables.
         runs: See `fedcli.results.claims.ended_runs`.
     """
-    groups = {names: members.to_dict("records") for names, members in runs.groupby(["method", "protocol", "dataset"])}
+    groups = rows_by(runs, "method", "protocol", "dataset")
     cells = []
     for table in tables:
         for cell in table.cells:
@@ -112,7 +112,7 @@ def decided_by(answer: Answer, runs: pd.DataFrame, timed: Mapping[tuple[str, str
     seeds = answer.seeds
     if len(seeds) > claims.MOST_SEEDS:
         return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
-    groups = {names: members.to_dict("records") for names, members in runs.groupby(["method", "protocol", "dataset"])}
+    groups = rows_by(runs, "method", "protocol", "dataset")
     lacking = {}
     for cell in (cell for column in claims.cells_of(answer.claim) for cell in column):
         run = wanted(cell)

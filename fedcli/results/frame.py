@@ -56,7 +56,7 @@ def _row(record: Record, folder: Path | None) -> dict[str, Any]:
         "folder": folder,
         "record": record,
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
-        "label": record.get("label"),
+        "label": record.get("label", ""),
         "state": state_of(record),
         "numerics": ".".join(map(str, numerics_of(record).values())),
         "images": record["dataset_fingerprint"],
@@ -65,6 +65,14 @@ def _row(record: Record, folder: Path | None) -> dict[str, Any]:
         "key": key(values),
         "before_post": values if values["post"] is None else settings(record, post=False),
     }
+
+
+def rows_by(runs: pd.DataFrame, *columns: str) -> dict[tuple, list[dict[str, Any]]]:
+    """The rows of a table of runs, by what they have in some columns."""
+    rows: dict[tuple, list[dict[str, Any]]] = {}
+    for row in runs.to_dict("records"):
+        rows.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return rows
 
 
 def record_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:

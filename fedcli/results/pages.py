@@ -5,7 +5,7 @@ They are made from what is in the repository, so they are the same on every mach
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -71,19 +71,6 @@ class Study(NamedTuple):
         return self.findings.lines[0] if self.findings.lines else ""
 
 
-class Standing(NamedTuple):
-    """A table as it stands: the plan where a run of it has ended, else None."""
-
-    table: Table
-    plan: TablePlan | None
-
-    @property
-    def finished(self) -> list[Cell]:
-        """Cells with a finished run."""
-        cells = self.plan.cells if self.plan else ()
-        return [cell.cell for cell in cells if any(run.state == "finished" for run in cell.runs)]
-
-
 def papers() -> list[Paper]:
     """The papers, which are the registered files that declare tables, in the order of the registry."""
     methods = registry.methods().values()
@@ -114,19 +101,19 @@ def pages(results: Path) -> dict[Path, str]:
     answers = claims.answers(registry.claims(), [records])
     runs = claims.ended_runs([records])
     timed = {coverage.GPU: coverage.paces_of(runs, True), coverage.usual_machine(runs): coverage.paces_of(runs)}
-    decided = {one.claim.name: coverage.decided_by(one, runs, timed) for one in answers}
+    answers = [replace(answer, decided=coverage.decided_by(answer, runs, timed)) for answer in answers]
     texts = {Path(f"{study.name}.md"): page_of(study) for study in studies}
     for paper in papers():
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        standings = [standing(table, records, studies) for table in paper.tables]
-        text = paper_page(paper, standings, studies, claims_of(paper, answers, records, decided), missed)
+        planned = [plans.plan(table, records, seeds=table.seeds) for table in paper.tables]
+        text = paper_page(paper, planned, studies, claims_of(paper, answers, records), missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = readme(records, studies, answers, decided)
+    texts[Path("README.md")] = readme(records, studies, answers)
     if (results.parent / "papers").is_dir():
         texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
-        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records, decided)
+        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records)
     return texts
 
 
@@ -188,19 +175,10 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
-def standing(table: Table, folder: Path, studies: Sequence[Study]) -> Standing:
-    """A table with the runs at full size among the records.
-
-    Args:
-        table: The table.
-        folder: The studies' own.
-        studies: What it holds.
-    """
-    needed = {(cell.method, cell.settings.get("dataset")) for cell in table.cells}
-    if not any((record["method"], record["dataset"]) in needed for study in studies for record in study.records):
-        return Standing(table, None)
-    plan = plans.plan(table, folder, seeds=table.seeds)
-    return Standing(table, plan if any(run.state in ENDED for run in plan.runs) else None)
+def finished(plan: TablePlan) -> list[tuple[Table, Cell]]:
+    """The cells of a table with a finished run."""
+    cells = [cell.cell for cell in plan.cells if any(run.state == "finished" for run in cell.runs)]
+    return [(plan.table, cell) for cell in cells]
 
 
 def sections(card: str) -> dict[str, str]:
@@ -210,12 +188,12 @@ def sections(card: str) -> dict[str, str]:
     return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
 
 
-def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[Study], claimed: str, missed: str) -> str:
+def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Study], claimed: str, missed: str) -> str:
     """The page of a paper.
 
     Args:
         paper: The paper.
-        standings: Its tables.
+        planned: Its tables as they stand.
         studies: All studies; those that concern the paper are listed.
         claimed: Its claims, see `claims_of`.
         missed: What did not work, in Markdown; empty where nothing is written.
@@ -232,12 +210,11 @@ def paper_page(paper: Paper, standings: Sequence[Standing], studies: Iterable[St
     ]
     if claimed:
         blocks.append(f"## Claims\n\n{claimed}")
-    blocks += ["## Tables", _counted(standings) + " A run counts that has all settings of the table."]
-    for standing in standings:
-        if standing.finished:
-            compared = render(comparison.sheet(comparison.compare(standing.plan))).rstrip()
-            blocks.append(f"{compared}\n\n`fedcli table {standing.table.name}` runs what is missing.")
-    lacking = [standing.table for standing in standings if not standing.finished]
+    blocks += ["## Tables", _counted(planned) + " A run counts that has all settings of the table."]
+    for plan in filter(finished, planned):
+        compared = render(comparison.sheet(comparison.compare(plan))).rstrip()
+        blocks.append(f"{compared}\n\n`fedcli table {plan.table.name}` runs what is missing.")
+    lacking = [plan.table for plan in planned if not finished(plan)]
     if lacking:
         rows = [
             [_place(table), table.title, str(len(table.cells)), f"`fedcli table {table.name}`"] for table in lacking
@@ -269,24 +246,22 @@ def _own(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
     return [answer for answer in answers if answer.claim.table in names]
 
 
-def claims_of(paper: Paper, answers: Iterable[Answer], records: Path, decided: Mapping[str, str]) -> str:
+def claims_of(paper: Paper, answers: Iterable[Answer], records: Path) -> str:
     """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
 
     Args:
         paper: The paper.
         answers: The claims of all papers.
         records: Folder of the studies.
-        decided: What would decide a claim, by its name.
     """
     own = _own(paper, answers)
     if not own:
         return ""
 
-    def runs_to_do(answer: Answer) -> str:
-        command = f"`{answer.command}`" if answer.command else ""
-        return ", ".join(filter(None, (decided.get(answer.claim.name, ""), command)))
+    def told(evidence: Evidence) -> str:
+        return f"{evidence.size}: {_linked(records, '../', evidence)}"
 
-    table = render(replace(claims.sheet(own, _with_studies(records, "../"), runs_to_do), notes=())).strip()
+    table = render(replace(claims.sheet(own, told), notes=())).strip()
     return f"{table}\n\n{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
 
 
@@ -296,13 +271,8 @@ def _linked(records: Path, way: str, evidence: Evidence) -> str:
     return ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
 
 
-def _with_studies(records: Path, way: str) -> Callable[[Evidence], str]:
-    """How a claim's runs are told: their size, and the studies among `records` that they stand in, linked by `way`."""
-    return lambda evidence: f"{evidence.size}: {_linked(records, way, evidence)}"
-
-
-def _front(answers: Sequence[Answer], records: Path, way: str, decided: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each paper's name with its claims as a table of a line each; the arguments are those of `claims_of`."""
+def _front(answers: Sequence[Answer], records: Path, way: str) -> Iterator[tuple[str, str]]:
+    """Each paper's name with its claims as a table of a line each; studies are linked by `way`."""
     for paper in papers():
         rows = []
         for answer in _own(paper, answers):
@@ -312,8 +282,8 @@ def _front(answers: Sequence[Answer], records: Path, way: str, decided: Mapping[
                 told.append(f"{'reduced' if evidence.reduced else 'in full'}: {_linked(records, way, evidence)}")
             if claim.see:
                 told.append(f"but see [{claim.see}]({way}{claim.see}.md)")
-            if decided.get(claim.name):
-                told.append(f"decided by {decided[claim.name]}")
+            if answer.decided:
+                told.append(f"decided by {answer.decided}")
             text = f"`{claim.name}` {claim.text}"
             rows.append([text, evidence.judgement, answer.paper_text, answer.ours(evidence), "; ".join(told)])
         columns = ["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs, and what would decide it"]
@@ -321,12 +291,12 @@ def _front(answers: Sequence[Answer], records: Path, way: str, decided: Mapping[
             yield paper.name, "\n".join(github(columns, rows))
 
 
-def _counted(standings: Sequence[Standing]) -> str:
+def _counted(planned: Sequence[TablePlan]) -> str:
     """How many cells the tables have, how many a number of the paper, and how many of these a finished run."""
-    cells = [(standing.table, cell) for standing in standings for cell in standing.table.cells]
-    done = [(standing.table, cell) for standing in standings for cell in standing.finished]
+    cells = [(plan.table, cell) for plan in planned for cell in plan.table.cells]
+    done = [pair for plan in planned for pair in finished(plan)]
     return (
-        f"{len(standings)} tables and figures with {len(cells)} cells. The paper prints a number for "
+        f"{len(planned)} tables and figures with {len(cells)} cells. The paper prints a number for "
         f"{sum(coverage.is_printed(*place) for place in cells)} of them, and "
         f"{sum(coverage.is_printed(*place) for place in done)} of these have a finished run."
     )
@@ -347,14 +317,13 @@ def _studies_of(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
             yield f"{link}: {study.answer}" if study.answer else link
 
 
-def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer], decided: Mapping[str, str]) -> str:
+def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -> str:
     """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run.
 
     Args:
         records: Folder of the studies.
         studies: What is in it.
         answers: The claims of all papers.
-        decided: What would decide a claim, by its name.
     """
     runs = read_runs([records])
     rows = [[f"[{study.name}]({study.name}.md)", _size(study.records), study.answer or MISSING] for study in studies]
@@ -365,7 +334,7 @@ def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer], d
         claims.counted(answers)
         + " `fedcli claims` prints them with your own runs, and a paper's page has the commands "
         "of the runs that would decide a claim.",
-        *(f"### {name}\n\n{table}" for name, table in _front(answers, records, "", decided)),
+        *(f"### {name}\n\n{table}" for name, table in _front(answers, records, "")),
         "\n".join(f"- {note}" for note in (*claims.NOTES, DECIDED)),
         "## How much of what the papers print has been run",
         *_covered(runs),
@@ -409,15 +378,8 @@ def _covered(runs: pd.DataFrame) -> Iterator[str]:
         lacking = {cell.table for cell in cells if cell.done != cell.needed}
         there = {cell.table for cell in cells}
         whole += [table for table in paper.tables if table.name in there - lacking]
-    columns = [
-        "Paper",
-        "Printed cells (runs)",
-        "With open data",
-        "In full, all seeds",
-        "In full, fewer seeds",
-        "Hours left",
-    ]
-    yield "\n".join(github(columns, rows, 1))
+    titles = "Paper, Printed cells (runs), With open data, In full; all seeds, In full; fewer seeds, Hours left"
+    yield "\n".join(github([title.replace(";", ",") for title in titles.split(", ")], rows, 1))
     if whole:
         places = ", ".join(f"{table.reported[0]}'s {_place(table)}" for table in whole)
         yield f"Run in full, every cell here that has a printed number: {places}."
@@ -462,8 +424,8 @@ def _others_than_planned(record: dict[str, Any]) -> list[str]:
     return [text for name, text in words.items() if name in other]
 
 
-def with_front(text: str, answers: Sequence[Answer], records: Path, decided: Mapping[str, str]) -> str:
+def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
     """The project's first page with the claims that have runs between its two marks; without these as it is."""
     run = [answer for answer in answers if answer.has_runs]
-    tables = [f"**{name}**\n\n{table}" for name, table in _front(run, records, "results/", decided)]
+    tables = [f"**{name}**\n\n{table}" for name, table in _front(run, records, "results/")]
     return between_marks(text, "claims", "\n\n".join([*tables, claims.counted(answers)]))

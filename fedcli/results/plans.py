@@ -16,7 +16,7 @@ from fedcli.data import datasets
 from fedcli.declarations import Cell, Method, Table, check_value
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_method, find_protocol
-from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, state_of
+from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
 from fedcli.runs.experiment import combinations, place
@@ -200,7 +200,7 @@ def plan(
         check_value(RunConfig.__dataclass_fields__[name], limit)
     damaged: list[str] = []
     found = read_runs([folder, *search], damaged)
-    rows = {pair: members.to_dict("records") for pair, members in found.groupby(["method", "seed"])}
+    rows = rows_by(found, "method", "seed")
     planned: dict[Path, PlannedRun] = {}
     metrics: dict[Path, list[Metric]] = {}
     needed: list[tuple[Cell, list[Path]]] = []

@@ -80,18 +80,18 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     runs["parameters"] = [record["summary"].get("params_sha256") for record in runs["record"]]
     copies = runs.duplicated(["label", "key", "numerics", "seed", "parameters"])
     runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
-    parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False, dropna=False)]
+    parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
     firsts = [part.iloc[0] for part in parts]
     labels = [first["label"] for first in firsts]
     one_method = len({first["method"] for first in firsts}) == 1
     groups = []
     for part, first, (differing, unusual) in zip(parts, firsts, _differences(firsts), strict=True):
-        method = first["method"] if first["label"] is None else first["label"]
+        method = first["label"] or first["method"]
         if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
             method += " (reduced)"  # the notes say what else was smaller
-        is_told_by_label = first["label"] is not None and labels.count(first["label"]) == 1
+        is_told_by_label = first["label"] and labels.count(first["label"]) == 1
         told_apart = "" if is_told_by_label else settings_text(unusual)
-        called = [] if one_method and first["label"] is None and told_apart else [method]
+        called = [] if one_method and not first["label"] and told_apart else [method]
         label = ", ".join([*called, *([told_apart] if told_apart else [])])
         groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
     return groups
