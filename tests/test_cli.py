@@ -473,7 +473,7 @@ def test_check_fails_where_a_law_is_broken_and_names_it(folder):
     (folder / "planted.py").write_text(PLANTED.replace("{defect}", ORDER))
     result = invoke("check", "planted.py", "--law", 5, "--law", 7)
     assert result.exit_code == 1
-    assert result.stderr.startswith("planted.py, law 5: planted, state after a permuted cohort: ")
+    assert result.stderr.startswith("planted.py, law 5: state after a permuted cohort: ")
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("planted.py")]
     assert [(row[1], row[-1]) for row in rows] == [("5", "FAIL"), ("5", "pass"), ("7", "pass"), ("7", "pass")]
     assert result.stdout.endswith("1 of 2 laws hold on cpu.\n")
