@@ -133,6 +133,8 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert registry.find_method("./mine.py:PLAIN").name == "plain"
     refused(lambda: registry.find_method("./mine.py"), "several", "plain, other", "./mine.py:NAME")
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
+    Path("imports.py").write_text("from fedcli.papers.baselines.fedavg import METHOD as SIMPLE\n")
+    refused(lambda: registry.find_method("./imports.py"), "defines no METHOD; add METHOD = fedcli.Method(...), see")
     table = registry.find_table("./mine.py:mine:1")
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
@@ -471,7 +473,7 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     )
     program = PROGRAM.format(place=str(tmp_path / "target"))
     done = subprocess.run([sys.executable, "-c", program, *lines], capture_output=True, text=True)
-    assert done.stderr.startswith("./broken.py, law 3: remembered-means, clients that took part whose state is not")
+    assert done.stderr.startswith("./broken.py, law 3: clients that took part whose state is not")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
     record = json.loads(Path("run/record.json").read_text())
