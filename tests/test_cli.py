@@ -191,6 +191,9 @@ def test_a_card_is_filled_to_the_width_of_the_terminal(monkeypatch):
     lines, card = done("show", "fedfm").splitlines(), registry.find_method("fedfm").card
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split()[: len(card.split())] == card.split()
+    formula = "    v <- beta v + Delta,    w <- w - v,"
+    text = f"{formula} more\n1.  A reading that\n    goes on."
+    assert describe.reflow(text, 40) == [formula, "    more", "1.  A reading that goes on."]
 
 
 # Running

@@ -35,12 +35,14 @@ def reflow(card: str, width: int) -> list[str]:
         return lines
     blocks: list[tuple[str, int]] = []  # text, and the indent of what continues it
     for line in lines:
-        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. ", line)
+        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. +", line)
         begins = not text or item or "  " in text or text.startswith("fedcli ")
         if blocks and not begins and indent == blocks[-1][1]:
             blocks[-1] = (f"{blocks[-1][0]} {text}", indent)
         else:
-            hang = item.end() if item else indent
+            # Where an item's text begins, or a table's last column, or a formula or paragraph.
+            start = (item or re.match(r"(.*\s{2,})?", line)).end()
+            hang = start if start <= 0.6 * width else indent
             blocks.append((line, hang if text else -1))
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     filled = []
@@ -57,7 +59,7 @@ def protocols_of(method: Method | Post) -> list[Protocol]:
     """
     paper = getattr(method, "default_protocol", "").split(":")[0]
     of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
-    return list(getattr(method.module, "PROTOCOLS", of_paper))
+    return list(getattr(method.module, "PROTOCOLS", ()) or of_paper)
 
 
 def protocol_names(method: Method) -> str:

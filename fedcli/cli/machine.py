@@ -4,7 +4,7 @@ import time
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -173,11 +173,18 @@ def check(
             for number in its_numbers:
                 status.update(escape(f"{name}: {laws.LAWS[number].title}"))
                 outcome = laws.check(method, number, device)
-                rows += [(name, number, *cells) for cells in _law_cells(outcome, whole=len(chosen) == 1)]
-                wrong = [*outcome.errors, *(finding for finding in outcome.findings if not finding.holds)]
+                wrong = [finding for finding in outcome.findings if not finding.holds]
+                worst = sorted(outcome.findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
+                for finding in outcome.findings if len(chosen) == 1 else wrong or worst:
+                    verdict = "pass" if finding.holds else "FAIL"
+                    rows.append((name, number, finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict))
+                for error in outcome.errors:
+                    rows.append((name, number, f"raised {type(error).__name__}", "", "", "FAIL"))
+                if outcome.left_out is not None:
+                    rows.append((name, number, f"nothing, as {outcome.left_out}", "", "", "left out"))
                 held += outcome.left_out is None
-                broken += bool(wrong)
-                messages += [(f"{name}, law {number}", each) for each in wrong]
+                broken += bool(wrong or outcome.errors)
+                messages += [(f"{name}, law {number}", each) for each in (*wrong, *outcome.errors)]
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
     for checked, wrong in messages:
         text = str(wrong)
@@ -188,18 +195,3 @@ def check(
     typer.echo(f"{held - broken} of {held} laws hold on {device}.")
     if broken:
         raise typer.Exit(1)
-
-
-def _law_cells(outcome: Any, whole: bool) -> list[tuple[str, ...]]:
-    """Make the cells of a law: all that was measured or, of several methods, what is broken or else the worst."""
-    if outcome.left_out is not None:
-        return [(f"nothing, as {outcome.left_out}", "", "", "left out")]
-    findings = outcome.findings
-    if not whole:
-        wrong = [finding for finding in findings if not finding.holds]
-        findings = wrong or sorted(findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
-    cells = []
-    for finding in findings:
-        verdict = "pass" if finding.holds else "FAIL"
-        cells.append((finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict))
-    return cells + [(f"raised {type(error).__name__}", "", "", "FAIL") for error in outcome.errors]
