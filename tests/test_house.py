@@ -22,7 +22,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1700, "core": 3460, "data": 2045, "runs": 4245, "results": 3880, "figures": 1850, "bench": 705, "cli": 2145,
+    "top": 1485, "core": 3460, "data": 2045, "runs": 4245, "results": 3880, "figures": 1850, "bench": 705, "cli": 2145,
     "scripts": 1055,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 21065, "bytes": 983_000, "statements": 11200}

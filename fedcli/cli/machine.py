@@ -26,28 +26,26 @@ def smoke(
     """
     from fedcli.runs import config, run
 
-    names = only or list(registry.methods())
-    methods = [registry.find_method(name) for name in names]
+    settings = {name: config.built_in(registry.find_method(name)) for name in only or registry.methods()}
     rows, errors, began = [], [], time.perf_counter()
     with Console(stderr=True).status("") as status, TemporaryDirectory() as folder:
-        for name, method in zip(names, methods, strict=True):
+        for name, setting in settings.items():
             status.update(escape(name))
-            dataset = protocol = None
+            dataset, protocol = setting or ("", "")  # then the run says what it lacks
             start, accuracy = time.perf_counter(), "failed"
             try:
-                dataset, protocol = config.built_in(method) or (None, None)
-                where = {"protocol": protocol, "dataset": dataset, "out": Path(folder) / str(len(rows))}
-                sizes = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
-                done = run.run(name, **where, **sizes)
+                done = run.run(
+                    name, protocol=protocol or None, dataset=dataset or None, rounds=2, train_examples=240,
+                    local_epochs=2, checkpoint_every=2, out=Path(folder) / str(len(rows)),
+                )  # fmt: skip
                 accuracy = f"{100 * done.record['summary']['last']:.1f} %"
             except Exception as error:
                 errors.append(f"{name}: {type(error).__name__}: {error}")
-            rows.append((name, protocol or "", dataset or "", f"{time.perf_counter() - start:.1f}", accuracy))
+            rows.append((name, protocol, dataset, f"{time.perf_counter() - start:.1f}", accuracy))
     print_table(("Method", "Protocol", "Data set", "Seconds", "Accuracy"), rows)
     for error in errors:
         typer.echo(error, err=True)
-    seconds = time.perf_counter() - began
-    typer.echo(f"{len(names) - len(errors)} of {len(names)} methods ran, {seconds:.0f} seconds.")
+    typer.echo(f"{len(rows) - len(errors)} of {len(rows)} methods ran, {time.perf_counter() - began:.0f} seconds.")
     if errors:
         raise typer.Exit(1)
 
