@@ -1,15 +1,14 @@
 """fedcli: federated-learning papers, reproduced.
 
 `fedcli.run("fedavg", dataset="digits")` is `fedcli run fedavg --dataset digits` from Python; a method file imports
-`Method`, `Protocol`, `DataSetting` and `option` from here. `fedcli.load(RUN).model()` is a trained
-model.
+`Method`, `Protocol`, `DataSetting` and `option` from here. `fedcli.load(RUN).model()` is a trained model.
 """
 
 import os
 
-# Before PyTorch is loaded: how often a thread that waits for the others of an operation looks before it sleeps. If not
-# told, 300,000 times; where another program has a core, this keeps the one it waits for from going on, and a small
-# operation takes ten times as long.
+# Before PyTorch is loaded: limit OpenMP's spinning, which starves other processes. A thread that waits for the others
+# of an operation looks 300,000 times before it sleeps; where another program has a core, this keeps the one it waits
+# for from going on, and a small operation takes ten times as long.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -31,23 +30,9 @@ from fedcli.declarations import (
 from fedcli.errors import UserError
 
 __all__ = [
-    "Cell",
-    "Claim",
-    "DataSetting",
-    "Gain",
-    "Method",
-    "Post",
-    "Protocol",
-    "PublicSetting",
-    "Table",
-    "UserError",
-    "both_ways",
-    "grid",
-    "load",
-    "option",
-    "rows_by_class",
-    "run",
-]
+    "Cell", "Claim", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Table", "UserError",
+    "both_ways", "grid", "load", "option", "rows_by_class", "run",
+]  # fmt: skip
 
 
 def run(

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
@@ -66,13 +66,9 @@ def describe_range(metadata: Mapping[str, Any]) -> str:
     """The values an option allows, as text; empty where all are."""
     if metadata["choices"]:
         return " or ".join(metadata["choices"])
-    low, high = metadata["low"], metadata["high"]
-    parts = []
-    if low is not None:
-        parts.append(f"{'>' if metadata['open_low'] else '>='} {low}")
-    if high is not None:
-        parts.append(f"{'<' if metadata['open_high'] else '<='} {high}")
-    return " and ".join(parts)
+    low = "" if metadata["low"] is None else f"{'>' if metadata['open_low'] else '>='} {metadata['low']}"
+    high = "" if metadata["high"] is None else f"{'<' if metadata['open_high'] else '<='} {metadata['high']}"
+    return " and ".join(filter(None, (low, high)))
 
 
 def describe_need(metadata: Mapping[str, Any]) -> str:
@@ -88,10 +84,12 @@ def is_idle(metadata: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 def help_text(metadata: Mapping[str, Any]) -> str:
     """The help of an option: what it is, symbol, source, unit, range, the value that switches it off, what it needs."""
     source = ", ".join(filter(None, (metadata["symbol"], metadata["source"], metadata["unit"])))
-    off = "" if metadata["off"] is None else f"{metadata['off']} switches it off"
-    need = f"for {describe_need(metadata)}" if metadata["only_with"] else ""
-    text = metadata["help"] + (f" ({source})" if source else "")
-    return "; ".join(filter(None, (text, describe_range(metadata), off, need))) + "."
+    parts = [metadata["help"] + (f" ({source})" if source else ""), describe_range(metadata)]
+    if metadata["off"] is not None:
+        parts.append(f"{metadata['off']} switches it off")
+    if metadata["only_with"]:
+        parts.append(f"for {describe_need(metadata)}")
+    return "; ".join(filter(None, parts)) + "."
 
 
 LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32
@@ -113,10 +111,8 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
     allowed = describe_range(metadata)
-    if metadata["choices"]:
-        if value not in metadata["choices"]:
-            raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
-        return
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
     if isinstance(value, bool | str) or value is None:
         return
     low, high, most = metadata["low"], metadata["high"], LARGEST[type(value)]
@@ -301,8 +297,8 @@ def grid(
         metric: What is read from each record.
     """
     return tuple(
-        Cell(row, column, method, {**shared, **own}, metric)
-        for row, (method, own) in rows.items()
+        Cell(row, column, method, {**shared, **special}, metric)
+        for row, (method, special) in rows.items()
         for column, shared in columns.items()
     )
 
@@ -314,16 +310,6 @@ class Sizes:
     parameters: int
     num_classes: int
     feature_dim: int
-
-
-def one_model(sizes: Sizes) -> int:
-    """Memory of a client that holds one copy of the model, in floats."""
-    return sizes.parameters
-
-
-def global_model(state: Any) -> tuple[dict, dict]:
-    """Parameters and buffers of the global model in a server state that has these fields."""
-    return state.params, state.buffers
 
 
 def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
@@ -352,9 +338,14 @@ class _Declared:
     _home: ClassVar[str | None] = None  # name of the user's module that declares it; set by the registry on an instance
 
     @property
+    def origin(self) -> str:
+        """Name of the module that its function stands in."""
+        return (self.run_round if isinstance(self, Method) else self.apply).__module__
+
+    @property
     def module(self) -> ModuleType:
         """The module of its file."""
-        return sys.modules[self._home or self.function.__module__]
+        return sys.modules[self._home or self.origin]
 
     @property
     def file(self) -> Path:
@@ -371,11 +362,9 @@ class _Declared:
         """SHA-256 of that file, its first 16 hexadecimal digits."""
         return file_hash(self.file)
 
-    @contextmanager
-    def blamed(self, *passes: type[Exception]) -> Iterator[None]:
+    def blamed(self, *passes: type[Exception]) -> AbstractContextManager[None]:
         """Blame a user's own file for what is raised inside, but for `passes`; see `blame`. A paper's file is not."""
-        with blame(self.file, passes=passes) if is_own(self.module) else nullcontext():
-            yield
+        return blame(self.file, passes=passes) if is_own(self.module) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -395,8 +384,9 @@ class Method(_Declared):
         costs: Law 9: `(state, cohort, fed, config)`, as for `run_round`, to the floats that all clients of the round
             together are sent and send, without buffers; None where they depend on the numbers themselves.
         default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file.
-        client_memory: Floats a client must hold: copies of the model and what the method adds.
-        model: From a state to the global model that is tested.
+        client_memory: Floats a client must hold: copies of the model, one if not told, and what the method adds.
+        model: From a state to parameters and buffers of the global model that is tested; its fields `params` and
+            `buffers` if not told.
         personal: From a state to `(params, buffers)` of each client that has taken part, by id, where every client
             keeps its own model; None where there is one global model.
         prototypes: From a state to `(prototypes [C, D], has_class [C])`, where the method classifies by the nearest
@@ -416,18 +406,13 @@ class Method(_Declared):
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     costs: Callable[..., tuple[int, int]] | None = None
     default_protocol: str = ""
-    client_memory: Callable[[Sizes], int] = one_model
-    model: Callable[[Any], tuple[dict, dict]] = global_model
+    client_memory: Callable[[Sizes], int] = field(default=lambda sizes: sizes.parameters)
+    model: Callable[[Any], tuple[dict, dict]] = field(default=lambda state: (state.params, state.buffers))
     personal: Callable[[Any], dict[int, tuple[dict, dict]]] | None = None
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
     numerics: int = 1
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What tells its file, unless a user's file declares it."""
-        return self.run_round
 
 
 @dataclass(frozen=True)
@@ -447,11 +432,6 @@ class Post(_Declared):
     config: type
     apply: Callable[..., tuple[dict, dict, int]]
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What tells its file, unless a user's file declares it."""
-        return self.apply
-
 
 def method_options(method: Method | Post, values: Mapping[str, Any]) -> Any:
     """The `Config` of a method, or of a step after the last round, with `values` in place of its defaults, checked.
@@ -462,7 +442,6 @@ def method_options(method: Method | Post, values: Mapping[str, Any]) -> Any:
     fields = {field.name: field for field in dataclasses.fields(method.config)}
     for name, value in values.items():
         if name not in fields:
-            remedy = f"'fedcli run {method.name} --help' shows all."
-            raise unknown(f"option of {method.name}", name, fields, remedy)
+            raise unknown(f"option of {method.name}", name, fields, f"'fedcli run {method.name} --help' shows all.")
         check_value(fields[name], value)
     return method.config(**values)

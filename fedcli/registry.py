@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from fedcli.declarations import Claim, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import import_file, is_from_file, place
+from fedcli.userfiles import import_file, is_from_file, path_and_name
 
 
-def spelt(text: str, known: Iterable[str]) -> str:
-    """The known name that a text is, whatever the case of its letters; the text itself where it is none."""
-    known = list(known)
-    return text if text in known else {name.lower(): name for name in known}.get(text.lower(), text)
+def spelt(text: str, names: Iterable[str]) -> str:
+    """The name that a text is, whatever the case of its letters; the text itself where it is none."""
+    names = list(names)
+    return text if text in names else {name.lower(): name for name in names}.get(text.lower(), text)
 
 
 Declaration = TypeVar("Declaration", Method, Post, Protocol, Table, Claim)
@@ -42,7 +42,7 @@ def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
     return _declarations(kind, *modules)
 
 
-def _with_functions(module: ModuleType) -> list[Method | Post]:
+def _in_module(module: ModuleType) -> list[Method | Post]:
     """The methods and the steps after the last round in a module, declared or in any variable."""
     items = (*_declarations(Method, module).values(), *_declarations(Post, module).values(), *vars(module).values())
     return [item for item in items if isinstance(item, Method | Post)]
@@ -51,43 +51,48 @@ def _with_functions(module: ModuleType) -> list[Method | Post]:
 def _user_module(path: str, kind: str) -> ModuleType:
     """The module of a user's file, which becomes the home of what it declares, also where a paper has the functions."""
     module = import_file(path, kind)
-    for item in _with_functions(module):
-        home = sys.modules[item.function.__module__]
-        is_import = home is not module and any(item is other for other in _with_functions(home))
-        if item._home is None and not is_import:
+    for item in _in_module(module):
+        origin = sys.modules[item.origin]
+        imported = origin is not module and any(item is other for other in _in_module(origin))
+        if item._home is None and not imported:
             object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
     return module
 
 
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one."""
-    path, name = place(text)
+    path, name = path_and_name(text)
     module = _user_module(path, kind.__name__.lower())
-    declared = _declarations(kind, module)
+    declared, default = _declarations(kind, module), kind.__name__.upper()
     variables = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
-    names, default = {**variables, **declared}, kind.__name__.upper()
-    if not names:
+    names = {**variables, **declared}
+    if name in names:
+        return names[name]
+    if not declared and not (name and variables):
         example = f"{default} = fedcli.{kind.__name__}(...)"
         raise UserError(f"the file '{path}' defines no {default}; add {example}, see the README.")
-    if not name and default in variables:
-        return variables[default]
-    if not name and len(declared) == 1:
-        return next(iter(declared.values()))
-    if not name:
-        raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
-    if name not in names:
+    if name:
         raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or variables)}.")
-    return names[name]
+    if default not in variables and len(declared) > 1:
+        raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
+    return variables.get(default) or next(iter(declared.values()))
 
 
-def _find(name: str, kind: type[Declaration], title: str, known: Mapping[str, Declaration]) -> Declaration:
-    """The declaration of a kind by its name among those known, whatever the case, or by `./file.py:NAME`."""
+def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
+    """The declaration of a kind by its name among those declared, whatever the case, or by `./file.py:NAME`.
+
+    Raises:
+        UserError: If there is none.
+    """
     if is_from_file(name):
         return _from_file(name, kind)
-    name = spelt(name, known)
-    if name not in known:
-        raise unknown(title, name, known, "'fedcli list' shows all.")
-    return known[name]
+    name = spelt(name, declared)
+    if name not in declared:
+        paper = name.lower().partition(":")[0]
+        beside = [other for other in declared if other.startswith(f"{paper}:")]
+        remedy = f"'{paper}' has {', '.join(beside)}; " if beside else ""
+        raise unknown(title, name, beside or declared, f"{remedy}'fedcli list' shows all.")
+    return declared[name]
 
 
 def methods() -> dict[str, Method]:
@@ -114,21 +119,22 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: If there is no such paper, or the file declares no claim.
     """
-    if paper is not None and is_from_file(paper):
-        path = place(paper)[0]
-        module = _user_module(path, "claim")
-        claims = list(_declarations(Claim, module).values())
+    if paper is None:
+        return list(_registered(Claim).values())
+    if not is_from_file(paper):
+        claims = [claim for claim in _registered(Claim).values() if claim.name.startswith(f"{paper.lower()}:")]
         if not claims:
-            raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        for number, claim in enumerate(claims):
-            if claim.table in _declarations(Table, module):
-                claims[number] = dataclasses.replace(claim, table=f"{path}:{claim.table}")
+            papers = dict.fromkeys(name.partition(":")[0] for name in _registered(Claim))
+            raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
         return claims
-    claims = list(_registered(Claim).values())
-    papers = list(dict.fromkeys(claim.name.partition(":")[0] for claim in claims))
-    if paper is not None and paper.lower() not in papers:
-        raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
-    return [claim for claim in claims if paper is None or claim.name.startswith(f"{paper.lower()}:")]
+    path, _ = path_and_name(paper)
+    module = _user_module(path, "claim")
+    claims = []
+    for claim in _declarations(Claim, module).values():
+        claims.append(dataclasses.replace(claim, table=_full_name(claim.table, Table, path, module)))
+    if not claims:
+        raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
+    return claims
 
 
 def not_planned(module: ModuleType) -> dict[str, str]:
@@ -148,83 +154,66 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
     steps = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
-    return {**steps, chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else steps
+    if chosen and is_from_file(chosen):
+        steps[chosen] = _from_file(chosen, Post)
+    return steps
 
 
 def find_post(name: str, method: Method | None = None) -> Post:
-    """The step after the last round of that name, or in the file of that path.
-
-    Args:
-        name: Its name, or `./file.py:NAME`.
-        method: A method in whose file it may stand.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """The step after the last round of that name, registered or in the file of `method`, or by `./file.py:NAME`."""
     return _find(name, Post, "step after the last round", posts(method))
 
 
 def find_table(name: str) -> Table:
-    """The table of that name, whatever the case of its letters, or the one in the file of that path.
-
-    The methods, protocols and steps of a user's own table may stand in its file.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """The table of that name, or by `./file.py:NAME`; its methods, protocols and steps may stand in the same file."""
     table = _find(name, Table, "table", tables())
     if not is_from_file(name):
         return table
-    path, cells = place(name)[0], []
+    path, cells = path_and_name(name)[0], []
     module = _user_module(path, "table")
     for cell in table.cells:
         settings = dict(cell.settings)
-        for key, kind in (("protocol", Protocol), ("post", Post)):
-            if settings.get(key) in _declarations(kind, module):
-                settings[key] = f"{path}:{settings[key]}"
-        method = f"{path}:{cell.method}" if cell.method in _declarations(Method, module) else cell.method
+        for key, kind in {"protocol": Protocol, "post": Post}.items():
+            if key in settings:
+                settings[key] = _full_name(settings[key], kind, path, module)
+        method = _full_name(cell.method, Method, path, module)
         cells.append(dataclasses.replace(cell, method=method, settings=settings))
     return dataclasses.replace(table, cells=tuple(cells))
 
 
+def _full_name(name: str, kind: type[Declaration], path: str, module: ModuleType) -> str:
+    """A name in a user's file as it is found from elsewhere: with the file's path where the file declares it."""
+    return f"{path}:{name}" if name in _declarations(kind, module) else name
+
+
 def find_method(name: str) -> Method:
-    """The method of that name, whatever the case of its letters, or the one in the file of that path.
-
-    Args:
-        name: Its name, or `./file.py:NAME`, where NAME is its own or that of its variable; without it, `METHOD`.
-
-    Raises:
-        UserError: If there is none, or the file does not declare one.
-    """
+    """The method of that name, or by `./file.py:NAME` with its name or that of its variable; without it, `METHOD`."""
     return _find(name, Method, "method", methods())
 
 
-def find_protocol(name: str, method: Method) -> Protocol:
-    """The protocol of that name, among the registered ones and those of the method's own file, or in a user's file.
-
-    Raises:
-        UserError: If there is none.
-    """
-    return _find(name, Protocol, "protocol", {**protocols(), **_declarations(Protocol, method.module)})
+def find_protocol(name: str, method: Method | None = None) -> Protocol:
+    """The protocol of that name, registered or in the method's file, or by `./file.py:NAME`."""
+    of_file = _declarations(Protocol, method.module) if method else {}
+    return _find(name, Protocol, "protocol", {**protocols(), **of_file})
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
-    """The protocol a method runs under where none is named.
-
-    It is the method's default one, unless that does not know the data set and another of the same paper does.
+    """The protocol a method runs under where none is named: its default, or another of the paper that knows the data.
 
     Args:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
+
+    Raises:
+        UserError: If it names none, and its file has none.
     """
-    of_file = _declarations(Protocol, method.module, sys.modules[method.function.__module__])
+    of_file = _declarations(Protocol, method.module, sys.modules[method.origin])
     name = method.default_protocol or next(iter(of_file), "")
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
     first = find_protocol(name, method)
-    if dataset is None or dataset in first.datasets:
-        return first
-    for protocol in {**protocols(), **of_file}.values():
-        if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:
+    paper = first.name.split(":")[0]
+    for protocol in (first, *{**protocols(), **of_file}.values()):
+        if protocol.name.split(":")[0] == paper and dataset in protocol.datasets:
             return protocol
     return first

@@ -35,7 +35,7 @@ def absolute(text: str) -> str:
 
 def short_name(text: str) -> str:
     """What a part is called where a path would be too long: `NAME` of `./file.py:NAME`, the text itself of others."""
-    return text if not is_from_file(text) else place(text)[1] or Path(text).stem
+    return (path_and_name(text)[1] or Path(text).stem) if is_from_file(text) else text
 
 
 def file_hash(path: str | Path) -> str:
@@ -61,19 +61,19 @@ def _old_hash(path: str | Path) -> str:
 
 def own_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's own files in a run's method and the values of its options, each once."""
-    texts = [part for value in values if isinstance(value, str) for part in value.split(",") if is_from_file(part)]
-    return list(dict.fromkeys(place(text)[0] for text in texts))
+    texts = ",".join(value for value in values if isinstance(value, str)).split(",")
+    return list(dict.fromkeys(path_and_name(text)[0] for text in texts if is_from_file(text)))
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     """An option's value with absolute paths of the user's files, of which some are others now."""
-    if not isinstance(value, str) or not own_paths([value]):
+    if not isinstance(value, str):
         return value
     parts = value.split(",")
     for number, part in enumerate(parts):
         if is_from_file(part):
-            path, name = place(part)
-            parts[number] = ":".join(filter(None, (paths.get(path, path), name)))
+            path, name = path_and_name(part)
+            parts[number] = paths.get(path, path) + (f":{name}" if name else "")
     return ",".join(parts)
 
 
@@ -90,9 +90,9 @@ class FromFile:
         with blame(self.path, getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)):
             return self.function(*args, **keywords)
 
-    def refuse(self, what: str, remedy: str) -> UserError:
+    def refuse(self, fault: str, remedy: str) -> UserError:
         """An error, to be raised by the caller, for a function that does not give what it should."""
-        return UserError(f"'{self.name}' in '{self.path}' {what}; {remedy}.")
+        return UserError(f"'{self.name}' in '{self.path}' {fault}; {remedy}.")
 
 
 def from_file(text: str, kind: str) -> FromFile:
@@ -105,15 +105,14 @@ def from_file(text: str, kind: str) -> FromFile:
     Raises:
         UserError: There is no such file, or nothing to call of that name in it, or the file cannot be imported.
     """
-    path, name = place(text)
+    path, name = path_and_name(text)
     module = import_file(path, kind)
-    own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     if not name:
-        raise UserError(f"the {kind} lacks a name (got '{text}'); write {text}:NAME, of {', '.join(own)}.")
+        raise UserError(f"the {kind} lacks a name (got '{text}'); write {text}:NAME, of {', '.join(names)}.")
     if not callable(getattr(module, name, None)):
-        raise unknown(
-            f"{kind} in '{path}'", name, own, f"it must be a function or a class; there are: {', '.join(own)}."
-        )
+        remedy = f"it must be a function or a class; there are: {', '.join(names)}."
+        raise unknown(f"{kind} in '{path}'", name, names, remedy)
     return FromFile(getattr(module, name), name, Path(path))
 
 
@@ -141,12 +140,12 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         text = (str(error).strip() or "no message").splitlines()[0]
         where = f" in line {line}" if line else ""
         raise UserError(
-            f"the file '{path}' fails{where} (got {type(error).__name__}: {text}); mend it; 'fedcli --traceback ...' "
+            f"the file '{path}' fails{where} (got {type(error).__name__}: {text}); fix it; 'fedcli --traceback ...' "
             "shows the whole traceback."
         ) from error
 
 
-def place(text: str) -> tuple[str, str]:
+def path_and_name(text: str) -> tuple[str, str]:
     """The absolute path and the name in `./file.py:NAME`; the name is empty where there is none."""
     path, name = _FROM_FILE.fullmatch(text).groups()
     return str(Path(path).resolve()), name or ""
@@ -155,8 +154,17 @@ def place(text: str) -> tuple[str, str]:
 def import_file(path: str, kind: str) -> ModuleType:
     """The module of a user's file, imported once as long as it stays the same.
 
-    Its name is made from its path and content, so that a file called `papers.py` hides nothing.
+    Its name is made from its path and content, so that a file called `papers.py` hides nothing. Of what it imports, a
+    file in its folder goes before all else, as where Python runs a script; that stays out of `sys.modules` under its
+    plain name, which files in two folders may have.
     """
+
+    def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
+        beside = Path(path).with_name(f"{name}.py")
+        if beside.is_file():
+            return import_file(str(beside), "Python")
+        return builtins.__import__(name, *arguments, **keywords)
+
     if not Path(path).is_file():
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
     name = f"{_PREFIX}{hashlib.sha256(f'{path} {file_hash(path)}'.encode()).hexdigest()[:12]}"
@@ -164,7 +172,7 @@ def import_file(path: str, kind: str) -> ModuleType:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module
         try:
-            vars(module)["__builtins__"] = {**vars(builtins), "__import__": _importing(Path(path).parent)}
+            vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
             with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
         except BaseException:
@@ -176,18 +184,3 @@ def import_file(path: str, kind: str) -> ModuleType:
 def is_own(module: ModuleType) -> bool:
     """Whether a module is a user's file."""
     return module.__name__.startswith(_PREFIX)
-
-
-def _importing(folder: Path) -> Callable[..., ModuleType]:
-    """What `import` calls in a user's file: a file in its folder goes before all else, as where Python runs a script.
-
-    It stays out of `sys.modules` under its plain name, which files in two folders may have.
-    """
-
-    def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
-        beside = folder / f"{name}.py"
-        if beside.is_file():
-            return import_file(str(beside), "Python")
-        return builtins.__import__(name, *arguments, **keywords)
-
-    return import_

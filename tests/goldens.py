@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 import fedcli
-from fedcli import registry, smoke
+from fedcli import registry
+from fedcli.runs import config
 from fedcli.runs.run import all_params
 
 FILE = Path(__file__).with_name("goldens.json")
@@ -46,8 +47,8 @@ def options(name: str) -> dict[str, Any]:
     """The options of a golden's run, the method among them."""
     if name in OTHER_RUNS:
         return {"rounds": 3, "train_examples": 240, "local_epochs": 1, "seed": 1, **OTHER_RUNS[name]}
-    protocol, dataset = smoke.built_in(registry.find_method(name))
-    sizes = {"rounds": smoke.ROUNDS, "train_examples": smoke.EXAMPLES, "local_epochs": 2}
+    dataset, protocol = config.built_in(registry.find_method(name))
+    sizes = {"rounds": 2, "train_examples": 240, "local_epochs": 2}
     return {"method": name, "protocol": protocol, "dataset": dataset, **sizes}
 
 

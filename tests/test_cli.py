@@ -191,6 +191,9 @@ def test_a_card_is_filled_to_the_width_of_the_terminal(monkeypatch):
     lines, card = done("show", "fedfm").splitlines(), registry.find_method("fedfm").card
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split()[: len(card.split())] == card.split()
+    formula = "    v <- beta v + Delta,    w <- w - v,"
+    text = f"{formula} more\n1.  A reading that\n    goes on."
+    assert describe.reflow(text, 40) == [formula, "    more", "1.  A reading that goes on."]
 
 
 # Running
@@ -464,7 +467,7 @@ def test_check_fails_where_a_law_is_broken_and_names_it(folder):
     (folder / "planted.py").write_text(PLANTED.replace("{defect}", ORDER))
     result = invoke("check", "planted.py", "--law", 5, "--law", 7)
     assert result.exit_code == 1
-    assert result.stderr.startswith("planted.py, law 5: planted, state after a permuted cohort: ")
+    assert result.stderr.startswith("planted.py, law 5: state after a permuted cohort: ")
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("planted.py")]
     assert [(row[1], row[-1]) for row in rows] == [("5", "FAIL"), ("5", "pass"), ("7", "pass"), ("7", "pass")]
     assert result.stdout.endswith("1 of 2 laws hold on cpu.\n")

@@ -17,7 +17,7 @@ LEVELS = (
     "errors", "userfiles", "declarations", "registry", "core", "data", "runs", "results", "figures", "bench", "cli",
     "__main__",
 )  # fmt: skip
-LEVEL_OF = {"check": "bench", "smoke": "bench"}  # programs that use every directory below the command line
+LEVEL_OF = {"check": "bench"}  # it uses every directory below the command line
 METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon", re.IGNORECASE)
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.

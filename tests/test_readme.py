@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import fedcli
-from fedcli import registry, smoke
+from fedcli import registry
+from fedcli.runs import config
 from tests import laws
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +30,6 @@ def test_every_room_is_in_the_tree_and_every_method_in_the_table():
     assert all(module in top for module in modules)
     for method in registry.methods().values():
         assert f"| `{method.name}` |" in README
-    built_in = {smoke.built_in(method)[0] for method in registry.methods().values()}
+    built_in = {config.built_in(method)[1] for method in registry.methods().values()}
     for protocol in built_in:
         assert f"`{protocol}`" in README

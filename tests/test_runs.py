@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import smoke
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
@@ -51,7 +50,7 @@ def essence(record):
 @pytest.mark.parametrize("method", list(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):
     chosen = find_method(method)
-    protocol, dataset = smoke.built_in(chosen)
+    dataset, protocol = config.built_in(chosen)
     tiny = {**TINY, "protocol": protocol, "dataset": dataset, "rounds": 3}
     if chosen.uses_public_data:
         tiny |= {"public_examples": 12, "public_batch_size": 5}

@@ -77,8 +77,7 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     """Print the versions of what runs take their numbers from, and end."""
     if asked:
-        names = (f"{name} {version(name)}" for name in ("fedcli", "torch"))
-        typer.echo(f"{', '.join(names)}, Python {python_version()}")
+        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {python_version()}")
         raise typer.Exit
 
 
@@ -111,6 +110,6 @@ def main() -> None:
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):
         file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))
-        about = {"encoding": getattr(sys, name).encoding, "errors": "backslashreplace"}  # a file's name may be no text
-        setattr(sys, name, io.TextIOWrapper(file, **about, line_buffering=True))
+        encoding = getattr(sys, name).encoding  # in which a file's name may be no text
+        setattr(sys, name, io.TextIOWrapper(file, encoding, errors="backslashreplace", line_buffering=True))
     app(prog_name="fedcli")

@@ -35,18 +35,20 @@ def reflow(card: str, width: int) -> list[str]:
         return lines
     blocks: list[tuple[str, int]] = []  # text, and the indent of what continues it
     for line in lines:
-        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. ", line)
+        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. +", line)
         begins = not text or item or "  " in text or text.startswith("fedcli ")
         if blocks and not begins and indent == blocks[-1][1]:
             blocks[-1] = (f"{blocks[-1][0]} {text}", indent)
         else:
-            # Where an item's text begins, or the last column of a table, or a paragraph.
-            start = item or re.match(r"(.*\s{2,})?", line)
-            blocks.append((line, start.end() if text else -1))
+            # Where an item's text begins, or a table's last column, or a formula or paragraph.
+            start = (item or re.match(r"(.*\s{2,})?", line)).end()
+            hang = start if start <= 0.6 * width else indent
+            blocks.append((line, hang if text else -1))
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     filled = []
     for block, hang in blocks:
-        whole = {"break_long_words": False, "break_on_hyphens": False}
-        filled += textwrap.wrap(block, width, subsequent_indent=" " * hang, **whole) or [""]
+        wrapper.subsequent_indent = " " * hang
+        filled += wrapper.wrap(block) or [""]
     return filled
 
 
@@ -55,10 +57,9 @@ def protocols_of(method: Method | Post) -> list[Protocol]:
 
     A step after the last round has none.
     """
-    if own := getattr(method.module, "PROTOCOLS", ()):
-        return list(own)
     paper = getattr(method, "default_protocol", "").split(":")[0]
-    return [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
+    of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
+    return list(getattr(method.module, "PROTOCOLS", ()) or of_paper)
 
 
 def protocol_names(method: Method) -> str:
@@ -78,31 +79,30 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
         rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
     rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
     for dataset, setting in protocol.datasets.items():
-        rows += [(f"for {name} on {dataset}", _settings(own)) for name, own in setting.method_options.items()]
-    rows += [
-        ("headline", SELECTIONS.get(protocol.selection, protocol.selection)),
-        ("evaluation", EVALUATIONS[protocol.evaluation]),
-    ]
-    return [*rows, *(("note", note) for note in protocol.notes)]
+        rows += [(f"for {name} on {dataset}", _settings(options)) for name, options in setting.method_options.items()]
+    rows.append(("headline", SELECTIONS.get(protocol.selection, protocol.selection)))
+    rows.append(("evaluation", EVALUATIONS[protocol.evaluation]))
+    return rows + [("note", note) for note in protocol.notes]
 
 
 def option_help(method: Method | Post, field: Field) -> str:
-    """Write the help of an option of a method, or of a step after the last round, with its default."""
-    default = _default(method, field)
-    return declarations.help_text(field.metadata) + (f" [default: {default}]" if default else "")
+    """Write the help of an option of a method, or of a step after the last round, with its default.
 
-
-def _default(method: Method | Post, field: Field) -> str:
-    """Tell the default as far as it is known without a data set; empty where the help says it in words."""
+    The default is told as far as it is known without a data set, and not where the help says it in words.
+    """
+    settings, tuned = {"backbone"}, set()
+    for protocol in (*registry.protocols().values(), *protocols_of(method)):
+        settings |= protocol.settings.keys()
+        for setting in (protocol, *protocol.datasets.values()):
+            tuned |= setting.method_options.get(method.name, {}).keys()
     if field.name == "protocol":
-        return protocol_names(method)
-    known = [*registry.protocols().values(), *protocols_of(method)]
-    if field.name == "backbone" or any(field.name in protocol.settings for protocol in known):
-        return "from the protocol"
-    declared = [one for protocol in known for one in (protocol, *protocol.datasets.values())]
-    tuned = any(field.name in one.method_options.get(method.name, {}) for one in declared)
-    default = "" if field.default is None else _word(field.default)
-    return f"{default}, unless the protocol says otherwise" if tuned else default
+        default = protocol_names(method)
+    elif field.name in settings:
+        default = "from the protocol"
+    else:
+        default = "" if field.default is None else _word(field.default)
+        default += ", unless the protocol says otherwise" if field.name in tuned else ""
+    return declarations.help_text(field.metadata) + (f" [default: {default}]" if default else "")
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

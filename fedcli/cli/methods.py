@@ -9,7 +9,7 @@ import typer
 from fedcli import registry
 from fedcli.cli.printing import completion, console, print_table
 from fedcli.declarations import Protocol, flag_of
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
 
@@ -18,21 +18,20 @@ def list_() -> None:
     from fedcli.cli.describe import protocol_names
     from fedcli.core.backbones import BACKBONES
 
-    methods = registry.methods().values()
-    rows = [(method.name, method.title, protocol_names(method)) for method in methods]
-    print_table(("Method", "Title", "Default protocol"), rows)
-    typer.echo()
-    steps = registry.posts().values()
-    print_table(("Step after the last round, --post", "Title"), [(step.name, step.title) for step in steps])
-    typer.echo()
-    protocols = registry.protocols().values()
-    print_table(("Protocol", "Set-up"), [(protocol.name, protocol.summary) for protocol in protocols])
-    typer.echo()
+    methods = [(method.name, method.title, protocol_names(method)) for method in registry.methods().values()]
+    steps = [(step.name, step.title) for step in registry.posts().values()]
+    protocols = [(protocol.name, protocol.summary) for protocol in registry.protocols().values()]
+    tables = [(table.name, table.title) for table in registry.tables().values()]
+    for columns, rows in (
+        (("Method", "Title", "Default protocol"), methods),
+        (("Step after the last round, --post", "Title"), steps),
+        (("Protocol", "Set-up"), protocols),
+        (("Table", "What it shows"), tables),
+    ):
+        print_table(columns, rows)
+        typer.echo()
     typer.echo("Networks, --backbone")
     typer.echo(textwrap.fill(", ".join(BACKBONES), console().width, break_on_hyphens=False))
-    if tables := registry.tables().values():
-        typer.echo()
-        print_table(("Table", "What it shows"), [(table.name, table.title) for table in tables])
     typer.echo("\n'fedcli show NAME' tells more of a method or a protocol, 'fedcli run METHOD' runs it.")
     typer.echo("'fedcli data list' shows the data sets.")
 
@@ -50,14 +49,12 @@ def show(
     """Show what a protocol fixes, or a method's card, options and protocols; also of a file or a step for --post."""
     from fedcli.cli import describe
 
-    protocols = registry.protocols()
-    if (known := registry.spelt(name, protocols)) in protocols:
-        _print_protocol(protocols[known])
-        return
-    if (table := registry.spelt(name, registry.tables())) in registry.tables():
-        raise UserError(f"'{name}' is a paper's table; 'fedcli table {table} --dry-run' shows it.")
     if ":" in name and not is_from_file(name):
-        raise unknown("protocol", name, protocols, "'fedcli list' shows all.")
+        table = registry.spelt(name, registry.tables())
+        if table in registry.tables():
+            raise UserError(f"'{name}' is a paper's table; 'fedcli table {table} --dry-run' shows it.")
+        _print_protocol(registry.find_protocol(name))
+        return
     chosen = registry.posts().get(name) or registry.find_method(name)
     typer.echo("\n".join(describe.reflow(chosen.card, console().width)))
     more = f"'fedcli run {name} --help' shows those of every method too"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, use_live_taps
-from fedcli.errors import UserError, nearest, unknown
+from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
 _SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
@@ -100,8 +100,7 @@ def find(name: str) -> Recipe:
     if is_from_file(name):
         return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
-        remedy = f"nearest are {nearest(name, BACKBONES)}; 'fedcli list' shows all."
-        raise unknown("backbone", name, BACKBONES, remedy)
+        raise unknown("backbone", name, BACKBONES, "'fedcli list' shows all.")
     return BACKBONES[name]
 
 

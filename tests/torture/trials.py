@@ -23,10 +23,11 @@ import torch
 from PIL import Image
 
 import fedcli
-from fedcli import registry, smoke
+from fedcli import registry
 from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.figures import quality
+from fedcli.runs import config
 from fedcli.runs import run as runs
 from fedcli.runs.config import recorded_fields
 from fedcli.runs.models import ROUNDS
@@ -81,7 +82,7 @@ class Doom(Listener):
 def kill(number: int) -> str:
     """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
     draw, method = random.Random(number), registry.find_method(KILLED[number % len(KILLED)])
-    protocol, dataset = smoke.built_in(method)
+    dataset, protocol = config.built_in(method)
     options = {**TINY, "protocol": protocol, "dataset": dataset, "checkpoint_every": 1, "state_memory": "300K"}
     if method.uses_public_data:
         options |= {"public_examples": 12, "public_batch_size": 5}
