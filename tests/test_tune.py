@@ -12,7 +12,7 @@ from fedcli.results.tune import Trial, at_the_edge, parse_grid, tune
 from fedcli.runs.records import read_record, write_record
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
-GRID = ["proximal-weight=0.01,100", "lr=0.05,1e30"]
+GRID = ["proximal-weight=0.01", "lr=0.005,0.1,1e30"]
 
 
 def trial(protocol, accuracies, status="finished"):
@@ -81,16 +81,16 @@ def test_what_is_no_grid_is_refused(method, texts, message):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """A grid of four trials, two of which diverge."""
+    """A grid of three trials, one of which diverges."""
     out = tmp_path_factory.mktemp("tuned") / "grid"
     return tune("fedprox", GRID, out=out, **TINY)
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     trials, folder = tuned
-    accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
-    assert accuracies == sorted(accuracies, reverse=True)
-    assert [(one.values["lr"], one.accuracy is None) for one in trials] == [(0.05, False)] * 2 + [(1e30, True)] * 2
+    best, second, lost = trials
+    assert best.accuracy >= second.accuracy
+    assert (lost.values["lr"], lost.accuracy) == (1e30, None)
     assert {trial.records[0]["seed"] for trial in trials} == {1000}
     about = json.loads((folder / "tuned.json").read_text())
     assert about["options"] == trials[0].values
@@ -100,7 +100,7 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     assert (about["rounds"], about["validation"]) == (TINY["rounds"], held_out)
     run = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY)
     config, origin = run.record["config"], run.record["origin"]
-    assert config["proximal_weight"] == trials[0].values["proximal_weight"]
+    assert config["proximal_weight"] == 0.01
     assert origin["proximal_weight"] == "tuned by validation accuracy, seed 1000"
     assert (config["lr"], origin["lr"]) == (0.02, "command line")  # what is given goes before
     for place, message in ((folder, "has options of 'fedprox'"), (tmp_path, "cannot be read")):
@@ -109,16 +109,17 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
 
 
 def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
-    trials, folder = tuned
+    _, folder = tuned
     again = shutil.copytree(folder, tmp_path / "grid")
     assert {file.suffix for file in again.rglob("*") if file.is_file()} <= {".json", ".png", ".pdf", ".lock"}
     for file in again.rglob("record.json"):
         record = read_record(file)
-        for entry in record["rounds"]:  # the choice does not see a test image
-            entry["test_accuracy"] = 1.0 - entry["test_accuracy"]
+        for entry in record["rounds"]:  # by a hundredth better where the rate is 0.1, and worse on test images
+            entry["validation_accuracy"] = 0.6 + record["config"]["lr"] / 10
+            entry["test_accuracy"] = 1.0 - entry["validation_accuracy"]
         write_record(file.parent, record)
     before = [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))]
-    assert [one.values for one in tune("fedprox", GRID, out=again, **TINY)[0]] == [one.values for one in trials]
+    assert [trial.values["lr"] for trial in tune("fedprox", GRID, out=again, **TINY)[0]] == [0.1, 0.005, 1e30]
     assert [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))] == before
     with pytest.raises(UserError, match="holds a run with another --rounds"):
         tune("fedprox", GRID, out=again, **{**TINY, "rounds": 3})
