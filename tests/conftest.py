@@ -32,3 +32,14 @@ def one_thread():
 def own_data_folder(tmp_path, monkeypatch):
     """No test sees the data sets of the person who runs it."""
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "fedcli-data"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working folder, and texts without colours for a terminal of 120 columns."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"

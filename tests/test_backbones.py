@@ -68,10 +68,12 @@ def test_parameter_counts_are_those_of_the_papers(name, channels, size, classes,
 
 
 NORMED = ("resnet", "mobilenet", "googlenet", "efficientnet")
-DEEPEST = ("resnet101", "resnet152")  # as the others, only longer to build
+SIGNED = ("resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # no ReLU before their features
 
 
-@pytest.mark.parametrize("name", [name for name in BACKBONES if not name.startswith(DEEPEST)])
+@pytest.mark.parametrize(
+    "name", [name for name in BACKBONES if not name.startswith(("resnet34", "resnet50", "resnet101", "resnet152"))]
+)
 def test_features_and_head(name):
     size = 28 if name.startswith(("cnn", "alexnet")) else 16 if name == "googlenet-512" else 8
     module = build(name, 1, size, 7, seed=0)
@@ -80,25 +82,18 @@ def test_features_and_head(name):
     assert (features >= 0).all() == (name not in SIGNED)
     assert module.head.weight.shape == (7, module.feature_dim)
     torch.testing.assert_close(logits, features @ module.head.weight.T + module.head.bias)
-    assert [key for key in dict(module.named_parameters()) if key.startswith("head.")] == ["head.weight", "head.bias"]
     assert all(value.dtype == torch.float32 for value in module.state_dict().values())  # can be averaged
-    norms = [layer for layer in module.modules() if isinstance(layer, MaskedBatchNorm2d)]
-    assert bool(norms) == (name.startswith(NORMED) and "-gn" not in name)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
     with torch.device("meta"):
-        module = build(name, 3, 32, 10, seed=0)
-    assert not any(
-        isinstance(layer, nn.modules.dropout._DropoutNd | torchvision().ops.StochasticDepth)
-        for layer in module.modules()
-    )
-    assert all(
-        isinstance(layer, MaskedBatchNorm2d)
-        for layer in module.modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    )
+        layers = list(build(name, 3, 32, 10, seed=0).modules())
+    drawing = nn.modules.dropout._DropoutNd | torchvision().ops.StochasticDepth
+    assert not [layer for layer in layers if isinstance(layer, drawing)]
+    norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    assert all(isinstance(layer, MaskedBatchNorm2d) for layer in norms)
+    assert bool(norms) == (name.startswith(NORMED) and "-gn" not in name)
 
 
 @pytest.mark.parametrize(
@@ -228,22 +223,15 @@ def test_variant_with_512_features_averages_what_torchvision_classifies(name):
 
 
 def test_dropout_stands_between_the_1280_values_and_their_averages():
-    plain, module = (build(f"mobilenet-v2{part}-512", 3, 32, 10, seed=0).double() for part in ("", "-dropout"))
-    for ours, other in zip(module.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, other)
-    assert not [layer for layer in plain.modules() if isinstance(layer, KeyedDropout)]
+    module = build("mobilenet-v2-dropout-512", 3, 32, 10, seed=0).double()
     (dropout,) = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
-    assert dropout.p == 0.2
     seen = []
     dropout.register_forward_hook(lambda layer, arguments, output: seen.append((arguments[0], output)))
-    x = images(6)
-    features, _ = module.train()(x)
+    features, _ = module.train()(images(6))
     before, after = seen[0]
     assert before.shape == (6, 1280)
     assert (after == 0)[before != 0].double().mean().item() == pytest.approx(0.2, abs=0.02)
     torch.testing.assert_close(features, F.adaptive_avg_pool1d(after, 512))
-    torch.testing.assert_close(plain.train()(x)[0], F.adaptive_avg_pool1d(before, 512))
-    torch.testing.assert_close(module.eval()(x)[0], plain.eval()(x)[0])
 
 
 def test_projection_is_two_linear_layers_behind_the_same_body():
@@ -254,47 +242,32 @@ def test_projection_is_two_linear_layers_behind_the_same_body():
     torch.testing.assert_close(module(x)[0], second(F.relu(first(plain(x)[0]))))
 
 
-@pytest.mark.parametrize(
-    "name", ["cnn-2x64", "cnn-3conv", "alexnet-32", "resnet10", "resnet10-3x3-gn", "mobilenet-v2-32"]
-)
+@pytest.mark.parametrize("name", ["cnn-2x64", "alexnet-32", "resnet10", "mobilenet-v2-32"])
 def test_grey_images_are_repeated(name):
     grey = images(2, 1)
-    ours = build(name, 1, 32, 10, seed=0).double()(grey)
-    theirs = build(name, 3, 32, 10, seed=0).double()(grey.repeat(1, 3, 1, 1))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    ours = build(name, 1, 32, 10, seed=0).double()(grey)[0]
+    torch.testing.assert_close(ours, build(name, 3, 32, 10, seed=0).double()(grey.repeat(1, 3, 1, 1))[0])
 
 
-PADDED = ["resnet10", "resnet10-3x3-gn", "resnet50-3x3", "efficientnet-b0-32", "mobilenet-v2-32", "googlenet-32"]
-
-
-@pytest.mark.parametrize("name", [*PADDED, "mobilenet-v2-512"])
-@pytest.mark.parametrize("size", [1, 8])
-def test_padded_networks_take_images_of_any_size(name, size):
-    features, logits = build(name, 1, size, 10, seed=0)(images(1, 1, size, dtype=torch.float32))
-    assert features.isfinite().all()
-    assert logits.isfinite().all()
+@pytest.mark.parametrize("name", ["resnet50-3x3", "efficientnet-b0-32", "googlenet-32", "mobilenet-v2-512"])
+def test_padded_networks_take_images_of_one_pixel(name):
+    assert build(name, 1, 1, 10, seed=0)(images(1, 1, 1, dtype=torch.float32))[1].isfinite().all()
 
 
 def test_stems_and_norms():
-    plain, small, group = (build(name, 3, 32, 10, 0).body for name in ("resnet18", "resnet18-3x3", "resnet18-gn"))
+    plain, small, group = (build(name, 3, 32, 10, 0).body for name in ("resnet10", "resnet10-3x3", "resnet10-gn"))
     assert plain.conv1.kernel_size == (7, 7)
     assert isinstance(plain.maxpool, nn.MaxPool2d)
-    assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))
-    assert small.bn1(small.conv1(images(1, dtype=torch.float32))).shape[2:] == (32, 32)
+    assert (small.conv1.kernel_size, small.conv1.stride, small.conv1.padding) == ((3, 3), (1, 1), (1, 1))
     assert isinstance(small.maxpool, nn.Identity)
-    norms = [module for module in group.modules() if isinstance(module, nn.GroupNorm)]
-    assert len(norms) == 20
-    assert all(norm.num_groups == 2 for norm in norms)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in group.modules())
+    assert {module.num_groups for module in group.modules() if isinstance(module, nn.GroupNorm)} == {2}
 
 
 # Initial weights
 
 
-@pytest.mark.parametrize("name", ["cnn-small", "resnet10", "resnet10-3x3-gn", "efficientnet-b0-32"])
+@pytest.mark.parametrize("name", ["cnn-small", "resnet10-3x3-gn", "efficientnet-b0-32"])
 def test_seed_gives_the_weights_and_leaves_the_callers_draws(name):
-    torch.manual_seed(5)
     before = torch.get_rng_state()
     one = build(name, 3, 16, 10, seed=3).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
@@ -313,17 +286,13 @@ def test_cnn_weights_are_torchs_default():
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("classes", [10, 100])
-def test_residual_weights_are_torchvisions_whatever_the_classes(classes):
-    body = build("resnet18", 3, 32, classes, seed=3).body
-    torch.manual_seed(3)
-    theirs = dict(torchvision().models.resnet18().named_parameters())  # draws its classifier after its convolutions
-    drawn = dict(body.named_parameters())
-    assert set(theirs) - set(drawn) == {"fc.weight", "fc.bias"}
-    assert torch.equal(drawn["bn1.weight"], torch.ones(64))
+def test_residual_weights_are_torchvisions_whatever_the_classes():
+    drawn = dict(build("resnet18", 3, 32, 10, seed=3).body.named_parameters())
+    theirs = dict(torchvision().models.resnet18().named_parameters())
     for key, value in drawn.items():  # the draws are shifted by the classifier, so spreads are compared
         if value.dim() == 4:
             assert value.std().item() == pytest.approx(theirs[key].std().item(), rel=0.05)
+    assert torch.equal(drawn["bn1.weight"], torch.ones(64))
     assert torch.equal(drawn["layer4.1.conv2.weight"], build("resnet18", 3, 32, 2, seed=3).body.layer4[1].conv2.weight)
 
 
@@ -357,19 +326,16 @@ def test_weights_of_stock_networks_are_torchvisions(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "least"),
-    [("cnn-mcmahan", 16), ("cnn-3conv", 4), ("alexnet-32", 15), ("googlenet-512", 15)],
+    ("name", "least"), [("cnn-mcmahan", 16), ("cnn-3conv", 4), ("alexnet-32", 15), ("googlenet-512", 15)]
 )
 def test_smallest_image(name, least):
     assert build(name, 1, least, 10, seed=0)(images(1, 1, least, dtype=torch.float32))[1].shape == (1, 10)
-    for size in (least - 1, 1):
-        with pytest.raises(UserError, match=rf"{name} \(got {size} x {size} pixels\); {least} x {least} and larger"):
-            build(name, 1, size, 10, seed=0)
+    text = rf"{name} \(got {least - 1} x {least - 1} pixels\); {least} x {least} and larger"
+    with pytest.raises(UserError, match=text):
+        build(name, 1, least - 1, 10, seed=0)
 
 
-def test_wrong_name_or_channels():
-    with pytest.raises(UserError, match=r"unknown backbone 'resnet-18'; did you mean 'resnet18'\?"):
-        build("resnet-18", 3, 32, 10, seed=0)
+def test_wrong_channels():
     with pytest.raises(UserError, match=r"\(got 4\); 1 or 3"):
         build("cnn-mcmahan", 4, 32, 10, seed=0)
 
@@ -385,25 +351,20 @@ def state(module):
 def test_mask_reaches_every_layer_and_is_taken_back():
     x, mask = images(4), torch.tensor([True, True, False, True])
     padded, plain = (build("resnet10", 3, 32, 10, seed=0).double() for _ in range(2))
-    outputs, expected = padded(x, mask), plain(x[mask])
-    for one, other in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(one[mask], other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(padded(x, mask)[1][mask], plain(x[mask])[1], rtol=1e-9, atol=1e-9)
     for one, other in zip(padded.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    norms = [layer for layer in padded.modules() if isinstance(layer, MaskedBatchNorm2d)]
-    assert all(layer.mask is None for layer in norms)
     with pytest.raises(RuntimeError):  # the first convolution refuses float32 images
         padded(x.float(), mask)
-    assert all(layer.mask is None for layer in norms)
+    assert all(layer.mask is None for layer in padded.modules() if isinstance(layer, MaskedBatchNorm2d))
 
 
-@pytest.mark.parametrize("real", [0, 1])
-def test_deep_network_stays_finite_with_next_to_no_data(real):
+def test_deep_network_stays_finite_with_next_to_no_data():
     """In float32 and with maps of one pixel, where padding scaled by 1 / sqrt(eps) in every layer would overflow."""
     module = build("resnet50", 3, 8, 10, seed=0)
-    features, logits = module(images(3, size=8, dtype=torch.float32), torch.arange(3) < real)
+    features, logits = module(images(3, size=8, dtype=torch.float32), torch.arange(3) < 1)
     assert features.isfinite().all()
-    logits[:real].square().sum().add(0 * logits.sum()).backward()
+    logits[:1].square().sum().add(0 * logits.sum()).backward()
     assert all(value.grad.isfinite().all() for value in module.parameters())
     assert all(value.isfinite().all() for value in module.buffers())
 
@@ -429,30 +390,24 @@ def test_keyed_layers_of_a_network_draw_apart():
     assert [key for key, _ in module.named_buffers() if key.endswith(".key")][-1] == "body.classifier.key"
 
 
-@pytest.mark.parametrize("name", ["efficientnet-b0-32", "googlenet-512", "mobilenet-v2-dropout-512"])
-def test_features_lie_behind_the_dropout(name):
-    features = build(name, 3, 16, 10, seed=0)(images(3, size=16, dtype=torch.float32))[0]
-    other = build(name, 3, 16, 10, seed=0)
-    for key, value in other.named_buffers():
+def test_features_lie_behind_the_dropout():
+    modules = [build("efficientnet-b0-32", 3, 16, 10, seed=0) for _ in range(2)]
+    for key, value in modules[1].named_buffers():
         if key.endswith(".key"):
             value.fill_(1)
-    assert not torch.equal(other(images(3, size=16, dtype=torch.float32))[0], features)
-    again = build(name, 3, 16, 10, seed=0)
-    assert torch.equal(again(images(3, size=16, dtype=torch.float32))[0], features)
-    if name.startswith("efficientnet"):
-        assert 0.1 < (features == 0).double().mean() < 0.3
+    features, other = (module(images(3, size=16, dtype=torch.float32))[0] for module in modules)
+    assert not torch.equal(other, features)
+    assert 0.1 < (features == 0).double().mean() < 0.3
 
 
 @pytest.mark.parametrize(
     ("name", "size", "sizes"),
     [
         ("resnet10", 16, [3, 2, 1]),
-        ("resnet10-gn", 16, [3, 2, 1]),
         ("resnet18-3x3-gn-projection", 8, [3, 1]),
         # With fewer images the last maps, of one pixel, would have next to no variance, and rounding errors would grow.
         ("efficientnet-b0-32", 16, [6, 5]),
         ("mobilenet-v2-32", 8, [6, 5]),
-        ("mobilenet-v2-dropout-512", 16, [6, 5]),
         ("googlenet-512", 16, [6, 5]),
     ],
 )
@@ -509,12 +464,7 @@ def test_torchvision_is_imported_when_it_is_needed_and_gets_the_schemas_that_it_
     assert result.stdout.splitlines() == ["False", "True"], result.stderr
 
 
-SIGNED = ("resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # no ReLU before their features
-
-
 def test_linear_features_are_those_of_the_same_network_before_its_last_relu():
-    linear = build("cnn-2x32-100-linear", 1, 28, 10, seed=0)
-    images = torch.randn(4, 1, 28, 28)
-    features, _ = linear(images)
-    assert (features < 0).any()
-    assert torch.equal(build("cnn-2x32-100", 1, 28, 10, seed=0)(images)[0], features.relu())
+    linear, plain = (build(f"cnn-2x32-100{end}", 1, 28, 10, seed=0) for end in ("-linear", ""))
+    x = images(4, 1, 28, dtype=torch.float32)
+    assert torch.equal(plain(x)[0], linear(x)[0].relu())

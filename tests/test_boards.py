@@ -1,7 +1,5 @@
 """Mixed runs: what is selected, one table for each protocol and data set, settings by number, copies counted once."""
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
@@ -93,37 +91,26 @@ def test_the_command_takes_all_of_it(tmp_path):
     for number, run in enumerate(MIXED):
         write(tmp_path / str(number), run)
 
-    def table(*given):
-        result = CliRunner().invoke(app, ["table", str(tmp_path), *given])
+    def call(command, *given):
+        result = CliRunner().invoke(app, [command, str(tmp_path), *given])
         return result.exit_code, result.output
 
-    code, text = table("--dataset", "digits", "--columns", "method,selected", "--title", "Mine")
+    code, text = call("table", "--dataset", "digits", "--columns", "method,selected", "--title", "Mine")
     assert code == 0, text
     assert text.count(f"| Method | {SELECTED} |") == 2
     assert "### Mine, paper:other, digits" in text
-    code, text = table("--format", "csv", "--method", "one")
-    assert code == 0
-    assert len(text.splitlines()) == 3  # one file for all
-    assert "--columns is for tables that are read" in table("--format", "csv", "--columns", "last")[1]
-    assert json.loads((tmp_path / "0" / "record.json").read_text()) == MIXED[0]
-
-
-def test_a_figure_is_of_the_runs_that_are_chosen_in_the_form_that_is_asked_for(tmp_path):
-    for number, run in enumerate(MIXED):
-        write(tmp_path / str(number), run)
-
-    def plot(*given):
-        return CliRunner().invoke(app, ["plot", str(tmp_path), *given])
-
+    code, text = call("table", "--format", "csv", "--method", "one")
+    assert (code, len(text.splitlines())) == (0, 3)  # one file for all
+    assert "--columns is for tables that are read" in call("table", "--format", "csv", "--columns", "last")[1]
     for name in ("y.svg", "z.pdf"):
-        result = plot("--out", str(tmp_path / name), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
-        assert (result.exit_code, result.output) == (0, f"{tmp_path / name}\n")
+        given = ("--out", str(tmp_path / name), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
+        assert call("plot", *given) == (0, f"{tmp_path / name}\n")
     assert not (tmp_path / "z.png").exists()
     text = (tmp_path / "y.svg").read_text()
     assert "<!-- A &lt;title&gt; -->" in text
     assert "<!-- ours" in text
-    assert "written as .png, .pdf or .svg" in plot("--out", str(tmp_path / "y.jpg")).output
-    assert "--kind tsne draws the folders" in plot("--kind", "tsne", "--method", "one").output
+    assert "written as .png, .pdf or .svg" in call("plot", "--out", str(tmp_path / "y.jpg"))[1]
+    assert "--kind tsne draws the folders" in call("plot", "--kind", "tsne", "--method", "one")[1]
 
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():

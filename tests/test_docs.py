@@ -77,12 +77,12 @@ def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
         assert (run.rounds, run.local_epochs, run.batch_size, run.backbone) == (100, 1, 10, "cnn-mcmahan")
         assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.005, 1, 0, 0)
         assert all_take_part or setup.options.proximal_weight == 0.01
-        as_in_pfllib = number < 2
-        assert str(setup.partition) == ("dirichlet:0.1:min=40" if as_in_pfllib else "dirichlet:0.1:plain")
-        assert (run.drop_last, run.local_test) == ((True, 0.25) if as_in_pfllib else (False, 0))
-        assert run.validation == (0 if as_in_pfllib else 0.2)
-        expected = ("clients", "best-test") if as_in_pfllib else ("server", "last")
-        assert (setup.protocol.evaluation, setup.selection) == expected
+        rest = (str(setup.partition), run.drop_last, run.local_test, run.validation, setup.protocol.evaluation)
+        assert (*rest, setup.selection) == (
+            ("dirichlet:0.1:min=40", True, 0.25, 0, "clients", "best-test")  # as in PFLlib
+            if number < 2
+            else ("dirichlet:0.1:plain", False, 0, 0.2, "server", "last")
+        )
 
 
 def test_the_options_of_the_table_exist():
@@ -115,19 +115,10 @@ def test_the_pieces_in_the_text_are_those_of_the_example():
 def test_the_parts_in_the_text_are_those_of_the_example_and_run(tmp_path):
     source = (ROOT / PARTS).read_text(encoding="utf-8")
     pieces = blocks(TEXTS["bring-your-own.md"], "python")
-    assert [re.match(r"(?:def|class) (\w+)", piece)[1] for piece in pieces] == [
-        "tiny",
-        "by_halves",
-        "blobs",
-        "my_metric",
-        "my_chart",
-        "MyLogger",
-    ]
-    for piece in pieces:
-        assert piece in source, piece
-    own = {
-        key: f"{PARTS}:{name}" for key, name in (("backbone", "tiny"), ("partition", "by_halves"), ("dataset", "blobs"))
-    }
+    names = ["tiny", "by_halves", "blobs", "my_metric", "my_chart", "MyLogger"]
+    assert [re.match(r"(?:def|class) (\w+)", piece)[1] for piece in pieces] == names
+    assert all(piece in source for piece in pieces)
+    own = {"backbone": f"{PARTS}:tiny", "partition": f"{PARTS}:by_halves", "dataset": f"{PARTS}:blobs"}
     given = {"protocol": "fedfm:digits", "num_clients": 4, "rounds": 2, "device": "cpu", **own}
     record = fedcli.run("fedavg", out=tmp_path / "run", log=f"{PARTS}:MyLogger", **given).record
     assert [line.split()[0] for line in (tmp_path / "run" / "rounds.txt").read_text().splitlines()] == ["1", "2"]
@@ -140,7 +131,8 @@ def test_the_parts_in_the_text_are_those_of_the_example_and_run(tmp_path):
 
 
 def test_the_example_runs_by_its_path_and_its_costs_are_counted(tmp_path):
-    run = fedcli.run(EXAMPLE, dataset="digits", rounds=3, device="cpu", out=tmp_path / "run")
+    options = {"dataset": "digits", "train_examples": 200, "local_epochs": 1, "rounds": 3, "device": "cpu"}
+    run = fedcli.run(EXAMPLE, **options, out=tmp_path / "run")
     record, state = run.record, run.state
     assert record["protocol"] == "fedfm:digits"
     assert record["rounds"][0]["terms"]["pull"] == 0  # nobody has a mean yet
@@ -182,12 +174,5 @@ def test_the_page_of_what_a_method_is_given_is_that_of_the_code():
     spec = spec_from_file_location("make", DOCS / "make.py")
     spec.loader.exec_module(make := module_from_spec(spec))
     assert TEXTS["what-a-method-is-given.md"] == make.page()
-    for name in (
-        "fed.train(",
-        "fed.class_counts(cohort)",
-        "fed.num_rounds",
-        "cohort.weights",
-        "batch.epoch_end",
-        "masked_mean(",
-    ):
+    for name in ("fed.train(", "fed.class_counts(cohort)", "cohort.weights", "batch.epoch_end", "masked_mean("):
         assert f"| `{name}" in make.page()
