@@ -26,8 +26,7 @@ Readings and deviations
     4.  epsilon^0 is not given: zeros, and the cosine with a zero vector is 0, so that a client that has never taken
         part is unlike everybody. Ties, all of the first round among them, are broken by a draw per client and round.
     5.  |D_k| / |D| is taken over the cohort, so that the weights of Eq. 3 sum to one.
-    6.  For a class that a client lacks, its blank takes the old global feature (Algorithm 1, line 31); the sentence
-        before Eq. 6 has it the other way round.
+    6.  The blank of a class that a client lacks takes the old global feature (Algorithm 1, line 31, not Eq. 6's text).
     7.  zeta^0 is not given: a class without a global feature has no alignment term, and its first one is the mean over
         the clients that have the class. A class nobody in the cohort has keeps its global feature.
     8.  Eq. 9 sums over the classes that are in the batch (0/0 for the others) and over the D coordinates; it is not a
@@ -35,23 +34,20 @@ Readings and deviations
     9.  Recorded features come from a model that moves, under two classifiers, each batch's before its own step
         (Algorithm 2, lines 8 to 15), over all epochs. The sum is divided by the number of features in it, which is
         line 18's E |D_kc| unless --drop-last leaves some out.
-    10. The exchange comes after floor(E/2) epochs of local training (Section IV-A; Algorithm 2, line 4). With E = 1
-        that is before any training, when all classifiers are equal: it changes nothing. Only parameters are exchanged:
-        under momentum or Adam, which the paper's Eq. 10 has not, each client keeps its own optimizer state.
+    10. The exchange comes after floor(E/2) local epochs (Section IV-A; Algorithm 2, line 4); with E = 1 before any,
+        when it changes nothing. Each client keeps its own state of momentum or Adam, which Eq. 10 has not.
     11. The evaluation examples are drawn after training from the client's training part, without replacement: round of
         20 % of them, at least one. So they were trained on. The model is in evaluation mode.
-    12. The classifier is the last linear layer and D the width before it, for both networks. "The final linear layers"
-        could also mean both linear layers of the FMNIST network; nothing in the paper decides it.
+    12. The classifier is the last linear layer, D the width before it; "final linear layers" could be FMNIST's two.
     13. AlexNet for 32 x 32 images is not specified: `alexnet-32`, the usual variant for CIFAR, without dropout.
     14. Counterparts meet at the same epoch: all clients train the first half before any trains the second.
     15. The classifiers go through the server, once up and once down. The counterpart's id and the marks of empty
         classes are no floats and not counted in the costs.
     16. Many-to-one matching (Section V-B) is not defined further: every client receives the classifier of the client
-        least like itself; one client's may go to several and another's to none. Ties as in 4, apart for each client.
+        least like itself, so that one may go to several clients. Ties as in 4, apart for each client.
     17. Ablations switch a term off and leave the other messages as they are: with mu = 0 features are still sent, with
         `--exchange none` evaluation vectors are. `--matching random` is ours, a control for the evaluation vectors.
-    18. Running statistics of batch normalisation, which the paper's networks do not have, are averaged like the
-        parameters and go with the extractor where that is exchanged.
+    18. Statistics of batch normalisation, which the paper's networks lack, are averaged and go with the extractor.
     19. Neither the number of trials nor what the printed deviations are of is stated; some are as small as 0.02. So
         the partition's seed is 0 whatever the run's, and tables have the mean over the last tenth of the rounds, too.
 

@@ -629,11 +629,7 @@ def _with(end: str, columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
 
 
 def _table(
-    name: str,
-    title: str,
-    *cells: tuple[Cell, ...],
-    notes: tuple[str, ...] = _FORMS,
-    gains: tuple[Gain, ...] = (),
+    name: str, title: str, *cells: tuple[Cell, ...], notes: tuple[str, ...] = _FORMS, gains: tuple[Gain, ...] = ()
 ) -> Table:
     """A table of the paper. Of its figures no numbers are printed, but for some in the text."""
     printed = "in-text" if name.startswith(("Fig", "text")) else f"Table {name}"

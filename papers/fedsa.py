@@ -580,12 +580,10 @@ CLAIMS = (
     Claim("fedsa:anchors", "Plain random anchors in the place of prototypes are ahead of FedProto",
           "fedsa:4", "EMA+R", "FedProto", _PARTS),
     Claim("fedsa:embedding", "The embedding makes random anchors better", "fedsa:4", "EMA+R+ER", "EMA+R", _PARTS),
-    Claim("fedsa:margin", "The contrastive margin makes FedSA better",
-          "fedsa:4", _ALL_PARTS, "EMA+R+ER+CC", _PARTS),
+    Claim("fedsa:margin", "The contrastive margin makes FedSA better", "fedsa:4", _ALL_PARTS, "EMA+R+ER+CC", _PARTS),
     Claim("fedsa:calibration", "The calibration of classifiers makes FedSA better, by the nearest prototype",
           "fedsa:4", _ALL_PARTS, "EMA+R+ER+MCL", _PARTS),
-    Claim("fedsa:parts", "All parts together are ahead of plain anchors",
-          "fedsa:4", _ALL_PARTS, "EMA+R", _PARTS),
+    Claim("fedsa:parts", "All parts together are ahead of plain anchors", "fedsa:4", _ALL_PARTS, "EMA+R", _PARTS),
     Claim("fedsa:convergence", "After a fifth of the rounds with eight kinds of networks and 20 clients, FedSA is "
           "ahead of FedProto and FedTGP", "fedsa:Fig3", "FedSA", ("FedProto", "FedTGP"), (_SOON,)),
 )  # fmt: skip

@@ -123,12 +123,7 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("auto", ("stacked", 7)),
-        ("1", ("stacked", 1)),
-        ("12", ("stacked", 12)),
-        ("branches:3", ("branches", 3)),
-    ],
+    [("auto", ("stacked", 7)), ("1", ("stacked", 1)), ("12", ("stacked", 12)), ("branches:3", ("branches", 3))],
 )
 def test_the_option_says_how_many_and_how(text, expected):
     assert engine.parse_chunk(text, 7) == expected

@@ -185,8 +185,7 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "command",
-    [("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2"), ("tune", "fedavg", "--grid", "lr=0.1,0.2")],
+    "command", [("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2"), ("tune", "fedavg", "--grid", "lr=0.1,0.2")]
 )
 def test_a_time_limit_ends_a_grid_and_its_processes(command, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "time_left", lambda: -1)

@@ -98,7 +98,7 @@ def test_the_committed_pages_are_those_that_the_command_writes(monkeypatch, tmp_
     made = pages.pages(Path("results"))
     for name, text in made.items():
         assert (RESULTS / name).read_text(encoding="utf-8") == text, f"run 'make tables': {name}"
-    written = {path.name for path in made if path.parent.name == "papers"}
+    written = {path.name for path in made if path.parent.name == "papers" and path.suffix == ".md"}
     assert {path.name for path in (RESULTS / "papers").glob("*.md")} == written
     assert {study.name for study in STUDIES} <= {path.stem for path in made}
     assert "| Claim | Verdict |" in made[Path("..") / "README.md"]  # the project's first page quotes the claims

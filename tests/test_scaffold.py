@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from fedcli.core.trees import select, tree_map
-from fedcli.papers.baselines.scaffold import (
-    correction,
-    step_length,
-    update_control,
-    update_mean_control,
-    update_model,
-)
+from fedcli.papers.baselines.scaffold import correction, step_length, update_control, update_mean_control, update_model
 from fedcli.registry import find_method
 from tests import laws
 

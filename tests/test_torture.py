@@ -120,17 +120,9 @@ def test_what_no_run_can_have_is_refused_in_a_line(given, words, tmp_path):
 @pytest.mark.parametrize(
     ("method", "given", "words"),
     [
-        (
-            "fedfa",
-            {"calibration": "never", "calibration_lr": 0.1},
-            "--calibration-lr is for --calibration batch or",
-        ),
+        ("fedfa", {"calibration": "never", "calibration_lr": 0.1}, "--calibration-lr is for --calibration batch or"),
         ("fedcme", {"exchange": "none", "matching": "random"}, "--matching is for --exchange head or body or model"),
-        (
-            "fedfm",
-            {"guiding": "l2", "temperature": 0.5},
-            "--temperature is for --guiding contrastive .got",
-        ),
+        ("fedfm", {"guiding": "l2", "temperature": 0.5}, "--temperature is for --guiding contrastive .got"),
     ],
 )
 def test_an_option_of_a_method_beside_which_another_has_no_say_is_refused(method, given, words, tmp_path):

@@ -106,8 +106,7 @@ def table(
         float | None, typer.Option(help="Cores for a run of --on ray. \\[default: 1]", rich_help_panel=PAPERS)
     ] = None,
     gpus_per_run: Annotated[
-        float | None,
-        typer.Option(help="GPUs for it; 0.25 packs four on one. \\[default: 0]", rich_help_panel=PAPERS),
+        float | None, typer.Option(help="GPUs for it; 0.25 packs four on one. \\[default: 0]", rich_help_panel=PAPERS)
     ] = None,
     time_limit: Annotated[str | None, typer.Option(help=TIME_LIMIT, rich_help_panel=PAPERS)] = None,
     folder: Annotated[

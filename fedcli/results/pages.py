@@ -5,6 +5,7 @@ They are made from what is in the repository, so they are the same on every mach
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +114,7 @@ def pages(results: Path) -> dict[Path, str]:
     if (results.parent / "papers").is_dir():
         texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
-        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers, records)
+        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers)
     return texts
 
 
@@ -271,17 +272,17 @@ def _linked(records: Path, way: str, evidence: Evidence) -> str:
     return ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
 
 
-def _front(answers: Sequence[Answer], records: Path, way: str) -> Iterator[tuple[str, str]]:
-    """Each paper's name with its claims as a table of a line each; studies are linked by `way`."""
+def _front(answers: Sequence[Answer], records: Path) -> Iterator[tuple[str, str]]:
+    """Each paper's name with its claims as a table of a line each."""
     for paper in papers():
         rows = []
         for answer in _own(paper, answers):
             claim, evidence = answer.claim, answer.evidence[0]
             told = []
             if evidence.folders:
-                told.append(f"{'reduced' if evidence.reduced else 'in full'}: {_linked(records, way, evidence)}")
+                told.append(f"{'reduced' if evidence.reduced else 'in full'}: {_linked(records, '', evidence)}")
             if claim.see:
-                told.append(f"but see [{claim.see}]({way}{claim.see}.md)")
+                told.append(f"but see [{claim.see}]({claim.see}.md)")
             if answer.decided:
                 told.append(f"decided by {answer.decided}")
             text = f"`{claim.name}` {claim.text}"
@@ -334,7 +335,7 @@ def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -
         claims.counted(answers)
         + " `fedcli claims` prints them with your own runs, and a paper's page has the commands "
         "of the runs that would decide a claim.",
-        *(f"### {name}\n\n{table}" for name, table in _front(answers, records, "")),
+        *(f"### {name}\n\n{table}" for name, table in _front(answers, records)),
         "\n".join(f"- {note}" for note in (*claims.NOTES, DECIDED)),
         "## How much of what the papers print has been run",
         *_covered(runs),
@@ -424,8 +425,11 @@ def _others_than_planned(record: dict[str, Any]) -> list[str]:
     return [text for name, text in words.items() if name in other]
 
 
-def with_front(text: str, answers: Sequence[Answer], records: Path) -> str:
-    """The project's first page with the claims that have runs between its two marks; without these as it is."""
-    run = [answer for answer in answers if answer.has_runs]
-    tables = [f"**{name}**\n\n{table}" for name, table in _front(run, records, "results/")]
-    return between_marks(text, "claims", "\n\n".join([*tables, claims.counted(answers)]))
+def with_front(text: str, answers: Sequence[Answer]) -> str:
+    """The project's first page with the number of claims of each verdict between its two marks; else as it is."""
+    rows = []
+    for paper in papers():
+        counts = Counter(answer.verdict for answer in _own(paper, answers))
+        rows.append([f"[{paper.name}](results/papers/{paper.key}.md)", *(str(counts[one]) for one in claims.VERDICTS)])
+    table = "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
+    return between_marks(text, "claims", table)

@@ -30,15 +30,13 @@ Readings and deviations
        the first round.
     6. Outputs are gathered over all local epochs as training computes them, before each step, in training mode. So do
        Algorithm 1 and FedSA's code.
-    7. HtFLlib, the base of FedSA's code, has raw logits for the target of the cross-entropy, which are no distribution.
-       Not copied.
+    7. Not copied from HtFLlib, the base of FedSA's code: raw logits, no distribution, as the cross-entropy's target.
 
 Run it
     fedcli run feddistill --dataset digits
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -124,6 +122,11 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     return local_loss
 
 
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax `[B, C]` of logits `[B, C]`."""
+    return logits.softmax(-1)
+
+
 def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, and no class has a teacher."""
     return ServerState(*no_vectors(fed, fed.num_classes), {})
@@ -131,7 +134,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
-    output = partial(torch.softmax, dim=-1) if config.averaged == "probabilities" else None
+    output = probabilities if config.averaged == "probabilities" else None
 
     def make_step(network: Network) -> Step:
         return gathering(fed.optimizer_step(make_local_loss(network, config)), fed.num_classes, output=output)

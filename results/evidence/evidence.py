@@ -51,7 +51,7 @@ MPS = "nvidia-cuda-mps-control"
 class Work(NamedTuple):
     """Cells of a paper's table, as `fedcli table TABLE --only ... --seeds ...` names them."""
 
-    decides: str  # claims, or what else is learnt
+    decides: str  # claims, of which one on several rows begins with these; or what else is learnt
     table: str
     only: tuple[str, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -68,8 +68,8 @@ WORK = (
     Work("fedsa:margin", "fedsa:4", ("EMA+R+ER+MCL+CC", "EMA+R+ER+CC")),
     Work(SEPARATION, "fedfm:V", ("FedFM", "FedAvg", "NMI"), (1, 2)),
     Work("fedfm:second-best", "fedfm:V", ("SCAFFOLD", "NMI")),
-    Work("fedcme:more-skew", "fedcme:II", ("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80,M=30")),
-    Work("fedcme:sooner", "fedcme:II", ("FedProx(0.01)", "FedRS(0.5)", "CIFAR10 alpha=0.1 K=80,M=30")),
+    Work("fedcme:more-skew", "fedcme:II", ("FedAvg", "FedCME(0.01)", *(f"CIFAR10 alpha={a} K=80" for a in (0.1, 0.5)))),
+    Work("fedcme:sooner", "fedcme:III", ("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20")),
     Work("FedFA's Table 2", "fedfa:2", ("CIFAR-10 ",), (2021, 2022, 2023)),
     Work("fccl:other-domains", "fccl:8", ("FCCL+", "FCCL", "BASE", "Digits inter AVG"), instead=OPEN_DIGITS),
     Work("FedFM's Table III", "fedfm:III", ("CIFAR-10 NIID-1", "CIFAR-10 NIID-2")),
