@@ -995,7 +995,7 @@ CLAIMS = (
           "fccl:9", "FCCL+", _OTHERS, _INTRA_DIGITS, instead=_FREE_DIGITS),
     Claim("fccl:parts", "Cross-correlation and instance similarity together are ahead of either on other domains",
           "fccl:10", "FCCM+FISL", ("FCCM", "FISL"), _INTER_DIGITS, instead=_FREE_DIGITS),
-    Claim("fccl:non-target", "At 20 local epochs FCCL+ is better on other domains with its non-target distillation", "fccl:19",
+    Claim("fccl:non-target", "At 20 local epochs FCCL+ is better elsewhere with its non-target distillation", "fccl:19",
           "local epochs 20, with FNTD", "local epochs 20, without FNTD", _INTER_DIGITS, instead=_FREE_DIGITS),
     Claim("fccl:plain", "Non-target distillation is ahead of plain distillation in the first local epochs",
           "fccl:17", _NO_PLAIN, tuple(_SOME_PLAIN), _INTER_DIGITS, instead=_FREE_DIGITS),

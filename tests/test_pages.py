@@ -99,7 +99,9 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     page = pages.claims_of(paper, found, tmp_path)
     assert f"| reduced to rounds 5 of 200: {told.format('../')}; decided by 6 runs, `fedcli table " in page
     quoted = pages.with_front(MARKS, found)
-    assert f"| [FedFA](results/papers/fedfa.md) | 0 | 0 | 1 | {len(others)} | 0 |" in quoted
+    line = next(line for line in quoted.splitlines() if "papers/fedfa.md" in line)
+    assert line.startswith("| [FedFA](results/papers/fedfa.md) | 0 | 0 | 1 | ")
+    assert sum(map(int, line.split("|")[2:7])) == len(found)
 
 
 def test_a_table_stands_as_its_seeds_have_been_run(results):
@@ -159,9 +161,7 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert all(f"`{one.name}` {one.text}" in readme for one in registry.claims())
     assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
     text = first.read_text()
-    assert text.startswith(
-        f"# Project\n\n<!-- claims: written by 'make tables' -->\n\nOf {len(registry.claims())} claims: "
-    )
+    assert text.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Reproduced |")
     assert text.endswith("\n\n<!-- claims: end -->\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")

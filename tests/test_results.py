@@ -101,7 +101,7 @@ def test_the_committed_pages_are_those_that_the_command_writes(monkeypatch, tmp_
     written = {path.name for path in made if path.parent.name == "papers" and path.suffix == ".md"}
     assert {path.name for path in (RESULTS / "papers").glob("*.md")} == written
     assert {study.name for study in STUDIES} <= {path.stem for path in made}
-    assert "| Claim | Verdict |" in made[Path("..") / "README.md"]  # the project's first page quotes the claims
+    assert "| Claims of | Reproduced |" in made[Path("..") / "README.md"]
     monkeypatch.chdir(tmp_path)
     assert pages.pages(RESULTS) == made  # wherever it is called from
 
