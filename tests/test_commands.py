@@ -77,7 +77,7 @@ def needs_data(words):
         for name, text in given.items()
         if name in ("--" + one.replace("_", "-") for one in MAY_BE_FILES)
     }
-    setup = resolve(find_method(words[1]), options, need_data=False)
+    setup = resolve(find_method(words[1].partition(",")[0]), options, need_data=False)
     return not ({setup.run.dataset, setup.run.public_dataset} <= {*BUILT_IN, None} or ".py" in setup.run.dataset)
 
 
