@@ -26,7 +26,7 @@ MOST_LINES = {
     "scripts": 1345,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 20370, "bytes": 974_500, "statements": 11065}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 20220}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 20225}
 
 
 def level(module: str) -> int:

@@ -49,6 +49,14 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not():
     assert (result.exit_code, "has not finished (it is interrupted)" in result.stderr) == (2, True)
 
 
+def test_a_run_of_a_device_that_is_not_here_is_verified_on_another():
+    record = fedcli.run("fedavg", out="a run", **TINY).record
+    write_record(Path("a run"), {**record, "config": {**record["config"], "device": "cuda:7"}})
+    assert "--device cuda:7 is not there" in invoke("verify", "a run").stderr
+    result = invoke("verify", "a run", "--device", "cpu")
+    assert (result.exit_code, last_line(result)) == (0, "same bits")
+
+
 def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     with pytest.raises(NonFiniteLoss):
         fedcli.run("fedavg", out="a run", **{**TINY, "rounds": 5, "lr": 1e9})

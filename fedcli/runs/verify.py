@@ -88,14 +88,14 @@ def verify(
     record = trust_files(record, method)
     chosen = find_method(record["method_source"])
     options = recorded_options(record["config"], chosen)
+    if device is not None:
+        options["device"] = device
     setup = resolve(chosen, options, need_data=False)
     for name in without_effect(setup, options):
         del options[name]
     engine = record["engine"]
     way = "" if engine.get("way", WAYS[0]) == WAYS[0] else f"{engine['way']}:"
     options["clients_per_chunk"] = f"{way}{engine['clients_per_chunk']}"
-    if device is not None:
-        options["device"] = device
     folder = Path(out or new_folder(setup))
     try:
         again = run(record["method_source"], out=folder, progress=progress, **options)
