@@ -140,6 +140,8 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 def test_what_cannot_be_tuned_honestly_is_refused(tmp_path):
     with pytest.raises(UserError, match="--seed 0 is one that the paper's tables report"):
         tune("fedavg", ["lr=0.05"], seed=0, protocol="fedfm:digits", **TINY)
+    with pytest.raises(UserError, match="--seed 3 was given with --seeds"):
+        tune("fedavg", ["lr=0.05"], seed=3, seeds=[1000], **TINY)
     with pytest.raises(UserError, match="--lr is given and in --grid"):
         tune("fedavg", ["lr=0.05"], lr=0.1, **TINY)
     with pytest.raises(UserError, match="all 1 trials have diverged"):

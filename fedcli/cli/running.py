@@ -186,6 +186,13 @@ def _number_or_auto(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
 
+def _checked_jobs(jobs: Any) -> int:
+    """Refuse a number of jobs that is none."""
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
+    return jobs
+
+
 def _tune(method: str, given: dict[str, Any]) -> None:
     """Run a grid, and print its trials and the options to use."""
     from fedcli.cli.display import run_plan
@@ -193,7 +200,8 @@ def _tune(method: str, given: dict[str, Any]) -> None:
 
     limit_time(given.pop("time_limit"))
     shown = {name: given.pop(name) for name in ("quiet", "log_file")}
-    seeds, jobs = given.pop("seeds"), given.pop("jobs") or 1
+    seeds, jobs = given.pop("seeds"), given.pop("jobs")
+    jobs = _checked_jobs(1 if jobs is None else jobs)
     cluster = find_cluster(*(given.pop(name) for name in ON), jobs > 1)
     where = {"jobs": jobs, "cluster": cluster, "records_only": True}
     several = {name: values for name, values in given.items() if isinstance(values, tuple)}
@@ -225,11 +233,9 @@ def _run(method: str, given: dict[str, Any]) -> None:
     names = method.split(",")
     given, sources = gather(names[0], given)
     limit_time(given.pop("time_limit", None))
-    seeds, jobs = given.pop("seeds", None), given.pop("jobs", 1)
+    seeds, jobs = given.pop("seeds", None), _checked_jobs(given.pop("jobs", 1))
     shown = {name: given.pop(name, None) for name in ("quiet", "log_file")}
     seeds = parse_seeds(seeds) if isinstance(seeds, str) else seeds
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
     log = given.pop("log", None)
     workers = given.pop("workers", None)
     cluster = find_cluster(*(given.pop(name, None) for name in ON), jobs > 1 or workers is not None)

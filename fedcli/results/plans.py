@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedcli.data import datasets
 from fedcli.declarations import Cell, Method, Table, check_value
 from fedcli.errors import UserError
-from fedcli.registry import default_protocol, find_method, find_protocol
+from fedcli.registry import default_protocol, find_method, find_protocol, protocols
 from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
@@ -296,10 +296,16 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
     protocol = find_protocol(given["protocol"], method)
     papers_own = default_protocol(method, options["dataset"])
     setting = papers_own.datasets.get(options["dataset"])
-    if options["dataset"] not in protocol.datasets and setting is not None:
+    if options["dataset"] not in protocol.datasets and setting is None:
+        paper = protocol.name.split(":")[0]
+        ours = [name for other in protocols().values() if other.name.split(":")[0] == paper for name in other.datasets]
+        raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {', '.join(dict.fromkeys(ours))}.")
+    if options["dataset"] not in protocol.datasets:
         options |= {"backbone": setting.backbone}
         divided = ("partition", "partition_seed", "validation", "local_test")  # as in the cell
         options |= {name: value for name, value in papers_own.settings.items() if name not in divided}
+        if "num_clients" in options:
+            options.setdefault("cohort_size", options["num_clients"])
         of_cell = protocol.datasets[given["dataset"]].settings
         options |= {name: of_cell[name] for name in divided if name in of_cell}
         options |= papers_own.method_options.get(method.name, {})  # as the round in which a term sets in
@@ -384,6 +390,8 @@ def plan_grid(
     Raises:
         UserError: If one of them cannot start.
     """
+    if len(set(names)) < len(names):
+        raise UserError(f"a method is named twice (got {','.join(names)}); name each once.")
     if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if continue_ and out is None:

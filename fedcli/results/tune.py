@@ -135,6 +135,8 @@ def tune(
     given = {name: value for name, value in given.items() if value is not None}
     if clash := [name for name in values if name in given]:
         raise UserError(f"{declarations.flag_of(clash[0])} is given and in --grid; leave one of the two out.")
+    if seeds is not None and seed is not None:
+        raise UserError(f"--seed {seed} was given with --seeds; one of the two is allowed, leave one out.")
     if seeds is None:
         given["seed"] = SEED if seed is None else seed
     first = resolve(chosen, {**given, **combinations(values)[0]})
