@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -100,6 +101,21 @@ def test_every_folder_is_installed():
     there = {name.removesuffix(".__init__") for name in FILES if name.endswith(".__init__")}
     papers = {"fedcli." + ".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("papers/**/__init__.py")}
     assert set(listed) == there | papers
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [name for extra in ("ray", "report") for name in project["optional-dependencies"][extra]]
+    declared = {re.match(r"[\w-]+", text)[0] for text in (*project["dependencies"], *extras)}
+    imported = set()
+    for file in (*FILES.values(), *ROOT.glob("papers/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                imported |= {name.split(".")[0] for name in names}
+    packages = {{"PIL": "pillow", "sklearn": "scikit-learn"}.get(name, name) for name in imported}
+    assert packages - sys.stdlib_module_names - {"fedcli"} <= declared
+    assert {"pandas", "bokeh", "pillow"} < packages
 
 
 def sizes(files: list[Path]) -> Counter:
