@@ -21,15 +21,19 @@ def test_the_method_of_the_readme_runs_and_reduces_to_fedavg(tmp_path):
     laws.law_1_off_is_the_simpler_method(registry.find_method(str(file)))
 
 
-def test_every_room_is_in_the_tree_and_every_method_in_the_table():
-    rooms = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
-    assert len(rooms) == 7
-    assert all(re.search(rf"^  {room}/ +\S", README, re.M) for room in rooms)
+def test_the_first_page_is_short_and_its_links_lead_somewhere():
+    assert README.count("\n") <= 200
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_directory_and_method_has_its_line():
+    code, table = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("code.md", "methods.md"))
+    directories = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
+    assert len(directories) == 7
+    assert all(re.search(rf"^  {name}/ +\S", code, re.M) for name in directories)
     modules = [file.stem for file in (ROOT / "fedcli").glob("*.py") if not file.stem.startswith("__")]
-    (top,) = re.findall(r"^fedcli/ +(.*)$", README, re.M)
+    (top,) = re.findall(r"^fedcli/ +(.*)$", code, re.M)
     assert all(module in top for module in modules)
-    for method in registry.methods().values():
-        assert f"| `{method.name}` |" in README
-    built_in = {config.built_in(method)[1] for method in registry.methods().values()}
-    for protocol in built_in:
-        assert f"`{protocol}`" in README
+    assert all(f"| `{name}` |" in table for name in registry.methods())
+    assert all(f"`{config.built_in(method)[1]}`" in table for method in registry.methods().values())
