@@ -11,7 +11,7 @@ from fedcli.figures import outputs
 from fedcli.registry import find_method, not_planned
 from fedcli.results import claims, comparison, frame, pages
 from fedcli.results.findings import read_study
-from fedcli.runs.records import numerics_of, quiet
+from fedcli.runs.records import numerics_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -61,9 +61,6 @@ def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
             assert "?\n" in text or "? " in text, file
     for study in STUDIES:
         assert read_study(study).findings, study
-
-
-def test_a_sentence_over_a_finding_has_no_measured_number():
     for file in RESULTS.glob("records/*/findings.toml"):
         for text in re.findall(r'(?m)^says = "(.*)"$', file.read_text(encoding="utf-8")):
             assert not re.search(r"\d\.\d", re.sub(r"Eq\. [\d.]+|F\.2", "", text)), (file, text)
@@ -121,15 +118,3 @@ def test_the_first_page_names_the_tables_that_have_been_run_in_full():
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     said = "FedFA's Tables 5, 6 and 7 have been run in full, but for the row of Table 7 that starts from the anchors of"
     assert f"{said} a finished run; no others have." in told
-
-
-def test_hours_left_go_by_quiet_runs():
-    timed = frame.find_records([RESULTS / "records" / "timed"])
-    assert len(timed) == 14
-    assert all(quiet(record) and record["status"] == "finished" for record in timed)
-
-
-def test_a_run_is_redone_by_a_command_of_the_first_page_of_results():
-    (command,) = re.findall(r"^\$ fedcli verify (.+)$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.M)
-    (record,) = frame.find_records([ROOT / command])
-    assert record["status"] == "finished"

@@ -127,8 +127,7 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
     from fedcli.results import boards, frame, metrics, tables
-    from fedcli.results.findings import read_study
-    from fedcli.results.pages import study_page
+    from fedcli.results.pages import read_study, study_page
     from fedcli.results.render import FORMULA, render
 
     of_runs = {"--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,

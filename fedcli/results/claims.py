@@ -111,8 +111,8 @@ def answers(
         UserError: If a claim's table has not its cells.
     """
     runs = ended_runs(folders)
-    known = [answer(claim, runs, at_hand) for claim in claims]
-    return sorted(known, key=lambda answer: VERDICTS.index(answer.verdict))
+    made = [answer(claim, runs, at_hand) for claim in claims]
+    return sorted(made, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
 def with_shipped(answers: Iterable[Answer]) -> list[Answer]:

@@ -63,8 +63,8 @@ def paces(runs: pd.DataFrame, planned: Iterable[str] = (), disturbed: bool = Fal
     return timed
 
 
-def _machine(about: Mapping[str, Any]) -> Machine:
-    return about["hardware"]["device"], about["hardware"]["name"]
+def _machine(record: Mapping[str, Any]) -> Machine:
+    return record["hardware"]["device"], record["hardware"]["name"]
 
 
 @dataclass
@@ -126,9 +126,9 @@ def bytes_kept(plan: TablePlan) -> int:
     total = 0
     for run in (run for run in plan.runs if run.to_do):
         with suppress(UserError):  # of a damaged file, which the run will refuse
-            about = datasets.describe(run.setup.run.dataset)
-            if about["classes"] is not None:
-                total += models.bytes_kept(run.setup, *about["shape"][:2], about["classes"])
+            images = datasets.describe(run.setup.run.dataset)
+            if images["classes"] is not None:
+                total += models.bytes_kept(run.setup, *images["shape"][:2], images["classes"])
     return total
 
 

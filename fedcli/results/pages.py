@@ -147,12 +147,12 @@ def study_page(study: Study) -> str:
     records = study.records
     tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
     charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
-    found = "\n".join(f"- {line}" for line in study.findings)
+    lines = "\n".join(f"- {line}" for line in study.findings)
     results = [render(tables.sheet(records, study.metrics)).strip()]
     results += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in (charts | study.figures).items()]
     typed = "\n".join(f"$ {command}" for command in tables.commands(records))
     parts = {
-        "## Findings": f"{found}\n\n{LEGEND}" if found else "",
+        "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
         "## Results": "\n\n".join(results),
         "## Every run": "\n".join(tables.every_run(tables.group(records))),
         "## Machines and versions": "\n".join(tables.machines(records)),
@@ -235,12 +235,12 @@ def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: st
         see = answer.claim.see
         return f"{answer.size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
 
-    own = _own(paper, answers)
-    table = render(replace(claims.sheet(own, told, commands), notes=())).strip()
-    return f"{table}\n\n{claims.counted(own)}" if own else ""
+    papers_own = _of_paper(paper, answers)
+    table = render(replace(claims.sheet(papers_own, told, commands), notes=())).strip()
+    return f"{table}\n\n{claims.counted(papers_own)}" if papers_own else ""
 
 
-def _own(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
+def _of_paper(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
     """The claims of a paper."""
     names = {table.name for table in paper.module.TABLES}
     return [answer for answer in answers if answer.claim.table in names]
@@ -278,7 +278,7 @@ def with_front(text: str, answers: Sequence[Answer]) -> str:
     """The project's first page with the number of claims of each verdict between its two marks; else as it is."""
     rows = []
     for paper in papers():
-        counts = Counter(answer.verdict for answer in _own(paper, answers))
+        counts = Counter(answer.verdict for answer in _of_paper(paper, answers))
         numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
         rows.append([f"[{paper.name}](results/papers/{paper.key}.md)", *numbers])
     table = "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
