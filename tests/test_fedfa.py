@@ -276,8 +276,8 @@ def test_committed_runs_of_one_division_are_of_no_cell_but_still_tell_of_the_cla
     assert not [record for record in records if printed_by_table(record)]
     (claim,) = (one for one in fedfa.CLAIMS if one.name == "fedfa:best-other")
     answer = claims.answer(claim, claims.ended_runs([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
-    assert (answer.verdict, answer.evidence[0].seeds) == ("reproduced", (2021, 2022, 2023))
-    assert answer.evidence[0].reduced == "another partition seed"
+    assert (answer.verdict, answer.seeds) == ("reproduced", (2021, 2022, 2023))
+    assert answer.reduced == "partition seed 1 for the run's"
 
 
 def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():

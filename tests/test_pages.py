@@ -13,6 +13,7 @@ from fedcli import Cell, Table, registry
 from fedcli.cli import app as cli
 from fedcli.registry import not_planned
 from fedcli.results import claims, comparison, pages, plans
+from fedcli.results.findings import read_study
 from fedcli.results.metrics import Interval
 from fedcli.runs.records import write_record
 
@@ -77,12 +78,14 @@ def test_the_papers_are_the_files_with_tables():
 
 @pytest.mark.parametrize("paper", pages.papers(), ids=lambda paper: paper.key)
 def test_a_page_has_the_readings_of_its_card_its_tables_and_what_is_not_planned(paper, tmp_path):
-    page = pages.paper_page(paper, [plans.plan(table, tmp_path, seeds=[0]) for table in paper.tables], [], "", "")
+    page = pages.paper_page(
+        paper, [plans.plan(table, tmp_path, seeds=[0]) for table in paper.module.TABLES], [], "", ""
+    )
     numbers = [int(number) for number in re.findall(r"^ {3,4}(?:\| )?(\d+)\. ", paper.module.__doc__, re.M)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert [int(number) for number in re.findall(r"^ ?(?:\| )?(\d+)\. ", page, re.M)] == numbers
     assert page.startswith(f"# {paper.module.__doc__.splitlines()[0].rstrip('.')}\n\n")
-    for table in paper.tables:
+    for table in paper.module.TABLES:
         assert f"| {len(table.cells)} | `fedcli table {table.name}` |" in page
     assert ("### Not planned" in page) == bool(not_planned(paper.module))
     for table, reason in not_planned(paper.module).items():
@@ -93,52 +96,38 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")
     first, *others = claims.answers(registry.claims("fedfa"), [])
     folders = tuple(tmp_path / run for run in ("one/fedfa/seed-0", "two/fedavg/seed-0", "one/fedfa/seed-1"))
-    runs = claims.Evidence("undecided", "n = 2", "rounds 5 of 200", (0, 1), Interval(1.0, None, None, 2), None, folders)
-    found = [replace(first, evidence=(runs,), decided="6 runs"), *others]
-    told = "[one]({0}one.md), [two]({0}two.md)"
-    page = pages.claims_of(paper, found, tmp_path)
-    assert f"| reduced to rounds 5 of 200: {told.format('../')}; decided by 6 runs, `fedcli table " in page
-    quoted = pages.with_front(MARKS, found)
+    first = replace(
+        first, verdict="undecided", why="n = 2", reduced="rounds 5 of 200", seeds=(0, 1), runs=folders,
+        difference=Interval(1.0, None, None, 2), decided="6 runs", claim=replace(first.claim, see="three"),
+    )  # fmt: skip
+    told = (
+        "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md); but see [three]({0}three.md); decided by 6"
+    )
+    page = pages.claims_table(paper, [first, *others], tmp_path, "../", commands=True)
+    assert f"{told.format('../')} runs, `fedcli table " in page
+    assert f"{told.format('')} runs |\n" in pages.claims_table(paper, [first, *others], tmp_path)
+    quoted = pages.with_front(MARKS, [first, *others])
     line = next(line for line in quoted.splitlines() if "papers/fedfa.md" in line)
     assert line.startswith("| [FedFA](results/papers/fedfa.md) | 0 | 0 | 1 | ")
-    assert sum(map(int, line.split("|")[2:7])) == len(found)
-
-
-def test_a_table_stands_as_its_seeds_have_been_run(results):
-    plan = plans.plan(TABLE, results / "records")
-    assert pages.finished(plan) == [(TABLE, cell) for cell in CELLS[:2]]
-    compared = comparison.compare(plan).entries
-    # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
-    assert [compared[cell.row, cell.column].ours.partition("(")[2] for cell in CELLS] == ["1 of 3)", "1 of 3)", ""]
-    other = replace(TABLE, cells=(Cell("A", "B", "fedavg", {**TINY, "rounds": 3}),))
-    assert pages.finished(plans.plan(other, results / "records")) == []
+    assert sum(map(int, line.split("|")[2:7])) == 1 + len(others)
 
 
 def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(results):
-    studies = pages.find_studies(results / "records")
-    paper = next(paper for paper in pages.papers() if paper.key == "fedfa")._replace(tables=(TABLE,))
+    study = read_study(results / "records" / "tiny")
+    paper = next(paper for paper in pages.papers() if paper.key == "fedfa")
     plan = plans.plan(TABLE, results / "records")
+    # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
+    compared = comparison.compare(plan).entries
+    assert [compared[cell.row, cell.column].ours.partition("(")[2] for cell in CELLS] == ["1 of 3)", "1 of 3)", ""]
     empty = plans.plan(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
-    page = pages.paper_page(paper, [plan, empty], studies, "", "- It | missed.\n")
-    counts = "with 4 cells. The paper prints a number for 3 of them, and 2 of these have a finished run."
-    assert f"2 tables and figures {counts}" in page
+    page = pages.paper_page(paper, [empty, plan], [study], "", "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
-    assert "| Table 3 | Ablation | 1 | `fedcli table fedfa:3` |" in page
+    assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert "- [A tiny study](../tiny.md): It runs. one, rounds to 1 %: 1, 1 run\n" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
-    unrelated = [study._replace(records=[]) for study in studies]
-    other = pages.paper_page(paper, [empty], unrelated, "", "")
+    other = pages.paper_page(paper, [empty], [replace(study, records=[])], "", "")
     assert "tiny" not in other
     assert "What did not work" not in other
-
-
-def test_cells_of_which_the_paper_prints_no_number_are_not_counted(results):
-    paper = pages.papers()[0]
-    ours = Cell("FedAvg", "a column of ours", "fedavg", TINY)
-    plan = plans.plan(replace(TABLE, cells=(*CELLS, ours)), results / "records")
-    assert (plan.table, ours) in pages.finished(plan)
-    page = pages.paper_page(paper, [plan], [], "", "")
-    assert "The paper prints a number for 3 of them, and 2 of these" in page
 
 
 def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tmp_path, monkeypatch):
@@ -172,10 +161,8 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
 
 
 def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_records(results):
-    study = pages.read_study(results / "records" / "tiny")
-    page = pages.page_of(study)
+    page = pages.study_page(read_study(results / "records" / "tiny"))
     assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. one, rounds to 1 %: 1, 1 run\n\n")
     assert "| best, % |" in page
     # It is too short for a figure by itself.
     assert pages.figures(page) == {Path("figures/tiny-curves.png"): ("tiny", "curves")}
-    assert page == pages.study_page(results / "records" / "tiny")

@@ -8,6 +8,7 @@ import pytest
 
 from fedcli.errors import UserError
 from fedcli.results import frame, pages, tables
+from fedcli.results.findings import read_study
 from fedcli.results.render import MISSING, Sheet, render
 
 PLANNED = 4
@@ -345,9 +346,9 @@ def test_the_page_of_a_study(tmp_path):
     for number, run in enumerate(runs):
         write(study / "runs" / str(number), run)
     with pytest.raises(UserError, match=r"intro\.md"):
-        pages.study_page(study)
+        read_study(study)
     (study / "intro.md").write_text("# Skew\n\nA question.\n")
-    page = pages.study_page(study)
+    page = pages.study_page(read_study(study))
     assert page.startswith("# Skew\n\nA question.\n\n## Results\n\nAll rows: ")
     assert markdown(runs).strip() in page
     assert "](figures/skew-curves.png)" in page

@@ -127,7 +127,7 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
     from fedcli.results import boards, frame, metrics, tables
-    from fedcli.results.pages import study_page
+    from fedcli.results.pages import read_study, study_page
     from fedcli.results.render import FORMULA, render
 
     of_runs = {"--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
@@ -164,7 +164,7 @@ def table(
     if columns and format is Format.csv:
         raise UserError("--columns is for tables that are read (got --format csv, which has them all); leave it out.")
     if page is not None:
-        text = study_page(page)
+        text = study_page(read_study(page))
     else:
         records = boards.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()

@@ -6,11 +6,13 @@ differs is said. Two runs are a pair if they have the same seed, partition, imag
 which the two cells agree.
 """
 
-import dataclasses
+import csv
+import itertools
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
@@ -19,120 +21,80 @@ from typing import Any
 import pandas as pd
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Claim
+from fedcli.declarations import Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results import comparison, plans
+from fedcli.results.comparison import printed_lead
 from fedcli.results.frame import ENDED, Record, departures, read_runs
 from fedcli.results.metrics import Interval, Metric, find_metric, interval, seeds_needed
-from fedcli.results.plans import Wanted, wanted
+from fedcli.results.plans import Wanted, home_of, wanted
 from fedcli.results.render import MISSING, Sheet
-from fedcli.runs.config import SIZES, RunConfig, describe_reductions
-from fedcli.runs.settings import differences, is_smaller, settings_text
+from fedcli.runs.config import RunConfig
+from fedcli.runs.settings import differences, differences_text, is_smaller
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
-TAIL = "last-tenth"
 SHIPPED = "verdicts.csv"
-RUN_OPTIONS = {field.name for field in dataclasses.fields(RunConfig)} - {"post"}
+OURS, TAIL = ("ours", "low", "high", "n"), ("tail", "tail_low", "tail_high", "tail_n")  # columns of intervals
+RUN_OPTIONS = {field.name for field in fields(RunConfig)} - {"post"}
 
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the pairs of one size say of a claim.
-
-    Attributes:
-        verdict: One of `VERDICTS`.
-        why: Why it is undecided; else empty.
-        reduced: What is smaller or other than in the paper's cells; empty in full.
-        seeds: Of the pairs.
-        difference: The row less the other one; None where no pair has a difference.
-        tail: The same of the mean accuracy over the last tenth of the rounds; None where the cells measure another
-            thing.
-        folders: The folders of all these runs; none where nothing has been run.
-        lost: The runs that diverged, or never got where they should, in words.
-        over: Of a claim on several rows, the row that the difference is on, in words, and what the others show.
-    """
-
-    verdict: str
-    why: str = ""
-    reduced: str = ""
-    seeds: tuple[int, ...] = ()
-    difference: Interval | None = None
-    tail: Interval | None = None
-    folders: tuple[Path, ...] = ()
-    lost: str = ""
-    over: str = ""
-
-    @property
-    def size(self) -> str:
-        """The size of the runs beside the paper's; `MISSING` where there are none."""
-        if not self.folders:
-            return MISSING
-        return f"reduced to {self.reduced}" if self.reduced else "in full"
-
-    @property
-    def judgement(self) -> str:
-        """The verdict, and why it is none."""
-        return f"{self.verdict}, {self.why}" if self.why else self.verdict
+Run = dict[str, Any]  # a row of the table of runs, with what `_candidates` adds
+Form = tuple[str, str]  # what two runs of a pair have other than their cells, as JSON
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim and what the records say of it.
-
-    Attributes:
-        claim: The claim.
-        metric: What is compared.
-        paper: The paper's difference, from the numbers it prints; None where it does not print both.
-        evidence: The runs in full first, then the reduced ones with the most seeds; without runs it says so.
-        open_data: Whether the images can be had.
-        decided: What would decide it, see `fedcli.results.coverage.decided_by`; empty where nobody has asked.
-    """
+    """A claim and what the records say of it."""
 
     claim: Claim
-    metric: Metric
-    paper: float | None
-    evidence: tuple[Evidence, ...]
-    open_data: bool = True
-    decided: str = ""
+    metric: Metric  # what is compared
+    paper: float | None  # the paper's difference, from the numbers it prints; None where it does not print both
+    open_data: bool  # whether the images can be had
+    verdict: str  # one of `VERDICTS`
+    why: str = ""  # why it is undecided
+    reduced: str = ""  # what is smaller or other than in the paper's cells; empty in full
+    seeds: tuple[int, ...] = ()  # of the pairs of runs
+    difference: Interval | None = None  # the row less the other one; None where no pair has a difference
+    tail: Interval | None = None  # the same of the mean over the last tenth of the rounds, where a cell is an accuracy
+    lost: str = ""  # the runs that diverged, or never got where they should, in words
+    over: str = ""  # of a claim on several rows, which one the difference is on, and what the other one shows
+    runs: tuple[Path, ...] = ()  # their folders; none where nothing has been run
+    decided: str = ""  # what would decide it, see `fedcli.results.costs.decided_by`, where somebody has asked
 
     @property
-    def verdict(self) -> str:
-        """One of `VERDICTS`."""
-        return self.evidence[0].verdict
+    def size(self) -> str:
+        """The size of the runs beside the paper's."""
+        return f"reduced to {self.reduced}" if self.reduced else "in full"
 
     @property
-    def has_runs(self) -> bool:
-        """Whether there are runs that say anything."""
-        return bool(self.evidence[0].folders)
+    def ours(self) -> str:
+        """Our difference with its interval, and the runs that are lost."""
+        difference = f"{difference_text(self.metric, self.difference)} {self.over}".rstrip()
+        return f"{difference}; {self.lost}" if self.lost else difference
 
     @property
-    def command(self) -> str:
-        """What runs the rows and nothing else, in full, where nothing is decided and the data can be had; or empty."""
-        return command(self.claim, self.seeds) if self.verdict in (UNDECIDED, NOT_RUN) and self.open_data else ""
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
+    def needed_seeds(self) -> tuple[int, ...]:
         """The seeds that would decide it in full: three, and more only where these leave it open."""
-        evidence, number = self.evidence[0], FEWEST
-        left_open = evidence.size == "in full" and evidence.difference is not None and evidence.difference.n >= FEWEST
-        if left_open and not evidence.difference.leaves_out_zero:
-            number = seeds_needed(evidence.difference, MOST_SEEDS)
-        seeds = find_table(self.claim.table).seeds
+        seeds, number = find_table(self.claim.table).seeds, FEWEST
+        difference = None if self.reduced else self.difference
+        if difference is not None and difference.n >= FEWEST and not difference.leaves_out_zero:
+            number = seeds_needed(difference, MOST_SEEDS)
         return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
 
     @property
-    def paper_text(self) -> str:
-        """The paper's difference."""
-        return MISSING if self.paper is None else self.metric.signed(self.paper)
-
-    def ours(self, evidence: Evidence) -> str:
-        """Our difference with its interval, and the runs that are lost."""
-        difference = f"{difference_text(self.metric, evidence.difference)} {evidence.over}".rstrip()
-        return "; ".join(filter(None, (difference, evidence.lost)))
+    def command(self) -> str:
+        """What runs the rows and nothing else, in full, and measures their features; empty where that is no use."""
+        if self.verdict not in (UNDECIDED, NOT_RUN) or not self.open_data:
+            return ""
+        table, seeds = find_table(self.claim.table), self.needed_seeds
+        command = ["fedcli", "table", self.claim.table]
+        command += [word for name in names_of(self.claim) for word in ("--only", name)]
+        if seeds != table.seeds:
+            command += ["--seeds", ",".join(map(str, seeds))]
+        measured = f" && fedcli quality {home_of(table)}" if self.metric.after_the_run else ""
+        return shlex.join(command) + measured
 
 
 def answers(
@@ -149,42 +111,37 @@ def answers(
         UserError: If a claim's table has not its cells.
     """
     runs = ended_runs(folders)
-    known = [answer(claim, runs, at_hand) for claim in claims]
-    return sorted(known, key=lambda each: VERDICTS.index(each.verdict))
+    made = [answer(claim, runs, at_hand) for claim in claims]
+    return sorted(made, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
-def with_shipped(known: Iterable[Answer]) -> list[Answer]:
+def with_shipped(answers: Iterable[Answer]) -> list[Answer]:
     """The answers, where there is no run those that the records of the project gave when it was packed.
 
     `fedcli.papers` holds them as `verdicts.csv`, since the records themselves are not installed.
     """
-    table = pd.read_csv(files("fedcli.papers").joinpath(SHIPPED), keep_default_na=False, na_values={})
-    rows = {name: members.to_dict("records") for name, members in table.groupby("claim")}
+    lines = files("fedcli.papers").joinpath(SHIPPED).read_text(encoding="utf-8").splitlines()
+    shipped = {row["claim"]: row for row in csv.DictReader(lines) if row["runs"]}
     filled = []
-    for answer in known:
-        evidence = [_shipped_evidence(row) for row in rows.get(answer.claim.name, ()) if row["runs"]]
-        filled.append(answer if answer.has_runs or not evidence else replace(answer, evidence=tuple(evidence)))
-    return sorted(filled, key=lambda each: VERDICTS.index(each.verdict))
-
-
-def _shipped_evidence(row: Mapping[str, str]) -> Evidence:
-    """What a line of `verdicts.csv` says; the inverse of `_values`."""
-
-    def read(*names: str) -> Interval | None:
-        mean, low, high, n = (float(row[name]) if str(row[name]) else None for name in names)
-        return None if mean is None else Interval(mean, low, high, int(n))
-
-    seeds = tuple(map(int, str(row["seeds"]).split()))
-    folders = tuple(map(Path, row["runs"].split("; ")))
-    difference, tail = read("ours", "low", "high", "n"), read("tail", "tail_low", "tail_high", "tail_n")
-    texts = row["lost"], row["over"]
-    return Evidence(row["verdict"], row["why"], row["reduced"], seeds, difference, tail, folders, *texts)
+    for answer in answers:
+        if not answer.runs and (row := shipped.get(answer.claim.name)):
+            intervals = [[json.loads(row[name] or "null") for name in names] for names in (OURS, TAIL)]
+            difference, tail = (Interval(*ends) if ends[-1] else None for ends in intervals)
+            seeds, runs = tuple(map(int, row["seeds"].split())), tuple(map(Path, row["runs"].split("; ")))
+            texts = {name: row[name] for name in ("verdict", "why", "reduced", "lost", "over")}
+            answer = replace(answer, **texts, seeds=seeds, difference=difference, tail=tail, runs=runs)
+        filled.append(answer)
+    return sorted(filled, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
 def ended_runs(folders: Iterable[Path]) -> pd.DataFrame:
     """The runs under folders that have finished or diverged; what cannot be read is left out."""
-    runs = read_runs(folders)
-    return runs[runs["state"].isin(ENDED)]
+    return read_runs(folders).loc[lambda runs: runs["state"].isin(ENDED)]
+
+
+def names_of(claim: Claim) -> tuple[str, ...]:
+    """The rows and columns of a claim."""
+    return (claim.row, *claim.others, *claim.columns, *claim.less)
 
 
 def answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
@@ -194,140 +151,108 @@ def answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> 
         claim: The claim.
         runs: See `ended_runs`.
         at_hand: See `answers`.
-    """
-    singles = [_answer(replace(claim, than=than), runs, at_hand) for than in claim.others]
-    return singles[0] if len(singles) == 1 else _on_all(claim, singles)
-
-
-def cells_of(claim: Claim) -> list[list[Cell]]:
-    """The cells that a claim compares: a list for each column, the row's cell before those of the others.
 
     Raises:
-        UserError: If the table lacks one.
+        UserError: If its table lacks one of its cells.
     """
-    cells = {(cell.row, cell.column): cell for cell in find_table(claim.table).cells}
-    places = [[(row, column) for row in (claim.row, *claim.others)] for column in (*claim.columns, *claim.less)]
-    for place in (place for column in places for place in column):
-        if place not in cells:
+    table, columns = find_table(claim.table), (*claim.columns, *claim.less)
+    cells = {(cell.row, cell.column): cell for cell in table.cells}
+    for names in itertools.product((claim.row, *claim.others), columns):
+        if names not in cells:
             raise UserError(
-                f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(place)}); "
+                f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(names)}); "
                 "name a row and a column of the table."
             )
-    return [[cells[place] for place in column] for column in places]
+    rows = [[wanted(cells[row, column]) for column in columns] for row in (claim.row, *claim.others)]
+    metric, open_data = rows[0][0].metric, all(at_hand(name) for row in rows for cell in row for name in cell.data)
+    singles = []
+    for than, row in zip(claim.others, rows[1:], strict=True):
+        parts = [part for part in (claim.columns, claim.less) if part]
+        leads = [printed_lead(table, claim.row, than, part, metric) for part in parts]
+        paper = None if None in leads else leads[0] - sum(leads[1:])
+        blank = Answer(replace(claim, than=than), metric, paper, open_data, NOT_RUN if open_data else NO_DATA)
+        singles.append(_compared(blank, list(zip(rows[0], row, strict=True)), runs))
+    return singles[0] if len(singles) == 1 else _smallest_lead(claim, singles)
 
 
-def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
-    """What runs say of a claim on one other row."""
-    pairs = [tuple(map(wanted, pair)) for pair in cells_of(claim)]
-    table, metric = find_table(claim.table), pairs[0][0].metric
-    paper = comparison.printed_lead(table, claim.row, claim.than, claim.columns, metric)
-    if paper is not None and claim.less:
-        less = comparison.printed_lead(table, claim.row, claim.than, claim.less, metric)
-        paper = None if less is None else paper - less
-    evidence = _evidence(claim, pairs, runs)
-    open_data = all(map(at_hand, {name for pair in pairs for run in pair for name in run.data}))
-    return Answer(claim, metric, paper, evidence or (Evidence(NOT_RUN if open_data else NO_DATA),), open_data)
-
-
-def _on_all(claim: Claim, singles: Sequence[Answer]) -> Answer:
+def _smallest_lead(claim: Claim, singles: Sequence[Answer]) -> Answer:
     """A claim on several rows: the smallest lead counts, and it is reproduced only where each row has been run."""
     sign = 1 if claim.direction == "higher" else -1
     printed = [single.paper for single in singles if single.paper is not None]
     paper = min(printed, key=lambda lead: sign * lead, default=None)
-    run = [single for single in singles if single.has_runs]
+
+    def strength(single: Answer) -> tuple[int, float]:
+        lead = float("-inf") if single.difference is None else sign * single.difference.mean
+        return (CONTRADICTED, UNDECIDED, REPRODUCED).index(single.verdict), lead
+
+    run = sorted((single for single in singles if single.runs), key=strength)
     if not run:
         return replace(singles[0], claim=claim, paper=paper)
-    severity = (CONTRADICTED, UNDECIDED, REPRODUCED)
-
-    def strength(single: Answer) -> tuple:
-        difference = single.evidence[0].difference
-        return severity.index(single.verdict), float("-inf") if difference is None else sign * difference.mean
-
-    weakest, *others = sorted(run, key=strength)
-    shown = weakest.evidence[0]
-    over = f"over {weakest.claim.than}"
-    if len(others) == 1:
-        over += f"; {others[0].ours(others[0].evidence[0])} over {others[0].claim.than}"
-    verdict, why = shown.verdict, shown.why
-    if verdict == UNDECIDED and len(others) == 1 and others[0].verdict == REPRODUCED:
-        why += f"; ahead of {others[0].claim.than} alone"
+    weakest = run[0]
+    verdict, why, over = weakest.verdict, weakest.why, f"over {weakest.claim.than}"
+    if len(run) == 2:
+        over += f"; {run[1].ours} over {run[1].claim.than}"
     if len(run) < len(singles) and verdict != CONTRADICTED:
-        lacking = f"{len(run)} of {len(singles)} others run"
-        verdict, why = UNDECIDED, f"{why}; {lacking}" if why else lacking
-    evidence = [single.evidence[0] for single in run]
-    whole = replace(
-        shown, verdict=verdict, why=why, over=over,
-        reduced=shown.reduced or next((one.reduced for one in evidence if one.reduced), ""),
-        folders=tuple(dict.fromkeys(folder for one in evidence for folder in one.folders)),
-    )  # fmt: skip
-    return Answer(claim, weakest.metric, paper, (whole,), all(single.open_data for single in singles))
+        verdict, why = UNDECIDED, f"{why}; {len(run)} of {len(singles)} others run".removeprefix("; ")
+    reduced = next((single.reduced for single in run if single.reduced), "")
+    folders = dict.fromkeys(folder for single in singles for folder in single.runs)
+    return replace(
+        weakest, claim=claim, paper=paper, verdict=verdict, why=why, reduced=reduced, over=over, runs=tuple(folders)
+    )
 
 
-def _lead(claim: Claim, differences: Sequence[float]) -> float:
-    """The mean over a claim's columns, less that over those which are taken off."""
-    split = len(claim.columns)
-    return fmean(differences[:split]) - (fmean(differences[split:]) if claim.less else 0)
+def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> Answer:
+    """A claim on one row with what runs in one form say of it; as it is where there are no pairs.
 
-
-def _evidence(claim: Claim, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> tuple[Evidence, ...]:
-    """The best in full, and the best reduced: that with the most seeds, of these the one nearest to the paper's."""
-    pairs = [_pairs(claim, row, than, runs).assign(column=number) for number, (row, than) in enumerate(columns)]
-    full, reduced = [], []
-    for departed, group in pd.concat(pairs).groupby(["departed_row", "departed_than"], sort=False):
-        whole = group.groupby("seed").filter(lambda members: len(members) == len(columns))
-        if whole.empty:
-            continue
-        row, than = map(json.loads, departed)
-        found = _judged(claim, columns[0], row, than, whole)
-        if row or than:
-            # The most seeds first, then the fewest differences, then the longest runs.
-            nearness = (len(found.seeds), -len(row | than), row.get("rounds", float("inf")), str(departed))
-            reduced.append((nearness, found))
-        else:
-            full.append(found)
-    return (*full, *(found for _, found in sorted(reduced, reverse=True)[:1]))
-
-
-def _pairs(claim: Claim, row: Wanted, than: Wanted, runs: pd.DataFrame) -> pd.DataFrame:
-    """The pairs of runs of two cells, one a seed and a size, with what both measure.
-
-    Returns:
-        Columns `seed`, `departed_row` and `departed_than` (what differs from the cells, as JSON), `folder_…` and
-        `value_…` of both runs (None of one that diverged), and `tail`, the difference of the means over the last tenth
-        of the rounds.
+    Runs in full go first; else the form with the most seeds counts, of these that with the fewest differences and the
+    most rounds.
     """
-    sides = [_candidates(claim, cell, runs) for cell in (row, than)]
-    shared = ["seed", "images", "partition", "core"]
-    pairs = sides[0].merge(sides[1], on=shared, suffixes=("_row", "_than"))
-    alike, tails = [], []
-    for pair in pairs.to_dict("records"):
-        planned = differences(row.settings, than.settings)
-        other = differences(pair["settings_row"], pair["settings_than"])
-        alike.append(all(name in planned or name not in RUN_OPTIONS for name in other))
-        ends = find_metric(TAIL).values([pair["record_row"], pair["record_than"]])
-        comparable = row.metric.name == "selected" and "eval_every" not in other and len(ends) == 2
-        tails.append(ends[0] - ends[1] if comparable else None)
-    pairs = pairs.assign(tail=tails)[pd.Series(alike, dtype=bool)]
-    return pairs.drop_duplicates(["seed", "departed_row", "departed_than"])
+    forms: dict[Form, dict[int, list[tuple[Run, Run]]]] = {}
+    for row, than in columns:
+        for (form, seed), pair in _pairs(blank.claim, row, than, runs).items():
+            forms.setdefault(form, {}).setdefault(seed, []).append(pair)
+    ranked = []
+    for form, seeds in forms.items():
+        whole = {seed: pairs for seed, pairs in sorted(seeds.items()) if len(pairs) == len(columns)}
+        row, than = map(json.loads, form)
+        nearness = not (row or than), len(whole), -len(row | than), row.get("rounds", float("inf")), form
+        ranked += [(nearness, whole)] if whole else []
+    if not ranked:
+        return blank
+    (*_, form), pairs = max(ranked)
+    other: dict[str, tuple[Any, Any]] = {}  # of the row, then what only the other one has
+    for cell, departed in zip(columns[0], map(json.loads, form), strict=True):
+        other = {name: (value, cell.settings.get(name)) for name, value in departed.items()} | other
+    return _judged(replace(blank, reduced=differences_text(other)), pairs)
 
 
-def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> pd.DataFrame:
+def _pairs(claim: Claim, row: Wanted, than: Wanted, runs: pd.DataFrame) -> dict[tuple[Form, int], tuple[Run, Run]]:
+    """The pairs of runs of two cells, one a form and a seed."""
+    pairs: dict[tuple[Form, int], tuple[Run, Run]] = {}
+    planned = differences(row.settings, than.settings)
+    for first, second in itertools.product(_candidates(claim, row, runs), _candidates(claim, than, runs)):
+        if all(first[name] == second[name] for name in ("seed", "images", "partition", "core")):
+            other = differences(first["settings"], second["settings"])
+            if all(name in planned or name not in RUN_OPTIONS for name in other):
+                pairs.setdefault(((first["departed"], second["departed"]), first["seed"]), (first, second))
+    return pairs
+
+
+def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> list[Run]:
     """The runs that a cell can be read from, also in a smaller form, with what differs and what they measure."""
-    found = []
+    candidates, metric = [], cell.metric
     for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
-        record, metric = run["record"], cell.metric
-        if metric.unit != "floats" and too_short(record["config"]["rounds"], cell.setup.run.rounds):
+        record = run["record"]
+        # What a run of less than a tenth of its rounds has learnt says nothing, what it sends and holds does.
+        if metric.unit != "floats" and 10 * record["config"]["rounds"] < cell.setup.run.rounds:
             continue
         departed = departures(run, cell.settings, metric)
-        allowed = [_is_allowed(name, *values, claim, metric) for name, values in departed.items()]
-        if all(allowed) and says_something(record, metric):
-            about = {name: run[name] for name in ("folder", "record", "settings", "seed", "images", "partition")}
-            about["core"] = run["numerics"].partition(".")[0]
-            about["departed"] = json.dumps({name: value for name, (value, _) in departed.items()}, sort_keys=True)
-            about["value"] = _value(record, metric)
-            found.append(about)
-    columns = ("folder", "record", "settings", "seed", "images", "partition", "core", "departed", "value")
-    return pd.DataFrame(found, columns=columns, dtype=object)
+        allowed = all(_is_allowed(name, *values, claim, metric) for name, values in departed.items())
+        if allowed and says_something(record, metric):
+            form = json.dumps({name: value for name, (value, _) in departed.items()})
+            core, value = run["numerics"].partition(".")[0], metric.value(record) if metric.counts(record) else None
+            candidates.append({**run, "departed": form, "core": core, "value": value})
+    return candidates
 
 
 def _is_allowed(name: str, value: Any, planned: Any, claim: Claim, metric: Metric) -> bool:
@@ -337,64 +262,48 @@ def _is_allowed(name: str, value: Any, planned: Any, claim: Claim, metric: Metri
     return name == "eval_every" and metric.needs != "drift"
 
 
-def too_short(rounds: int, planned: int) -> bool:
-    """Whether a run has less than a tenth of its rounds: what it learnt says nothing, what it sends and holds does."""
-    return 10 * rounds < planned
-
-
 def says_something(record: Record, metric: Metric) -> bool:
     """Whether a run has a value, or has none because it diverged or never got there."""
-    return _value(record, metric) is not None or not metric.counts(record) or metric.none == "never"
+    return not metric.counts(record) or metric.value(record) is not None or metric.none == "never"
 
 
-def _value(record: Record, metric: Metric) -> float | None:
-    """The value of a run; None of one that diverged or has none."""
-    return metric.value(record) if metric.counts(record) else None
-
-
-def _judged(
-    claim: Claim,
-    cells: tuple[Wanted, Wanted],
-    departed_row: Mapping[str, Any],
-    departed_than: Mapping[str, Any],
-    pairs: pd.DataFrame,
-) -> Evidence:
-    """The verdict of pairs of one size.
-
-    Args:
-        claim: The claim.
-        cells: The two cells of the first column.
-        departed_row: What differs from the first of them.
-        departed_than: What differs from the second.
-        pairs: See `_pairs`, with every column for each seed.
-    """
-    metric = cells[0].metric
-    values, tails, lost = [], [], [0, 0]
-    for _, members in pairs.groupby("seed"):
-        failed = [members[side].isna().any() for side in ("value_row", "value_than")]
-        lost = [count + one for count, one in zip(lost, failed, strict=True)]
+def _judged(answer: Answer, pairs: Mapping[int, Sequence[tuple[Run, Run]]]) -> Answer:
+    """A claim on one row with the verdict of pairs of runs, one a column for each seed."""
+    claim, metric, values, tails, lost = answer.claim, answer.metric, [], [], [0, 0]
+    for columns in pairs.values():
+        failed = [any(run["value"] is None for run in side) for side in zip(*columns, strict=True)]
+        lost = [count + fails for count, fails in zip(lost, failed, strict=True)]
         if not any(failed):
-            members = members.sort_values("column")
-            values.append(_lead(claim, (members["value_row"] - members["value_than"]).tolist()))
-            tails += [] if members["tail"].isna().any() else [_lead(claim, members["tail"].tolist())]
-    difference, tail = interval(values), interval(tails)
-    verdict, why = judge(difference, claim.direction, *map(int, lost), exact=metric.unit == "floats")
+            values.append(_lead(claim, [row["value"] - than["value"] for row, than in columns]))
+            tail = [_tail(*pair) for pair in columns if metric.name == "selected"]
+            tails += [_lead(claim, tail)] if tail and None not in tail else []
+    difference = interval(values)
+    verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
     event = "never got there" if metric.none == "never" else "diverged"
-    seeds = sorted(pairs["seed"].unique().tolist())
-    words = [
-        f"{name}: {count} of {len(seeds)} {event}"
-        for name, count in zip((claim.row, claim.than), lost, strict=True)
-        if count
-    ]
-    folders = pairs.sort_values("seed", kind="stable")[["folder_row", "folder_than"]].to_numpy().ravel().tolist()
-    reduced = _reduction(cells, (departed_row, departed_than))
-    return Evidence(
-        verdict, why, reduced, tuple(seeds), difference, tail, tuple(dict.fromkeys(folders)), "; ".join(words)
-    )
+    counts = zip((claim.row, claim.than), lost, strict=True)
+    words = "; ".join(f"{name}: {count} of {len(pairs)} {event}" for name, count in counts if count)
+    folders = dict.fromkeys(run["folder"] for columns in pairs.values() for pair in columns for run in pair)
+    return replace(
+        answer, verdict=verdict, why=why, seeds=tuple(pairs), difference=difference, tail=interval(tails), lost=words,
+        runs=tuple(folders),
+    )  # fmt: skip
+
+
+def _lead(claim: Claim, differences: Sequence[float]) -> float:
+    """The mean over a claim's columns, less that over those which are taken off."""
+    split = len(claim.columns)
+    return fmean(differences[:split]) - (fmean(differences[split:]) if claim.less else 0)
+
+
+def _tail(row: Run, than: Run) -> float | None:
+    """The difference over the last tenth of the rounds; None where other rounds were tested, or none of them."""
+    ends = find_metric("last-tenth").values([row["record"], than["record"]])
+    is_alike = "eval_every" not in differences(row["settings"], than["settings"])
+    return ends[0] - ends[1] if is_alike and len(ends) == 2 else None
 
 
 def judge(
-    difference: Interval | None, direction: str, lost: int = 0, lost_other: int = 0, *, exact: bool = False
+    difference: Interval | None, direction: str, lost: Sequence[int] = (0, 0), *, exact: bool = False
 ) -> tuple[str, str]:
     """Verdict on a claim, and why it is undecided.
 
@@ -404,8 +313,7 @@ def judge(
     Args:
         difference: Of the row less the other one.
         direction: The paper's side of zero, "higher" or "lower".
-        lost: Seeds whose run of the row has no value because it diverged.
-        lost_other: The same of the other row.
+        lost: Of the row and of the other one, the seeds whose run has no value because it diverged.
         exact: Whether chance has no part in the values, as in counts of floats; then one pair suffices.
     """
     if difference is None:
@@ -416,31 +324,9 @@ def judge(
     if low <= 0 <= high:
         return UNDECIDED, f"zero inside, n = {difference.n}"
     agrees = (low > 0) == (direction == "higher")
-    if failed := lost if agrees else lost_other:
+    if failed := lost[0 if agrees else 1]:
         return UNDECIDED, f"the better one diverged with {failed} seed{'s' * (failed > 1)}"
     return REPRODUCED if agrees else CONTRADICTED, ""
-
-
-def _reduction(cells: tuple[Wanted, Wanted], departed: Sequence[Mapping[str, Any]]) -> str:
-    """What differs from the paper's cells, in words, each option once: the row's, then what only the other one has."""
-    sizes: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for cell, differing in zip(cells, departed, strict=True):
-        for name, value in differing.items():
-            full = cell.settings.get(name)
-            if name == "train_examples" and full is None:
-                full = plans.train_size(cell.settings["dataset"])
-            if name == "dataset":
-                sizes.setdefault(name, f"{value} for {full}")
-            elif name == "eval_every":
-                sizes.setdefault(name, f"tests every {value} rounds")
-            elif is_smaller(name, value, full):
-                sizes.setdefault(name, describe_reductions([{"what": name, "protocol": full, "run": value}]))
-            elif name not in RUN_OPTIONS:
-                sizes.setdefault(name, f"{settings_text({name: value})} for {full}")
-            elif name not in ("protocol", *SIZES):  # the first is told by the data set
-                others.setdefault(name, name.replace("_", " "))
-    return ", ".join([*sizes.values(), *([f"another {', '.join(others.values())}"] if others else [])])
 
 
 NOTES = (
@@ -452,94 +338,63 @@ NOTES = (
     "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper "
     "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
     "Over a row: a claim on several rows shows its smallest lead, and counts as reproduced where each has been run.",
-    "Not decided: the command runs the rows in full, with --dry-run it says what that takes, and --rounds, "
-    "--local-epochs and --train-examples make it smaller.",
+    "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed, and on the pages "
+    "their hours, one after the other, on an H100 at most, as its runs were timed beside others. The command runs the "
+    "rows in full; --dry-run says what that takes, and --rounds, --local-epochs and --train-examples make it smaller.",
 )
 
 
-def difference_text(metric: Metric, found: Interval | None) -> str:
-    """A difference with its interval and the number of seeds, `+9.70 [+7.10, +12.30] (3)`; of counts it alone."""
-    if found is None:
-        return MISSING
-    return interval_text(metric, found) + ("" if metric.unit == "floats" else f" ({found.n})")
-
-
-def interval_text(metric: Metric, found: Interval, signed: bool = True) -> str:
+def interval_text(metric: Metric, interval: Interval, signed: bool = True) -> str:
     """A mean with its interval, `+9.70 [+7.10, +12.30]`; of counts, and of one value, the mean alone."""
     text = metric.signed if signed else metric.text
-    if metric.unit == "floats" or found.low is None:
-        return text(found.mean)
-    return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]"
+    if metric.unit == "floats" or interval.low is None:
+        return text(interval.mean)
+    return f"{text(interval.mean)} [{text(interval.low)}, {text(interval.high)}]"
 
 
-def command(claim: Claim, seeds: Sequence[int] = ()) -> str:
-    """The command that runs the rows of a claim and nothing else, in full, and what measures their features.
-
-    Args:
-        claim: The claim.
-        seeds: In the place of the table's own.
-    """
-    names = (claim.row, *claim.others, *claim.columns, *claim.less)
-    table = find_table(claim.table)
-    steps = [["fedcli", "table", claim.table, *(word for name in names for word in ("--only", name))]]
-    if seeds and tuple(seeds) != table.seeds:
-        steps[0] += ["--seeds", ",".join(map(str, seeds))]
-    if any(find_metric(cell.metric).after_the_run for cell in table.cells if cell.column in claim.columns):
-        steps.append(["fedcli", "quality", str(plans.home_of(table))])
-    return " && ".join(map(shlex.join, steps))
+def difference_text(metric: Metric, difference: Interval | None) -> str:
+    """A difference with its interval and the number of seeds, `+9.70 [+7.10, +12.30] (3)`; of counts it alone."""
+    if difference is None:
+        return MISSING
+    return interval_text(metric, difference) + ("" if metric.unit == "floats" else f" ({difference.n})")
 
 
-def sheet(found: Sequence[Answer], runs: Callable[[Evidence], str] = lambda evidence: evidence.size) -> Sheet:
-    """The claims as a table to be written; of its values each is a size of runs.
+def sheet(
+    answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size, commands: bool = True
+) -> Sheet:
+    """The claims as a table to be written.
 
     Args:
-        found: The claims.
-        runs: What is said of the runs of one size.
+        answers: The claims.
+        runs: What is said of the runs of a claim that has some.
+        commands: Whether the command is told that runs what is lacking.
     """
-    blocks = []
-    for answer in found:
-        block = []
-        for evidence in answer.evidence:
-            texts = [f"`{answer.claim.name}` {answer.claim.text}", evidence.judgement, answer.paper_text]
-            texts += [answer.ours(evidence), difference_text(answer.metric, evidence.tail)]
-            said = [runs(evidence)] if evidence.folders else []
-            deciding = [answer.decided, f"`{answer.command}`" if answer.command else ""]
-            said += [] if block else [", ".join(filter(None, deciding))]
-            texts.append("; decided by ".join(filter(None, said)) or MISSING)
-            if block:  # said in the line above
-                texts[0] = texts[2] = ""
-            block.append([(text, "") for text in texts])
-        blocks.append(block)
-    return Sheet(
-        ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"], blocks, 6,
-        [row for answer in found for row in _values(answer)], notes=NOTES, marked_up=True,
-    )  # fmt: skip
+    lines, values = [], []
+    for answer in answers:
+        claim, metric = answer.claim, answer.metric
+        verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
+        paper = MISSING if answer.paper is None else metric.signed(answer.paper)
+        deciding = [answer.decided, f"`{answer.command}`" if commands and answer.command else ""]
+        said = [runs(answer) if answer.runs else "", ", ".join(filter(None, deciding))]
+        texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, difference_text(metric, answer.tail)]
+        texts.append("; decided by ".join(filter(None, said)) or MISSING)
+        lines.append([(text, "") for text in texts])
+        values.append({
+            "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row,
+            "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "less": "; ".join(claim.less),
+            "metric": metric.name, "direction": claim.direction, "paper": answer.paper,
+            "verdict": answer.verdict, "why": answer.why, "reduced": answer.reduced,
+            "seeds": " ".join(map(str, answer.seeds)),
+            **dict(zip(OURS, answer.difference or [None] * 4, strict=True)),
+            **dict(zip(TAIL, answer.tail or [None] * 4, strict=True)),
+            "lost": answer.lost, "over": answer.over, "runs": "; ".join(map(str, answer.runs)),
+        })  # fmt: skip
+    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
+    return Sheet(titles, [[line] for line in lines], 6, values, notes=NOTES, marked_up=True)
 
 
-def _values(answer: Answer) -> list[dict[str, Any]]:
-    """A claim as rows with full precision."""
-    claim = answer.claim
-    head = {
-        "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row,
-        "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "less": "; ".join(claim.less),
-        "metric": answer.metric.name, "direction": claim.direction,
-        "paper": answer.paper,
-    }  # fmt: skip
-    empty: tuple[None, ...] = (None,) * 4
-    return [
-        {
-            **head, "verdict": evidence.verdict, "why": evidence.why, "reduced": evidence.reduced,
-            "seeds": " ".join(map(str, evidence.seeds)),
-            **dict(zip(("ours", "low", "high", "n"), evidence.difference or empty, strict=True)),
-            **dict(zip(("tail", "tail_low", "tail_high", "tail_n"), evidence.tail or empty, strict=True)),
-            "lost": evidence.lost, "over": evidence.over,
-            "runs": "; ".join(map(str, evidence.folders)),
-        }
-        for evidence in answer.evidence
-    ]  # fmt: skip
-
-
-def counted(found: Sequence[Answer]) -> str:
+def counted(answers: Sequence[Answer]) -> str:
     """How many claims have which verdict, in a sentence."""
-    numbers = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
-    return f"Of {len(found)} claims: {', '.join(f'{number} {verdict}' for verdict, number in numbers if number)}."
+    numbers = Counter(answer.verdict for answer in answers)
+    counts = [f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if verdict in numbers]
+    return f"Of {len(answers)} claims: {', '.join(counts)}."

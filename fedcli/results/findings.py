@@ -1,4 +1,4 @@
-"""What a study shows: lines made from the records that its `findings.toml` names.
+"""A study, and its findings: lines made from the records that its `findings.toml` names.
 
 metrics = ["mean-of-last:50"]         # more columns of the study's table; may be left out
 
@@ -22,7 +22,7 @@ paper = ["paper:2", "a column"]       # table and column of the printed numbers,
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from fedcli.results.comparison import printed_value
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
 
-FILE = "findings.toml"
+KEYS = {"says", "metric", "of", "than", "than_metric", "beside", "beside_than", "paper"}
 RULES = {
     "last": "last round",
     "best-validation": "best round by validation",
@@ -46,7 +46,7 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
     "deviation-of-last:": "standard deviation over the last {} rounds",
     "least-of-last:": "lowest of the last {} rounds",
     "round:": "round {}",
-    "rounds:": "mean of rounds {}",
+    "rounds:": "mean of rounds {0[0]}-{0[1]}",
     "rounds-to:": "rounds to {:.3g} %",
     "validation": "validation accuracy in the best round",
     "classifier": "by the classifier in the rounds that count",
@@ -68,49 +68,42 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What a study shows.
+class Study:
+    """A folder of runs with an introduction, and what is shown of them."""
 
-    Attributes:
-        lines: The findings, each a line of Markdown.
-        metrics: Names of the metrics that get a column in its table.
-        figures: What its further figures show, by the kind of the chart.
-    """
-
-    lines: list[str] = field(default_factory=list)
-    metrics: list[str] = field(default_factory=list)
-    figures: dict[str, str] = field(default_factory=dict)
+    name: str  # of the folder
+    intro: str  # its title, question and set-up, in Markdown
+    records: list[Record]
+    findings: list[str]  # each a line of Markdown
+    metrics: list[str]  # names of the metrics that get a column in its table
+    figures: dict[str, str]  # what its further figures show, by the kind of the chart
 
 
-def read_findings(study: Path) -> Findings:
-    """What a study shows; nothing where it has no such file.
+def read_study(folder: Path) -> Study:
+    """A study.
 
     Args:
-        study: Its folder.
+        folder: With `intro.md`, `findings.toml` where it has findings, and run folders.
 
     Raises:
-        UserError: If the file, or a finding in it, cannot be read.
+        UserError: If the introduction or the records are missing, or a finding cannot be made.
     """
-    file = study / FILE
-    if not file.is_file():
-        return Findings()
+    intro, file = folder / "intro.md", folder / "findings.toml"
+    if not intro.is_file():
+        raise UserError(f"{folder} has no introduction; write the study's title, question and set-up to {intro.name}.")
+    records, groups, lines = find_records([folder]), {}, []
+    entry: Any = "its text"
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-        groups = {name: _runs(study, folders) for name, folders in content.get("runs", {}).items()}
-    except (tomllib.TOMLDecodeError, UserError) as error:
-        raise UserError(f"{file} cannot be read (got {error}); see the head of fedcli/results/findings.py.") from error
-    lines = []
-    for entry in content.get("findings", []):
-        try:
+        content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for name, entry in content.get("runs", {}).items():
+            folders = [entry] if isinstance(entry, str) else entry
+            groups[name] = find_records(folder / path for path in folders)
+        for entry in content.get("findings", []):
             lines.append(finding(entry, groups))
-        except (KeyError, ValueError, UserError) as error:
-            raise UserError(f"a finding in {file} cannot be made (got {entry}: {error}); correct it.") from error
-    return Findings(lines, content.get("metrics", []), content.get("figures", {}))
-
-
-def _runs(study: Path, folders: str | list[str]) -> list[Record]:
-    names = [folders] if isinstance(folders, str) else folders
-    return find_records(study / name for name in names)
+    except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
+        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of {__name__}.") from error
+    intro_text, figures = intro.read_text(encoding="utf-8").strip(), content.get("figures", {})
+    return Study(folder.resolve().name, intro_text, records, lines, content.get("metrics", []), figures)
 
 
 def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
@@ -124,32 +117,28 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         KeyError: If a key or a group is missing.
         ValueError: If the runs have no such value, or a key is not known.
     """
-    if unknown := entry.keys() - {"says", "metric", "of", "than", "than_metric", "beside", "beside_than", "paper"}:
+    if unknown := entry.keys() - KEYS:
         raise ValueError(f"unknown key {min(unknown)}")
     of, than = entry["of"], entry.get("than")
-    metric = find_metric(entry["metric"])
-    second = find_metric(entry.get("than_metric", entry["metric"]))
-    if than is None:
-        result = interval(metric.values(groups[of]))
+    runs, others = groups[of], groups[than] if than else []
+    metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
+    words = _words(metric, runs)
+    if than:
+        _refuse_unlike(runs, others)
+        result, unit = difference(metric, runs, others, second), "seed"
+        line = f"{of} - {than}, {words}"
+        if second.name != metric.name:
+            line = f"{of} ({words}) - {than} ({_words(second, others)})"
     else:
-        _refuse_unlike(groups[of], groups[than])
-        result = difference(metric, groups[of], groups[than], second)
+        result, unit, line = interval(metric.values(runs)), "run", f"{of}, {words}"
     if result is None:
         raise ValueError("no run has this value, or no seed has both runs")
-    if than is None:
-        line = f"{of}, {_words(metric, groups[of])}"
-    elif second.name == metric.name:
-        line = f"{of} - {than}, {_words(metric, groups[of])}"
-    else:
-        line = f"{of} ({_words(metric, groups[of])}) - {than} ({_words(second, groups[than])})"
-    unit = "run" if than is None else "seed"
-    line += f": {interval_text(metric, result, signed=than is not None)}, {result.n} {unit}{'s' * (result.n > 1)}"
+    line += f": {interval_text(metric, result, signed=bool(than))}, {result.n} {unit}{'s' * (result.n > 1)}"
     if "paper" in entry:
         line += f"; paper {_paper(metric, entry['paper'], of, than)}"
     if "beside" in entry:
-        beside, other = find_metric(entry["beside"]), find_metric(entry.get("beside_than", entry["beside"]))
-        judged = difference(beside, groups[of], groups[than], other)
-        line += f"; {_words(beside, groups[of])} {interval_text(beside, judged)}"
+        beside, second = (find_metric(entry.get(key, entry["beside"])) for key in ("beside", "beside_than"))
+        line += f"; {_words(beside, runs)} {interval_text(beside, difference(beside, runs, others, second))}"
     return f"{entry['says']}. {line}" if "says" in entry else line
 
 
@@ -161,26 +150,24 @@ def _refuse_unlike(first: list[Record], second: list[Record]) -> None:
     ]
     if [len(side) for side in sides] != [len(first), len(second)]:
         raise ValueError("a difference is of groups with one run a seed")
-    for seed in sides[0].keys() & sides[1].keys():
-        if sides[0][seed] != sides[1][seed]:
-            raise ValueError(f"the two runs of seed {seed} have other images or another partition")
+    unlike = [seed for seed in sides[0].keys() & sides[1].keys() if sides[0][seed] != sides[1][seed]]
+    if unlike:
+        raise ValueError(f"the two runs of seed {min(unlike)} have other images or another partition")
 
 
 def _words(metric: Metric, records: Iterable[Record]) -> str:
     """What a metric is, in words."""
     if metric.name == "selected":
         return " or ".join(sorted({RULES[record["summary"]["selection"]] for record in records}))
-    if metric.name in WORDS:
-        return WORDS[metric.name]
-    name, _, parameter = metric.name.partition(":")
-    value = float(parameter) if name == "rounds-to" else parameter.replace("_", " ")
-    return WORDS.get(f"{name}:", metric.name).format(value)
+    name, colon, _ = metric.name.partition(":")
+    words = WORDS.get(metric.name) or WORDS.get(name + colon, metric.name)
+    return words.format(*metric.arguments).replace("_", " ")
 
 
 def _paper(metric: Metric, place: list[str], of: str, than: str | None) -> str:
     """What the paper prints, for a group or as the difference of two."""
     table, column = place
-    values = [printed_value(find_table(table), row, column, metric) for row in (of, than) if row is not None]
+    values = [printed_value(find_table(table), row, column, metric) for row in (of, than) if row]
     if None in values:
         raise ValueError(f"{table} has no number in {column} for {of}{f' or {than}' if than else ''}")
     return metric.text(values[0]) if than is None else metric.signed(values[0] - values[1])

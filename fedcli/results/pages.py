@@ -6,7 +6,7 @@ They are made from what is in the repository, so they are the same on every mach
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,75 +15,37 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedcli import registry
-from fedcli.declarations import Cell, Method, Table
-from fedcli.errors import UserError
-from fedcli.results import claims, comparison, coverage, plans, tables
-from fedcli.results.claims import Answer, Evidence
-from fedcli.results.coverage import PrintedCell
-from fedcli.results.findings import Findings, read_findings
-from fedcli.results.frame import ENDED, departures, find_records, frame_of, read_runs
+from fedcli.results import claims, comparison, costs, plans, tables
+from fedcli.results.claims import Answer
+from fedcli.results.findings import Study, read_study
+from fedcli.results.frame import departures, frame_of
 from fedcli.results.metrics import find_metric
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
-from fedcli.runs.config import describe_reductions, resolve
-from fedcli.runs.records import reductions_of
-from fedcli.runs.settings import draft, settings
+from fedcli.runs.config import SIZES, resolve
+from fedcli.runs.settings import differences_text, draft, settings
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
+TOLD = (*SIZES, "partition", "partition_seed", "backbone", "lr")  # what a reader takes for the protocol's
 
 
 class Paper(NamedTuple):
-    """A paper's file and what it declares."""
+    """A paper's file."""
 
     module: ModuleType
-    methods: tuple[Method, ...]
-    protocols: frozenset[str]
-    tables: tuple[Table, ...]
-
-    @property
-    def key(self) -> str:
-        """The name of its file and of its page."""
-        return self.module.__name__.rsplit(".")[-1]
-
-    @property
-    def name(self) -> str:
-        """As it is called in papers/reported.json."""
-        return self.tables[0].reported[0]
-
-
-class Study(NamedTuple):
-    """A folder of runs with an introduction."""
-
-    name: str
-    intro: str
-    findings: Findings
-    records: list[dict[str, Any]]
-
-    @property
-    def title(self) -> str:
-        """The heading of its introduction."""
-        return self.intro.partition("\n")[0].lstrip("# ")
-
-    @property
-    def answer(self) -> str:
-        """Its first finding; empty where it has none."""
-        return self.findings.lines[0] if self.findings.lines else ""
+    key: str  # the name of the file and of its page
+    name: str  # as it is called in papers/reported.json
 
 
 def papers() -> list[Paper]:
     """The papers, which are the registered files that declare tables, in the order of the registry."""
-    methods = registry.methods().values()
-    modules = [module for module in dict.fromkeys(method.module for method in methods) if hasattr(module, "TABLES")]
+    modules = dict.fromkeys(method.module for method in registry.methods().values())
     return [
-        Paper(
-            module,
-            tuple(method for method in methods if method.module is module),
-            frozenset(protocol.name for protocol in getattr(module, "PROTOCOLS", ())),
-            module.TABLES,
-        )
+        Paper(module, module.__name__.rpartition(".")[2], module.TABLES[0].reported[0])
         for module in modules
+        if hasattr(module, "TABLES")
     ]
 
 
@@ -98,19 +60,23 @@ def pages(results: Path) -> dict[Path, str]:
         Texts by path under `results`.
     """
     records = results / "records"
-    studies = find_studies(records)
-    answers = claims.answers(registry.claims(), [records])
+    studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     runs = claims.ended_runs([records])
-    timed = {coverage.GPU: coverage.paces_of(runs, True), coverage.usual_machine(runs): coverage.paces_of(runs)}
-    answers = [replace(answer, decided=coverage.decided_by(answer, runs, timed)) for answer in answers]
-    texts = {Path(f"{study.name}.md"): page_of(study) for study in studies}
+    timed = {costs.GPU: costs.paces(runs, disturbed=True), costs.usual_machine(runs): costs.paces(runs)}
+    answers = [
+        replace(answer, decided=costs.decided_by(answer, records, timed))
+        for answer in claims.answers(registry.claims(), [records])
+    ]
+    texts = {Path(f"{study.name}.md"): study_page(study) for study in studies}
+    planned = {}
     for paper in papers():
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        planned = [plans.plan(table, records, seeds=table.seeds) for table in paper.tables]
-        text = paper_page(paper, planned, studies, claims_of(paper, answers, records), missed)
+        planned[paper.key] = [plans.plan(table, records, seeds=table.seeds) for table in paper.module.TABLES]
+        claimed = claims_table(paper, answers, records, "../", commands=True)
+        text = paper_page(paper, planned[paper.key], studies, claimed, missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = readme(records, studies, answers)
+    texts[Path("README.md")] = _readme(records, studies, answers, planned, timed, runs)
     if (results.parent / "papers").is_dir():
         texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
@@ -118,51 +84,56 @@ def pages(results: Path) -> dict[Path, str]:
     return texts
 
 
-def find_studies(folder: Path) -> list[Study]:
-    """The studies in a folder, by name."""
-    return [read_study(file.parent) for file in sorted(folder.glob("*/intro.md"))]
+def _page(head: str, parts: Mapping[str, str]) -> str:
+    """A page in Markdown: its head, and texts by their headings; one without a text is left out."""
+    return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def read_study(folder: Path) -> Study:
-    """A study.
+def _readme(
+    records: Path,
+    studies: Sequence[Study],
+    answers: Sequence[Answer],
+    planned: Mapping[str, Sequence[TablePlan]],
+    timed: Mapping[costs.Machine, Sequence[costs.Pace]],
+    runs: pd.DataFrame,
+) -> str:
+    """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run."""
+    rows = []
+    for study in studies:
+        sizes = "; ".join(dict.fromkeys(map(_size, study.records)))
+        rows.append([f"[{study.name}]({study.name}.md)", sizes, (study.findings or [MISSING])[0]])
+    # The run to redo is the quickest of ten rounds or more.
+    long = [run for run in runs.to_dict("records") if len(run["record"]["rounds"]) >= 10] or runs.to_dict("records")
+    quickest = min((run["record"]["seconds_total"], run["folder"]) for run in long)[1]
+    parts = {
+        "## What the papers claim, and what is so": f"{claims.counted(answers)} `fedcli claims` prints them with your "
+        "own runs, and a paper's page has the commands of the runs that would decide a claim.",
+        **{f"### {paper.name}": claims_table(paper, answers, records) for paper in papers()},
+        "### How a verdict comes about": "\n".join(f"- {note}" for note in claims.NOTES),
+        "## How much of what the papers print has been run": coverage(planned, timed),
+        "## Studies": "\n".join(github(["Study", "Against its protocol", "First finding"], rows)) + "\n\n"
+        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
+        "is said, with its 95 % interval (Student's t) and the number of seeds. "
+        "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
+        "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
+        "## Redo one": f"```console\n$ fedcli verify {quickest.relative_to(records.parent.parent).as_posix()}\n```\n\n"
+        "It runs the record's own options again and compares: on such a processor with the same version of PyTorch it "
+        "ends in the same bits, elsewhere near them, and it says which. With `--rounds 1` it does only so many of the "
+        "rounds. The page of a study says on which machines its runs were made, and by which commands.",
+    }
+    made = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
+    return _page(f"# Results\n\n{made}", parts)
 
-    Args:
-        folder: With `intro.md`, `findings.toml` (see `fedcli.results.findings`) where it has findings, and run folders.
 
-    Raises:
-        UserError: If the introduction or the records are missing, or a finding cannot be made.
-    """
-    file = folder / "intro.md"
-    if not file.is_file():
-        raise UserError(
-            f"the study has no introduction (got {folder}); write its title, question and set-up to {file.name}."
-        )
-    intro = file.read_text(encoding="utf-8").strip()
-    return Study(folder.resolve().name, intro, read_findings(folder), find_records([folder]))
-
-
-def study_page(folder: Path) -> str:
-    """The page of the study in a folder; the errors are those of `read_study`."""
-    return page_of(read_study(folder))
-
-
-def page_of(study: Study) -> str:
-    """The page of a study: its introduction, its findings, and all that follows from its records."""
-    records, findings = study.records, study.findings
-    tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
-    charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
-    charts |= findings.figures
-    sections = [study.intro]
-    if findings.lines:
-        lines = "\n".join(f"- {line}" for line in findings.lines)
-        sections.append(f"## Findings\n\n{lines}\n\n{LEGEND}")
-    sections.append("## Results\n\n" + render(tables.sheet(records, findings.metrics)).strip())
-    sections += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in charts.items()]
-    sections.append("## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))))
-    sections.append("## Machines and versions\n\n" + "\n".join(tables.machines(records)))
-    if typed := tables.commands(records):
-        sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in typed), "```"]))
-    return "\n\n".join(sections) + "\n"
+def _size(record: dict[str, Any]) -> str:
+    """What a run has other than its protocol, of what a reader takes for the protocol's."""
+    protocol = registry.protocols().get(record["protocol"])
+    if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
+        return "not a setting of the paper"
+    method = registry.find_method(record["method"])
+    setup = resolve(method, {name: record[name] for name in ("protocol", "dataset", "seed")}, need_data=False)
+    other = departures(frame_of([record]).iloc[0], settings(draft(setup)), find_metric("last"))
+    return differences_text({name: other[name] for name in TOLD if name in other}) or "in full"
 
 
 LEGEND = (
@@ -171,15 +142,28 @@ LEGEND = (
 )
 
 
+def study_page(study: Study) -> str:
+    """The page of a study: its introduction, its findings, and all that follows from its records."""
+    records = study.records
+    tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
+    charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
+    lines = "\n".join(f"- {line}" for line in study.findings)
+    results = [render(tables.sheet(records, study.metrics)).strip()]
+    results += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in (charts | study.figures).items()]
+    typed = "\n".join(f"$ {command}" for command in tables.commands(records))
+    parts = {
+        "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
+        "## Results": "\n\n".join(results),
+        "## Every run": "\n".join(tables.every_run(tables.group(records))),
+        "## Machines and versions": "\n".join(tables.machines(records)),
+        "## Commands": f"```console\n{typed}\n```" if typed else "",
+    }
+    return _page(study.intro, parts)
+
+
 def figures(text: str) -> dict[Path, tuple[str, str]]:
     """The figures that a page shows: the study and the kind of each, by its path under the folder of the results."""
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
-
-
-def finished(plan: TablePlan) -> list[tuple[Table, Cell]]:
-    """The cells of a table with a finished run."""
-    cells = [cell.cell for cell in plan.cells if any(run.state == "finished" for run in cell.runs)]
-    return [(plan.table, cell) for cell in cells]
 
 
 def sections(card: str) -> dict[str, str]:
@@ -196,195 +180,92 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
         paper: The paper.
         planned: Its tables as they stand.
         studies: All studies; those that concern the paper are listed.
-        claimed: Its claims, see `claims_of`.
+        claimed: Its claims, see `claims_table`.
         missed: What did not work, in Markdown; empty where nothing is written.
     """
     card = sections((paper.module.__doc__ or "").strip())
-    title, *about = card[""].split("\n\n")
-    blocks = [
-        f"# {title.rstrip('.')}",
-        *about,
+    title, *about = card.pop("").split("\n\n")
+    methods = {name: method for name, method in registry.methods().items() if method.module is paper.module}
+    shown, lacking = ["A run counts that has all settings of the table."], []
+    for plan in planned:
+        command = f"`fedcli table {plan.table.name}`"
+        if any(run.state == "finished" for run in plan.runs):
+            shown += [render(comparison.sheet(comparison.compare(plan))).rstrip(), f"{command} runs what is missing."]
+        else:
+            lacking.append([plan.title, str(len(plan.cells)), command])
+    names = {*methods, *(protocol.name for protocol in getattr(paper.module, "PROTOCOLS", ()))}
+    listed = []
+    for study in studies:
+        if any(names & {record["method"], record["protocol"]} for record in study.records):
+            heading = study.intro.partition("\n")[0].lstrip("# ")
+            listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
+    reasons = registry.not_planned(paper.module)
+    rows = [[f"`{name}`", method.title] for name, method in methods.items()]
+    parts = {
+        "## Methods": "\n".join(github(["Name", "Method"], rows)),
+        "## Claims": f"{claimed} [Results](../README.md) says how a verdict comes about." if claimed else "",
+        "## Tables": "\n\n".join(shown),
+        "### Without a finished run": "\n".join(github(["Table", "Cells", "Command"], lacking)) if lacking else "",
+        "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in reasons.items()),
+        "## Studies": "\n".join(listed),
+        **{f"## {name}": text for name, text in card.items() if name.startswith(SHOWN)},
+        "## What did not work": missed.strip(),
+    }
+    about.append(
         f"Its file is [papers/{paper.key}.py](../../papers/{paper.key}.py). This page is written by `make tables` from "
-        "that file and the records.",
-        "## Methods",
-        "\n".join(github(["Name", "Method"], [[f"`{method.name}`", method.title] for method in paper.methods])),
-    ]
-    if claimed:
-        blocks.append(f"## Claims\n\n{claimed}")
-    blocks += ["## Tables", _counted(planned) + " A run counts that has all settings of the table."]
-    for plan in filter(finished, planned):
-        compared = render(comparison.sheet(comparison.compare(plan))).rstrip()
-        blocks.append(f"{compared}\n\n`fedcli table {plan.table.name}` runs what is missing.")
-    lacking = [plan.table for plan in planned if not finished(plan)]
-    if lacking:
-        rows = [
-            [_place(table), table.title, str(len(table.cells)), f"`fedcli table {table.name}`"] for table in lacking
-        ]
-        blocks.append("### Without a finished run")
-        blocks.append("\n".join(github(["Place", "What it shows", "Cells", "Command"], rows)))
-    if reasons := registry.not_planned(paper.module):
-        blocks.append("### Not planned")
-        blocks.append("\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in reasons.items()))
-    if listed := list(_studies_of(paper, studies)):
-        blocks.append("## Studies")
-        blocks.append("\n".join(listed))
-    blocks += [f"## {name}\n\n{text}" for name, text in card.items() if name.startswith(SHOWN)]
-    if missed:
-        blocks.append(f"## What did not work\n\n{missed.strip()}")
-    return "\n\n".join(blocks) + "\n"
+        "that file and the records."
+    )
+    return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
 
 
-DECIDED = (
-    "Decided by: the runs that are lacking, in full and with three seeds, or with as many as would do if mean and "
-    "spread stayed, and the hours of all of them one after the other: on an NVIDIA H100, if runs of such a network "
-    "have been timed there (beside other runs, so that alone they take less), else on the processor that is named."
-)
-
-
-def _own(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
-    """The claims of a paper."""
-    names = {table.name for table in paper.tables}
-    return [answer for answer in answers if answer.claim.table in names]
-
-
-def claims_of(paper: Paper, answers: Iterable[Answer], records: Path) -> str:
+def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: str = "", commands: bool = False) -> str:
     """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
 
     Args:
         paper: The paper.
         answers: The claims of all papers.
         records: Folder of the studies.
+        way: From the page to those of the studies.
+        commands: Whether the commands of lacking runs are told.
     """
-    own = _own(paper, answers)
-    if not own:
-        return ""
 
-    def told(evidence: Evidence) -> str:
-        return f"{evidence.size}: {_linked(records, '../', evidence)}"
+    def told(answer: Answer) -> str:
+        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
+        links = ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
+        see = answer.claim.see
+        return f"{answer.size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
 
-    table = render(replace(claims.sheet(own, told), notes=())).strip()
-    return f"{table}\n\n{claims.counted(own)} [Results](../README.md) says how a verdict comes about."
-
-
-def _linked(records: Path, way: str, evidence: Evidence) -> str:
-    """The studies among `records` that runs stand in, linked by `way`."""
-    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in evidence.folders)
-    return ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
+    papers_own = _of_paper(paper, answers)
+    table = render(replace(claims.sheet(papers_own, told, commands), notes=())).strip()
+    return f"{table}\n\n{claims.counted(papers_own)}" if papers_own else ""
 
 
-def _front(answers: Sequence[Answer], records: Path) -> Iterator[tuple[str, str]]:
-    """Each paper's name with its claims as a table of a line each."""
-    for paper in papers():
-        rows = []
-        for answer in _own(paper, answers):
-            claim, evidence = answer.claim, answer.evidence[0]
-            told = []
-            if evidence.folders:
-                told.append(f"{'reduced' if evidence.reduced else 'in full'}: {_linked(records, '', evidence)}")
-            if claim.see:
-                told.append(f"but see [{claim.see}]({claim.see}.md)")
-            if answer.decided:
-                told.append(f"decided by {answer.decided}")
-            text = f"`{claim.name}` {claim.text}"
-            rows.append([text, evidence.judgement, answer.paper_text, answer.ours(evidence), "; ".join(told)])
-        columns = ["Claim", "Verdict", "Paper", "Ours, 95 % interval (seeds)", "Runs, and what would decide it"]
-        if rows:
-            yield paper.name, "\n".join(github(columns, rows))
+def _of_paper(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
+    """The claims of a paper."""
+    names = {table.name for table in paper.module.TABLES}
+    return [answer for answer in answers if answer.claim.table in names]
 
 
-def _counted(planned: Sequence[TablePlan]) -> str:
-    """How many cells the tables have, how many a number of the paper, and how many of these a finished run."""
-    cells = [(plan.table, cell) for plan in planned for cell in plan.table.cells]
-    done = [pair for plan in planned for pair in finished(plan)]
-    return (
-        f"{len(planned)} tables and figures with {len(cells)} cells. The paper prints a number for "
-        f"{sum(coverage.is_printed(*place) for place in cells)} of them, and "
-        f"{sum(coverage.is_printed(*place) for place in done)} of these have a finished run."
-    )
-
-
-def _place(table: Table) -> str:
-    """Where a table stands in the paper."""
-    place = table.reported[1]
-    return table.name.split(":")[1] if place == plans.IN_TEXT else place
-
-
-def _studies_of(paper: Paper, studies: Iterable[Study]) -> Iterator[str]:
-    """The studies with a method or a protocol of the paper, each with its first finding."""
-    names = {method.name for method in paper.methods}
-    for study in studies:
-        if any(record["method"] in names or record["protocol"] in paper.protocols for record in study.records):
-            link = f"- [{study.title}](../{study.name}.md)"
-            yield f"{link}: {study.answer}" if study.answer else link
-
-
-def readme(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -> str:
-    """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run.
+def coverage(planned: Mapping[str, Sequence[TablePlan]], timed: Mapping[costs.Machine, Sequence[costs.Pace]]) -> str:
+    """How much has been run of what the papers print, in Markdown.
 
     Args:
-        records: Folder of the studies.
-        studies: What is in it.
-        answers: The claims of all papers.
+        planned: The papers' tables as they stand, by the papers' keys.
+        timed: The paces of runs by machine, the usual one last.
     """
-    runs = read_runs([records])
-    rows = [[f"[{study.name}]({study.name}.md)", _size(study.records), study.answer or MISSING] for study in studies]
-    blocks = [
-        "# Results",
-        "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ.",
-        "## What the papers claim, and what is so",
-        claims.counted(answers)
-        + " `fedcli claims` prints them with your own runs, and a paper's page has the commands "
-        "of the runs that would decide a claim.",
-        *(f"### {name}\n\n{table}" for name, table in _front(answers, records)),
-        "\n".join(f"- {note}" for note in (*claims.NOTES, DECIDED)),
-        "## How much of what the papers print has been run",
-        *_covered(runs),
-        "## Studies",
-        "\n".join(github(["Study", "Size", "First finding"], rows)),
-        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
-        "is said, with its 95 % interval (Student's t) and the number of seeds. "
-        "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
-        "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
-        "## Redo one",
-        f"```console\n$ fedcli verify {_quickest(runs).relative_to(records.parent.parent).as_posix()}\n```",
-        "It runs the record's own options again and compares: on such a processor with the same version of PyTorch it "
-        "ends in the same bits, elsewhere near them, and it says which. With `--rounds 1` it does only so many of the "
-        "rounds. The page of a study says on which machines its runs were made, and by which commands.",
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _quickest(runs: pd.DataFrame) -> Path:
-    """The folder of the run that took the least time of those with ten rounds or more."""
-    ended = runs[runs["state"].isin(ENDED)]
-    pairs = list(zip(ended["folder"], ended["record"], strict=True))
-    long = [pair for pair in pairs if pair[1]["config"]["rounds"] >= 10]
-    return min(long or pairs, key=lambda pair: (pair[1]["seconds_total"], pair[0]))[0]
-
-
-def _covered(runs: pd.DataFrame) -> Iterator[str]:
-    """The table of what has been run of each paper, and what its columns mean."""
-    ended = runs[runs["state"].isin(ENDED)]
-    machine, timed = coverage.usual_machine(ended), coverage.paces_of(runs)
-    rows, whole = [], []
+    (machine, paces), rows, whole = list(timed.items())[-1], [], []
     for paper in papers():
-        cells = coverage.printed_cells(paper.tables, ended)
-        open_cells = [cell for cell in cells if cell.open]
-        full = [cell for cell in cells if cell.done == cell.needed]
-        fewer = [cell for cell in cells if cell.done and cell.done != cell.needed]
-        left = coverage.time_left(open_cells, timed, machine)
-        hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs" if left.known else MISSING
-        counts = [_count(cells), _count(open_cells), _count(full), _count(fewer)]
-        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours])
-        lacking = {cell.table for cell in cells if cell.done != cell.needed}
-        there = {cell.table for cell in cells}
-        whole += [table for table in paper.tables if table.name in there - lacking]
-    titles = "Paper, Printed cells (runs), With open data, In full; all seeds, In full; fewer seeds, Hours left"
-    yield "\n".join(github([title.replace(";", ",") for title in titles.split(", ")], rows, 1))
-    if whole:
-        places = ", ".join(f"{table.reported[0]}'s {_place(table)}" for table in whole)
-        yield f"Run in full, every cell here that has a printed number: {places}."
-    yield (
+        cells = costs.printed_cells(planned[paper.key])
+        parts = cells, cells[cells["open"]], cells[cells["full"]]
+        counts = [f"{part['cell'].nunique():,} ({part['folder'].nunique():,})" for part in parts]
+        left = costs.cost_of(cells[cells["open"] & ~cells["done"]].drop_duplicates("folder")["run"], paces, machine)
+        hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs"
+        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours if left.known else MISSING])
+        whole += [table for table, its in cells.groupby("table", sort=False) if its["full"].all()]
+    titles = ["Paper", "Printed cells (runs)", "With open data", "In full, all seeds", "Hours left"]
+    table = "\n".join(github(titles, rows, 1))
+    return (
+        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(whole) or 'none'}.\n\n"
         "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
         "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
         "data download`, or made of such. A table has three seeds, or one where the paper prints single runs. Hours "
@@ -393,43 +274,12 @@ def _covered(runs: pd.DataFrame) -> Iterator[str]:
     )
 
 
-def _count(cells: Sequence[PrintedCell]) -> str:
-    """How many cells there are, and how many different runs: those done where a cell has any, else those needed."""
-    runs = {run for cell in cells for run in (cell.done or cell.needed)}
-    return f"{len(cells):,} ({len(runs):,})" if cells else "0"
-
-
-def _size(records: Iterable[dict[str, Any]]) -> str:
-    """What the runs of a study are smaller in than their protocols."""
-    sizes = []
-    for record in records:
-        protocol = registry.protocols().get(record["protocol"])
-        if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
-            sizes.append("not a setting of the paper")
-        else:
-            smaller = describe_reductions(reductions_of(record))
-            size, others = f"reduced to {smaller}" if smaller else "in full", _others_than_planned(record)
-            sizes.append(f"{size}, with {' and '.join(others)}" if others else size)
-    return "; ".join(dict.fromkeys(sizes))
-
-
-def _others_than_planned(record: dict[str, Any]) -> list[str]:
-    """What else is other than in a run's protocol, of what a reader takes for the protocol's."""
-    method = registry.find_method(record["method"])
-    setup = resolve(method, {name: record[name] for name in ("protocol", "dataset", "seed")}, need_data=False)
-    other = departures(frame_of([record]).iloc[0], settings(draft(setup)), find_metric("last"))
-    words = {
-        "partition": "another partition", "partition_seed": "another draw of the clients",
-        "backbone": "another network", "lr": "another learning rate",
-    }  # fmt: skip
-    return [text for name, text in words.items() if name in other]
-
-
 def with_front(text: str, answers: Sequence[Answer]) -> str:
     """The project's first page with the number of claims of each verdict between its two marks; else as it is."""
     rows = []
     for paper in papers():
-        counts = Counter(answer.verdict for answer in _own(paper, answers))
-        rows.append([f"[{paper.name}](results/papers/{paper.key}.md)", *(str(counts[one]) for one in claims.VERDICTS)])
+        counts = Counter(answer.verdict for answer in _of_paper(paper, answers))
+        numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
+        rows.append([f"[{paper.name}](results/papers/{paper.key}.md)", *numbers])
     table = "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
     return between_marks(text, "claims", table)

@@ -16,7 +16,7 @@ from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
-from fedcli.runs.config import SIZES, RunConfig, Setup, recorded_value
+from fedcli.runs.config import SIZES, RunConfig, Setup, describe_reductions, recorded_value
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -111,9 +111,24 @@ def is_smaller(name: str, value: Any, full: Any) -> bool:
 
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    words = {True: "on", False: "off", None: "none"}
     texts = []
     for name, value in values.items():
-        word = words[value] if value is None or isinstance(value, bool) else str(value)
-        texts.append(word if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {word}")
+        texts.append(_word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}")
+    return ", ".join(texts)
+
+
+def _word(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {True: "on", False: "off", None: "none"}[value]
+    return "the run's" if value == AS_SEED else str(value)
+
+
+def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
+    """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`: both values by name, as by `differences`."""
+    texts = []
+    for name, (value, full) in other.items():
+        if is_smaller(name, value, full):
+            texts.append(describe_reductions([{"what": name, "run": value, "protocol": full}]))
+        else:
+            texts.append(f"{settings_text({name: value})} for {_word(full)}")
     return ", ".join(texts)
