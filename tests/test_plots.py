@@ -72,7 +72,7 @@ def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_f
     assert labels[0] == "one (unfinished)"
     (line,), bands, labels = drawn(curves.learning_curves([*runs, curve(seed=2)]))
     assert (line.get_ydata().tolist(), bands) == (pytest.approx([20, 40, 50]), [])
-    assert labels[0] == "one (2 unfinished not shown)"
+    assert labels[0] == "one (2 unfinished)"
 
 
 def test_without_an_evaluated_round_there_is_nothing_to_draw():
@@ -95,7 +95,7 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     assert marked(figure)[0][0][0] == 60  # of round 2
     assert figure.axes[0].get_xlabel() == "Floats sent by all clients"
     assert figure.get_suptitle().replace("\n", " ").endswith(", without floats, left out: 1")
-    with pytest.raises(UserError, match="no run tells what it sent"):
+    with pytest.raises(UserError, match="no run tells its floats"):
         curves.learning_curves([unknown], "floats")
 
 
@@ -106,7 +106,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     (line,), (_,), labels = drawn(curves.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
     assert labels[0] == "one"
-    with pytest.raises(UserError, match="no run has measured its seconds on a quiet machine"):
+    with pytest.raises(UserError, match="no run tells its seconds"):
         curves.learning_curves([loud], "seconds")
 
 

@@ -42,8 +42,8 @@ def drawn(monkeypatch, records, **more):
 
 def lines(chart):
     """The points of each line with a name, by name."""
-    sources = [one.data_source.data for one in chart.renderers if "name" in one.data_source.data]
-    return {data["name"][0]: (list(data["round"]), list(data["value"])) for data in sources}
+    sources = [one.data_source.data for one in chart.renderers if len(one.data_source.data.get("name", ()))]
+    return {next(iter(data["name"])): (list(data["x"]), list(data["y"])) for data in sources}
 
 
 @browser

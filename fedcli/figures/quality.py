@@ -30,14 +30,13 @@ from fedcli.core.trees import tree_map
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import find_method
+from fedcli.results.frame import find_records, record_files
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
 from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
-from fedcli.runs.records import RECORD, file_digest, read_record, write_record
+from fedcli.runs.records import file_digest, read_record, write_record
 from fedcli.runs.run import open_run
-from fedcli.runs.trust import trust_files
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 CORRELATED = 500  # public images at most, and of each client's own
@@ -52,21 +51,12 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     Raises:
         UserError: If one of the paths holds no run, or no run has finished.
     """
-    folders: dict[Path, Path] = {}
-    for path in paths:
-        files = sorted(path.rglob(RECORD)) if path.is_dir() else []
-        if not files:
-            raise UserError(f"there is no run in '{path}' (got no {RECORD}); give run folders, or folders of these.")
-        folders |= {file.parent.resolve(): file.parent for file in files}
-    finished = [folder for folder in folders.values() if read_record(folder)["status"] == "finished"]
+    paths, finished, others = list(paths), [], []
+    for record, (file, _) in zip(find_records(paths), record_files(paths), strict=True):
+        (finished if record["status"] == "finished" else others).append(file.parent)
     if not finished:
-        raise UserError(f"no run has finished (got {len(folders)} unfinished); 'fedcli resume RUN' takes one up again.")
-    return finished, [folder for folder in folders.values() if folder not in finished]
-
-
-def _method_of(folder: Path, files: Sequence[str]) -> Method:
-    """The method of a run; `files` are the user's that it needs."""
-    return find_method(trust_files(read_record(folder), files)["method_source"])
+        raise UserError(f"no run has finished (got {len(others)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished, others
 
 
 # What is kept beside a record
@@ -97,10 +87,7 @@ class Kept(NamedTuple):
             measured = {**measured, "features_sha256": file_digest(folder / self.file)}
             measured = {self.prefix + name: value for name, value in measured.items()}
             record = read_record(folder)
-            of_clients = CLIENTS_FEATURES.prefix
-            others = record.get("quality", {}).items()
-            others = {name: value for name, value in others if name.startswith(of_clients) != bool(self.prefix)}
-            write_record(folder, {**record, "quality": {**others, **measured}})
+            write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
         return measured
 
     def read(self, folder: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -146,18 +133,14 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     Raises:
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
     """
-    method, record = _method_of(folder, files), read_record(folder)
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one global model (got --client {client} for {folder}); leave it out.")
-    if method.personal is not None and client not in range(record["config"]["num_clients"]):
-        raise UserError(
-            f"'{method.name}' keeps a model for each client (got --client {client} for {folder}); choose one with "
-            f"--client, 0 to {record['config']['num_clients'] - 1}."
-        )
     run = open_run(folder, files)
-    fed = run.fed
+    fed, method = run.fed, run.method
+    clients = [None] if method.personal is None else range(fed.num_clients)
+    if client not in clients:
+        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
+        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client} for {folder}); choose one of these.")
     if len(fed.test_labels) == 0:
-        raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
+        raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
     domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
     index = sample(len(fed.test_labels), domains)
     with machine_settings(fed):
@@ -242,17 +225,14 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
     """What `client_points` gives after the round that would follow the last one of a run; nothing is written.
 
     Raises:
-        UserError: If the run has no global model or cannot be opened again.
+        UserError: If the clients send no whole model that drifts apart, or the run cannot be opened again.
     """
-    method = _method_of(folder, files)
-    if method.personal is not None:
-        raise UserError(f"'{method.name}' has no global model that drifts apart (got {folder}); leave the run out.")
     run = open_run(folder, files, drift_every=1)
     fed, cohort = run.fed, run.fed.cohort(len(run.record["rounds"]))
     with machine_settings(fed):
-        method.run_round(run.state, cohort, fed, run.setup.options)
+        run.method.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:
-            raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave the run out.")
+            raise UserError(f"the clients of '{run.method.name}' send no whole model (got {folder}); leave it out.")
         return client_points(fed, cohort)
 
 
@@ -312,25 +292,22 @@ def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list
     Raises:
         UserError: If no run has public images, or one has no personal models, no checkpoint or another one's.
     """
-    lenders = []
-    for folder in folders:
-        method = _method_of(folder, files)
-        if method.personal is None:
-            raise UserError(f"'{method.name}' has no personal models (got {folder}); leave the run out.")
-        if read_record(folder)["config"].get("public_dataset"):
-            lenders.append(folder)
+    lenders = [folder for folder in folders if read_record(folder)["config"].get("public_dataset")]
     if not lenders:
         raise UserError(f"no run has public images (got {len(folders)} without); add a run of a method that uses them.")
     lent = public_sample(open_run(lenders[0], files).fed)
     measured = []
     for folder in folders:
         run = open_run(folder, files)
+        if run.method.personal is None:
+            raise UserError(f"'{run.method.name}' has no personal models (got {folder}); leave the run out.")
         public = lent if run.fed.public_images is None else public_sample(run.fed)
         with machine_settings(run.fed):
             matrices = correlations(run.fed, run.method, run.state, public)
         measured.append({name: matrix.tolist() for name, matrix in matrices.items()})
+    for folder, matrices in zip(folders, measured, strict=True):
         with locked(folder):
-            write_record(folder, {**read_record(folder), "correlation": measured[-1]})
+            write_record(folder, {**read_record(folder), "correlation": matrices})
     return measured
 
 

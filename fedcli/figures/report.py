@@ -123,27 +123,24 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
         return None
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)",
-        tooltips=[("", "@name"), ("round", "@round"), ("accuracy", "@value{0.00} %")], **CHART,
+        tooltips=[("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], **CHART,
     )  # fmt: skip
     for curve in curves:
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
-        thinned = np.unique(np.linspace(0, len(curve.mean) - 1, min(len(curve.mean), POINTS)).astype(int))
-        rounds = curve.places[thinned]
-        if len(rounds):
-            source = {"round": rounds, "value": curve.mean[thinned], "name": [name] * len(rounds)}
-            chart.line("round", "value", source=source, name="hovered", line_width=2, **look)
-        if curve.band is not None:
-            low, high = curve.band
-            chart.varea(rounds, low[thinned], high[thinned], alpha=0.15, **look)
-        for places, values in curve.diverged:
-            source = {"round": places[-1:], "value": values[-1:], "name": [f"{name}, diverged after this round"]}
-            chart.line(places, values, **look)
-            chart.scatter("round", "value", source=source, name="hovered", marker="x", size=9, **look)
+        thinned = np.linspace(0, len(curve.line) - 1, min(len(curve.line), POINTS)).astype(int)
+        line = curve.line.iloc[thinned].assign(name=name)
+        chart.line("x", "y", source=dict(line), name="hovered", line_width=2, **look)
+        if len(curve.runs) > 1:
+            chart.varea("x", "low", "high", source=dict(line), alpha=0.15, **look)
+        for lost in curve.diverged:
+            cross = lost.iloc[-1:].assign(name=f"{name}, diverged after this round")
+            chart.line(lost.x, lost.y, **look)
+            chart.scatter("x", "y", source=dict(cross), name="hovered", marker="x", size=9, **look)
         if curve.printed is not None:
-            ends = [1, int(max(rounds, default=1))]
-            source = {"round": ends, "value": [curve.printed] * 2, "name": [f"{name}, the paper's number"] * 2}
-            chart.line("round", "value", source=source, name="hovered", line_dash="dotted", **look)
+            names = [f"{name}, the paper's number"] * 2
+            ends = {"x": [1, max(line.x, default=1)], "y": [curve.printed] * 2, "name": names}
+            chart.line("x", "y", source=ends, name="hovered", line_dash="dotted", **look)
     chart.hover.renderers = list(chart.select(name="hovered"))
     chart.add_layout(chart.legend[0], "right")
     chart.legend.click_policy = "hide"
