@@ -172,27 +172,23 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
         metrics = MetricRecord({"accuracy": correct / count, "num-examples": count})
         return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
 
-    class Timed(FedAvg):
-        def aggregate_train(self, *given):
-            aggregated = super().aggregate_train(*given)
-            if what != "tested":
-                ends.append(time.perf_counter())
-            return aggregated
-
-        def aggregate_evaluate(self, *given):
-            aggregated = super().aggregate_evaluate(*given)
-            if what == "tested":
-                ends.append(time.perf_counter())
-            return aggregated
-
     @server_app.main()
     def serve(grid, context):
         network, cohort, count = user_network(), options["cohort_size"], options["num_clients"]
         state = dict(zip(network.state_dict(), torch.load(folder / "initial.pt"), strict=True))
-        strategy = Timed(
+        strategy = FedAvg(
             fraction_train=cohort / count, fraction_evaluate=float(what == "tested"), min_train_nodes=cohort,
             min_available_nodes=count,
         )  # fmt: skip
+        last_step = "aggregate_evaluate" if what == "tested" else "aggregate_train"  # of a round
+        aggregate = getattr(strategy, last_step)
+
+        def timed(*given):
+            aggregated = aggregate(*given)
+            ends.append(time.perf_counter())
+            return aggregated
+
+        setattr(strategy, last_step, timed)
         trained.update(strategy.start(grid, ArrayRecord(state), rounds).arrays.to_torch_state_dict())
 
     config = {"client_resources": resources} if resources else None
