@@ -80,9 +80,7 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
         x: One of `AXES`.
     """
     limits = (None, None) if measure.startswith("drift") else (0, 100)
-    numbers: list[float | None] = [None] * len(groups)
-    if measure == ACCURACY:
-        numbers = printed_accuracies([member.records[0] for member in groups])
+    numbers = printed_accuracies([member.records[0] for member in groups])
     curves = []
     for member, printed in zip(groups, numbers, strict=True):
         runs = member.finished or [record for record in member.records if record not in member.diverged]
@@ -100,7 +98,7 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
             chosen = fmean(each["selected_round"] for each in summaries)
             place = np.interp(chosen, [*rounds.groups], rounds.x.mean())
             headline = float(place), 100 * fmean(each["selected"] for each in summaries)
-        curves.append(Curve(member, runs, line, diverged, headline, printed))
+        curves.append(Curve(member, runs, line, diverged, headline, printed if measure == ACCURACY else None))
     return curves
 
 
@@ -123,12 +121,7 @@ def places(record: dict, x: str) -> np.ndarray:
     return np.cumsum([sum(row["seconds"].values()) if quiet(record) else np.nan for row in rows])
 
 
-class Panel(NamedTuple):
-    """What one panel shows."""
-
-    title: str
-    y_label: str
-    curves: list[Curve]
+Panel = tuple[str, str, list[Curve]]  # title, label of the vertical axis, lines
 
 
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
@@ -150,23 +143,18 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    records = list(records)
+    records, panels = list(records), []
     usable = [record for record in records if not np.isnan(places(record, x)).any()]
-    if records and not usable:
-        raise UserError(
-            f"no run tells its {x} (got {len(records)}; seconds beside other work do not count); use --x round."
-        )
-    panels = []
     for runs in boards(usable).values():
         curves = find_curves(group(runs), x=x)
         if curves:
-            panels.append(Panel(f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
+            panels.append((f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
     if not panels:
-        raise UserError("no run has an evaluated round (got none to draw); a curve needs one; wait for a round to end.")
-    titles = []
-    if len(panels) == 1:
-        titles.append(_title(panels[0].curves))
-        panels = [panels[0]._replace(title="")]
+        raise UserError(
+            f"no run has an evaluated round with its {x} (got {len(records)} runs; seconds beside other work do not "
+            "count); wait for a round to end, or use --x round."
+        )
+    titles = [_title(panels[0][2])] if len(panels) == 1 else []
     if len(usable) < len(records):
         titles.append(f"without {x}, left out: {len(records) - len(usable)}")
     return _draw(panels, AXES[x], ", ".join(titles))
@@ -201,8 +189,8 @@ def measures_figure(records: Iterable[dict], measures: dict[str, str], remedy: s
     measured = [record for record in records if any(len(points(record, name, "round")) for name in measures)]
     if not measured:
         raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
-    panels = [Panel("", label, find_curves(group(measured), name)) for name, label in measures.items()]
-    return _draw(panels, AXES["round"], _title(panels[0].curves))
+    panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
+    return _draw(panels, AXES["round"], _title(panels[0][2]))
 
 
 def _title(curves: list[Curve]) -> str:
@@ -222,18 +210,18 @@ def _title(curves: list[Curve]) -> str:
 
 def _draw(panels: list[Panel], x_label: str, title: str) -> Figure:
     """The figure of some panels; a setting looks the same in all of them."""
-    colours = setting_colours([[curve.setting for curve in panel.curves] for panel in panels])
+    colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
     dashes = {colour: DASHES[number % len(DASHES)] for number, colour in enumerate(dict.fromkeys(colours.values()))}
     across = 1 if len(panels) <= STACKED else 2
     down = ceil(len(panels) / across)
     figure = Figure(layout="constrained")
     longest = 0
-    for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=panel.y_label)
-        axes.set_title(fill(panel.title, 60))
-        most = max(len(curve.runs) for curve in panel.curves)
+    for number, (heading, y_label, curves) in enumerate(panels, 1):
+        axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=y_label)
+        axes.set_title(fill(heading, 60) if len(panels) > 1 else "")
+        most = max(len(curve.runs) for curve in curves)
         lines = []  # each with the value that orders the legend
-        for curve in panel.curves:
+        for curve in curves:
             colour = colours[curve.setting.label]
             lines.append((curve.last, _draw_curve(axes, curve, colour, dashes[colour], _name(curve, most))))
         handles = [line for _, line in sorted(lines, key=itemgetter(0), reverse=True)]
@@ -244,7 +232,7 @@ def _draw(panels: list[Panel], x_label: str, title: str) -> Figure:
             axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
         legend = axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
         longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
-    signs = _signs([curve for panel in panels for curve in panel.curves])
+    signs = _signs([curve for *_, curves in panels for curve in curves])
     figure.legend(handles=signs, loc="outside lower left", ncols=across, handlelength=3.4)
     height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
     figure.set_size_inches(across * WIDTH, down * height + 0.16 * ceil(len(signs) / across))

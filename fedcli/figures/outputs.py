@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,7 +22,6 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, setting_name, title_words, write_title
 from fedcli.figures.quality import CLIENTS_FEATURES, FEATURES, add_correlations, find_runs, pair_cosines
 from fedcli.results.tables import group
-from fedcli.runs.records import read_record
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
 CLASS_COLOURS = (
@@ -37,45 +35,36 @@ MATRICES_ACROSS, MATRIX_SIDE = 3, 2.5
 NUMBERED = 10  # classes; of more, numbers and names would overlap
 
 
-class Shown(NamedTuple):
-    """The run that stands in a figure for all that differ from it only in the seed."""
-
-    label: str
-    record: dict[str, Any]
-    folder: Path
-
-    def title(self, *more: str) -> str:
-        """The lines over a panel: the label, with the client whose own model was measured, and others."""
-        client = self.record["quality"].get("client")
-        label = self.label if client is None else f"{self.label}, client\N{NO-BREAK SPACE}{client}"
-        return "\n".join([fill(label, 28), *more])
-
-
-def one_a_setting(paths: Iterable[Path]) -> tuple[list[Shown], str]:
+def one_a_setting(paths: Iterable[Path]) -> tuple[list[dict], str]:
     """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
 
-    Args:
-        paths: Run folders, or folders that hold run folders.
+    Returns:
+        The title, and the records with their `folder` and their `name` in a figure.
 
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
     """
-    records = [{**read_record(folder), "folder": folder} for folder in find_runs(paths)[0]]
+    records = find_runs(paths)[0]
     names = sorted({record["dataset"] for record in records})
     if len(names) > 1:
         raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
-    groups = group(records)
-    firsts = [member.records[0] for member in groups]
-    seeds = " or ".join(sorted({str(first["seed"]) for first in firsts}))
-    shown = [Shown(setting_name(member), first, first["folder"]) for member, first in zip(groups, firsts, strict=True)]
+    shown = [{**member.records[0], "name": setting_name(member)} for member in group(records)]
+    seeds = " or ".join(sorted({str(record["seed"]) for record in shown}))
     return shown, title_words(records, f"seed {seeds}")
+
+
+def _title(run: dict, *more: str) -> str:
+    """The lines over a panel: the name of its run, with the client whose own model was measured, and others."""
+    client = run["quality"].get("client")
+    name = run["name"] if client is None else f"{run['name']}, client\N{NO-BREAK SPACE}{client}"
+    return "\n".join([fill(name, 28), *more])
 
 
 def _panels(count: int, across: int, side: float, title: str) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, in rows of as many as stand `across`; `side` is that of a panel in inches."""
     across = min(count, across)
     down = ceil(count / across)
-    figure = Figure(figsize=(side * max(across, 2), (side + 0.6) * down + 0.5), layout="constrained")
+    figure = Figure(figsize=(side * max(across, 2), (side + 0.8) * down + 0.5), layout="constrained")
     write_title(figure, title)
     return figure, [figure.add_subplot(down, across, place) for place in range(1, count + 1)]
 
@@ -94,19 +83,19 @@ def embedding_chart(paths: Iterable[Path]) -> Figure:
     shown, title = one_a_setting(paths)
     panels, across = [], ACROSS  # of each panel title, features and labels
     for run in shown:
-        kept, quality = FEATURES.read(run.folder, run.record), run.record["quality"]
+        kept, quality = FEATURES.read(run["folder"], run), run["quality"]
         features, labels, domains = kept["features"], kept["labels"], quality.get("domains", {})
         if not domains:
-            panels.append((run.title(_numbers(quality)), features, labels))
+            panels.append((_title(run, _numbers(quality)), features, labels))
         for name in sorted(domains, key=lambda name: name != quality["domain"]):
             across, images = len(domains), kept["domains"] == [*domains].index(name)
-            words = run.title(f"{quality['domain']} → {name}", _numbers(domains[name]))
+            words = _title(run, f"{quality['domain']} → {name}", _numbers(domains[name]))
             panels.append((words, features[images], labels[images]))
     figure, all_axes = _panels(len(panels), across, SIDE, title)
     for axes, (words, features, labels) in zip(all_axes, panels, strict=True):
         axes.set_title(words)
         _scatter(axes, features, labels)
-    _add_legend(figure, shown[0].record["class_names"])
+    _add_legend(figure, shown[0]["class_names"])
     return figure
 
 
@@ -124,11 +113,11 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
     figure = Figure(figsize=(CLIENTS_SIDE * len(shown) + 0.8, 2 * CLIENTS_SIDE), layout="constrained")
     upper, lower = figure.subplots(2, len(shown), squeeze=False, height_ratios=(1.4, 1))
     for above, below, run in zip(upper, lower, shown, strict=True):
-        kept = CLIENTS_FEATURES.read(run.folder, run.record)
+        kept = CLIENTS_FEATURES.read(run["folder"], run)
         features = kept["features"].astype(float)
         _scatter(above, features, kept["labels"], kept["clients"])
-        numbers = _numbers(run.record["quality"], CLIENTS_FEATURES.prefix)
-        above.set_title(run.title(numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
+        numbers = _numbers(run["quality"], CLIENTS_FEATURES.prefix)
+        above.set_title(_title(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
         cosines, same = pair_cosines(features, kept["labels"])
         bins = np.linspace(min(0, cosines.min()), 1, BINS)
         pairs = {"of one class": cosines[same], "of two classes": cosines[~same]}
@@ -140,7 +129,7 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
     lower[0].set_ylabel("Pairs of features (%)")
     lower[-1].legend(loc="upper left")
     write_title(figure, title)
-    _add_legend(figure, shown[0].record["class_names"])
+    _add_legend(figure, shown[0]["class_names"])
     return figure
 
 
@@ -192,10 +181,10 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
         UserError: As `one_a_setting`, or if their outputs have not been kept.
     """
     shown, title = one_a_setting(paths)
-    class_names = shown[0].record["class_names"]
+    class_names = shown[0]["class_names"]
     figure, all_axes = _panels(len(shown), MATRICES_ACROSS, MATRIX_SIDE + 0.5, title)
     for axes, run in zip(all_axes, shown, strict=True):
-        kept = FEATURES.read(run.folder, run.record)
+        kept = FEATURES.read(run["folder"], run)
         labels, predicted = kept["labels"], kept["predicted"]
         shares = 100 * confusion_matrix(labels, predicted, labels=range(len(class_names)), normalize="true")
         display = ConfusionMatrixDisplay(shares, display_labels=class_names).plot(
@@ -203,7 +192,7 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
             im_kw={"vmin": 0, "vmax": 100}, text_kw={"fontsize": 5.5}, xticks_rotation="vertical",
         )  # fmt: skip
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
-        axes.set(title=run.title(right), xlabel="taken for", ylabel="class")
+        axes.set(title=_title(run, right), xlabel="taken for", ylabel="class")
         if len(class_names) > NUMBERED:
             axes.set(xticks=[], yticks=[])
     figure.colorbar(display.im_, ax=all_axes, label="% of the class", shrink=0.8, pad=0.02)
@@ -224,9 +213,9 @@ def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figur
         UserError: As `one_a_setting` and `add_correlations`.
     """
     shown, title = one_a_setting(paths)
-    kept = [run.record.get("correlation") for run in shown]
+    kept = [run.get("correlation") for run in shown]
     if not all(kept):
-        kept = add_correlations([run.folder for run in shown], files)
+        kept = add_correlations([run["folder"] for run in shown], files)
     figure = Figure(figsize=(2 * MATRIX_SIDE + 1.2, len(shown) * (MATRIX_SIDE + 0.3) + 0.8), layout="constrained")
     panels = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
     for pair, run, matrices in zip(panels, shown, kept, strict=True):
@@ -237,7 +226,7 @@ def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figur
             numbers = f"diagonal {matrix[same].mean():.2f}, others {matrix[~same].mean():.2f}"
             axes.set(title=f"{key.capitalize()} images\n{numbers}", xlabel="Class of the mean")
             axes.locator_params(integer=True)
-        pair[0].set_ylabel(f"{fill(run.label, 28)}\n\nClass of a client")
+        pair[0].set_ylabel(f"{fill(run['name'], 28)}\n\nClass of a client")
     figure.colorbar(image, ax=panels, label="Cross-correlation of logits", shrink=min(1, 1.5 / len(shown)), aspect=25)
     write_title(figure, title)
     return figure
