@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from fedcli import Cell, Table
 from fedcli.figures.plots import LINE_COLOURS, write
 from fedcli.results import jobs, metrics, plans, tune
+from fedcli.results.claims import interval_text
 from fedcli.results.metrics import interval
 from fedcli.results.render import MISSING, between_marks, github
 
@@ -189,20 +190,17 @@ def values(rows: pd.DataFrame, protocol: str, column: str) -> pd.DataFrame:
     return done.pivot(index="seed", columns="method", values=column).reindex(columns=order)
 
 
-def told(numbers: pd.Series, form: str = ".2f") -> str:
+def told(numbers: pd.Series, signed: bool = False) -> str:
     """The mean of what is there of a column with its interval, as text."""
     mean = interval(numbers.dropna().tolist())
-    if mean is None:
-        return MISSING
-    return f"{mean.mean:{form}}" + (f" [{mean.low:{form}}, {mean.high:{form}}]" if mean.n > 1 else "")
+    return MISSING if mean is None else interval_text(metrics.find_metric("selected"), mean, signed)
 
 
 def side(lead: pd.Series) -> str:
     """Whether a line is "ahead" of another or "behind" it, beyond chance, or "level", by its lead of each seed."""
     mean = interval(lead.dropna().tolist())
-    if mean is None or not mean.leaves_out_zero:
-        return "level"
-    return "ahead" if mean.mean > 0 else "behind"
+    is_decided = mean is not None and mean.leaves_out_zero
+    return ("ahead" if mean.mean > 0 else "behind") if is_decided else "level"
 
 
 def options_text(protocol: str, line: str) -> str:
@@ -228,7 +226,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "Method": headline.columns.to_series(),
         "Tuned": {line: options_text(protocol, line) for line in headline},
         "Accuracy, %": headline.apply(told),
-        f"Ahead of {plain}": leads.apply(told, form="+.2f").mask(headline.columns == plain, ""),
+        f"Ahead of {plain}": leads.apply(told, signed=True).mask(headline.columns == plain, ""),
         "Last tenth of the rounds, %": tenths.apply(told),
         "By the classifier, %": classifier.apply(told).where(classifier.notna().any(), ""),
         "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
