@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -87,15 +88,19 @@ def records(evidence, monkeypatch):
     """Records of runs by their folders, in place of files."""
     made = {}
     monkeypatch.setattr(evidence.Run, "record", property(lambda run: made.get(run.folder)))
+    monkeypatch.setattr(evidence, "read_runs", lambda folders: pd.DataFrame({"record": list(made.values())}))
     monkeypatch.setattr(datasets, "present", lambda name: True)
     return made
 
 
 def begun(run, seconds):
     """A record of two rounds that took so many seconds each."""
-    hardware, rounds = environment(run.setup.device)["hardware"], [{"round": 0}, {"round": 1}]
-    more = {"rounds": rounds, "seconds_total": 2 * seconds, "status": "interrupted"}
-    return {"config": run.setup.values(), "hardware": hardware, **more}
+    return {
+        "method": run.setup.method.name, "config": run.setup.values(), "status": "interrupted",
+        "hardware": environment(run.setup.device)["hardware"],
+        "model": {"input": datasets.describe(run.setup.run.dataset)["shape"]},
+        "rounds": [{"seconds": {"train": seconds, "evaluate": 0.0}}] * 2,
+    }  # fmt: skip
 
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, records):
