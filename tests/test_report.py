@@ -151,7 +151,3 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
     assert (result.exit_code, "there is no run in 'nowhere'" in result.stderr) == (2, True)
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in CliRunner().invoke(app, command).stderr
-
-
-def test_runs_without_rounds_have_a_table():
-    assert "interrupted after 0 of 4 rounds" in page.report([record(done=0, status="interrupted")])
