@@ -53,8 +53,7 @@ SPEED = {
     "w1": {**HUNDRED, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
     "w2": {**HUNDRED, "method": "fedavg", "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
 }
-TIMED = ("seconds", "tested")
-ON_SPEED = (*TIMED, "memory")  # what is measured on these workloads
+ON_SPEED = ("seconds", "tested", "memory")  # what is measured on these workloads
 METHODS = {
     "fedavg": {"method": "fedavg"},
     "fedprox": {"method": "fedprox", "proximal_weight": 0.1},
@@ -90,18 +89,13 @@ def measure(call: argparse.Namespace) -> None:
             write_clients(folder, options)
         for side in call.sides.split(","):
             result = run_process(side, folder, options, rounds, call)
-            if what in TIMED:
-                values = result["seconds"]
-            elif what == "difference":
-                values = differences(folder, side)
-            else:
-                values = [result["mebibytes" if what == "memory" else what]]
+            values = differences(folder, side) if what == "difference" else result[what]
             append(what, workload, side, turn, values, result)
             print(what, workload, side, turn, values, flush=True)
 
 
 def run_process(side: str, folder: Path, options: dict, rounds: int, call: argparse.Namespace) -> dict:
-    """One side in a new process; with `memory`, the peak of all processes of it in `mebibytes`."""
+    """What comes of one side in a new process, by the names of the measures; "memory" is that of all its processes."""
     python = sys.executable if side == "fedcli" else call.python
     given = (side, str(folder), json.dumps(options), str(rounds), call.what, str(call.pfllib))
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -115,7 +109,8 @@ def run_process(side: str, folder: Path, options: dict, rounds: int, call: argpa
         out.seek(0), errors.seek(0)
         if process.returncode:
             raise SystemExit(f"{side} failed:\n{out.read()[-2000:]}\n{errors.read()[-6000:]}")
-        return {**json.loads(out.read().splitlines()[-1]), "mebibytes": peak}
+        result = json.loads(out.read().splitlines()[-1])
+        return {**result, "tested": result["seconds"], "memory": [peak]}
 
 
 def mebibytes(pid: int) -> float:
