@@ -1,12 +1,13 @@
 """The page and the figure of the one board, from a made-up CSV: order, leads, ties and runs that diverged."""
 
-import csv
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from fedcli.results.metrics import interval
@@ -25,17 +26,11 @@ RUNS = {
         "feddyn": (None, None, None),
         "fednova": (69.0, 72.0, 78.0),  # by chance
     },
-    PERSONAL: {"fedproto": (51.0, 53.0, 55.1), "local": (50.0, 52.0, 54.0), "fccl": (61.0, 63.0, 65.0)},
+    PERSONAL: {"local": (50.0, 52.0, 54.0)},
 }
-BY_CLASSIFIER = {"fedproto": (81.0, 82.0, 84.0)}  # the headline is the nearest prototype's
-OPTIONS = {
-    GLOBAL: {
-        **{method: {"lr": 0.2} for method in RUNS[GLOBAL]},
-        "fedprox": {"lr": 0.4, "proximal_weight": 0.001},
-        "moon": {"lr": 0.2, "contrastive_weight": 1.0},
-    },
-    PERSONAL: {method: {"lr": 0.02} for method in RUNS[PERSONAL]},
-}
+OPTIONS = {at: {method: {"lr": 0.2} for method in methods} for at, methods in RUNS.items()}
+OPTIONS[GLOBAL]["fedprox"] = {"lr": 0.4, "proximal_weight": 0.001}
+OPTIONS[GLOBAL]["moon"] = {"lr": 0.2, "contrastive_weight": 1.0}
 
 
 @pytest.fixture
@@ -46,17 +41,17 @@ def board(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "HERE", tmp_path)
     (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
-    with (tmp_path / "board.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        accuracies = ("selected", "last-tenth", "classifier")
-        costs = ("floats_sent", "memory_floats", "params_sha256")
-        writer.writerow(("protocol", "method", "seed", "status", *accuracies, *costs, "machine"))
-        for protocol, methods in RUNS.items():
-            for method, values in methods.items():
-                for seed, value in enumerate(values):
-                    done = ("failed", 99.0, 99.0) if value is None else ("finished", value, value - 1)
-                    classifier = BY_CLASSIFIER[method][seed] if method in BY_CLASSIFIER else ""
-                    writer.writerow((protocol, method, seed, *done, classifier, 12345 - seed, 678, "", "CPU"))
+    rows = []
+    for protocol, methods in RUNS.items():
+        for method, values in methods.items():
+            for seed, value in enumerate(values):
+                done = value is not None
+                rows.append({
+                    "protocol": protocol, "method": method, "seed": seed, "status": "finished" if done else "failed",
+                    "selected": value if done else 99.0, "last-tenth": value - 1 if done else 99.0,
+                    "classifier": None, "floats_sent": 12345 - seed, "memory_floats": 678,
+                })  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "board.csv")
     return module
 
 
@@ -66,8 +61,11 @@ def told(values, form=".2f"):
 
 
 def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
-    first, second = (f"Method{board.section(board.read(), at).partition('| Method')[2]}" for at in (GLOBAL, PERSONAL))
-    rows = {row["Method"]: row for row in cells(f"| {first}")}
+    text = board.section(board.read(), GLOBAL)
+    said = "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it with 10 seeds: "
+    assert text.startswith(f"{said}fednova.\n\n")
+    assert "**" not in text  # the first two are equal
+    rows = {row["Method"]: row for row in cells(text.partition("\n\n")[2])}
     assert [*rows] == ["scaffold", "moon", "fednova", "fedavg", "fedprox", "feddyn"]
     assert rows["fedprox"] == {
         "Method": "fedprox", "Tuned": "lr 0.4 ↑, proximal weight 0.001 ↓", "Accuracy, %": told([60.0, 63.0]),
@@ -75,28 +73,28 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
         "Floats sent a round": "12,345", "Floats held": "678", "Seeds": "2, 1 diverged",
     }  # fmt: skip
     assert (rows["fedavg"]["Ahead of fedavg"], rows["feddyn"]["Accuracy, %"]) == ("", "–")
-    assert "**" not in first  # the first two are equal
-    said = "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it with 10 seeds: "
-    assert board.section(board.read(), GLOBAL).startswith(f"{said}fednova.\n\n")
-    rows = cells(f"| {second}")
-    assert [row["Method"] for row in rows] == ["fccl", "fedproto", "local"]
-    assert [row["By the classifier, %"] for row in rows] == ["", told([81.0, 82.0, 84.0]), ""]
-    assert rows[0]["Accuracy, %"] == f"**{told([61.0, 63.0, 65.0])}**"  # ahead by 10, 10 and 9.9
 
 
-def test_the_committed_page_is_that_of_the_committed_runs(board, monkeypatch):
-    monkeypatch.setattr(board, "HERE", FILE.parent)
+def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monkeypatch):
+    for name in ("README.md", "board.csv", "options.json"):
+        shutil.copy(FILE.parent / name, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["board.py", "--page"])
+    monkeypatch.setattr(board, "write", lambda *given, **how: None)
+    board.main()
     text, rows = (FILE.parent / "README.md").read_text(encoding="utf-8"), board.read()
-    assert board.page(rows, text) == text
-    for protocol in board.HEADINGS:
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+    for protocol in board.BOARDS:
         assert f"<!-- {protocol}: end -->" in text
         counts = rows[rows.protocol == protocol].groupby("method").size()
         assert counts.to_dict() == dict.fromkeys(board.lines_of(protocol), len(board.SEEDS))
+    monkeypatch.setattr(sys, "argv", ["board.py", "globe"])
+    with pytest.raises(SystemExit, match=r"board.py fedfa:digits"):
+        board.main()
 
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
     monkeypatch.setattr(board, "HERE", FILE.parent)
-    plans = [board.plans.plan(board.table(protocol), tmp_path, seeds=[0]) for protocol in board.HEADINGS]
+    plans = [board.plans.plan(board.table(protocol), tmp_path, seeds=[0]) for protocol in board.BOARDS]
     runs = {run.label: run for plan in plans for run in plan.runs}
     assert len(runs) == 56
     assert {label: found for label, run in runs.items() if (found := without_effect(run.setup, run.given))} == {}
@@ -118,7 +116,7 @@ def test_matching_on_top_is_tuned_after_its_methods_with_their_weight(board, tmp
     assert [*asked][-2:] == ["fedprox-fm", "moon-fm"]
     assert asked["fedprox-fm"]["proximal_weight"] == 0.5
     board.tune_all(GLOBAL)  # nothing is left
-    assert len(asked) == len(board.tuned()[GLOBAL])
+    assert len(asked) == len(board.tuned(GLOBAL))
 
 
 def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, tmp_path, monkeypatch):
@@ -130,7 +128,7 @@ def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, t
         cells=[SimpleNamespace(cell=SimpleNamespace(row="fedavg"), runs=[SimpleNamespace(record=run)])]
     )
     monkeypatch.setattr(board.plans, "plan", lambda *given: planned)
-    monkeypatch.setattr(board, "side_by_side", lambda plan: {})
+    monkeypatch.setattr(board, "EXECUTE", lambda plan: {})
     others = board.read()
     board.run_all(GLOBAL)
     new, *kept = board.read().to_dict("records")
@@ -138,34 +136,19 @@ def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, t
     assert {name: new[name] for name in ("selected", "classifier", "floats_sent", "machine")} == {
         "selected": 50.0, "classifier": 20.0, "floats_sent": 102, "machine": "CPU, torch 2.13",
     }  # fmt: skip
-    monkeypatch.setattr(board, "side_by_side", lambda plan: {tmp_path: "no space left"})
+    monkeypatch.setattr(board, "EXECUTE", lambda plan: {tmp_path: "no space left"})
     with pytest.raises(SystemExit, match="1 runs have failed"):
         board.run_all(GLOBAL)
 
 
-def test_the_figure_has_a_panel_a_board_with_means_and_intervals(board, monkeypatch):
-    monkeypatch.setattr(board, "HEADINGS", {at: board.HEADINGS[at] for at in (GLOBAL, PERSONAL)})
+def test_the_figure_has_means_and_intervals(board, monkeypatch):
+    monkeypatch.setattr(board, "BOARDS", {at: board.BOARDS[at] for at in RUNS})
     left, right = board.figure(board.read()).axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert names == ["scaffold", "moon", "fednova", "fedavg", "fedprox"]
-    dots = [line for line in left.lines if line.get_marker() == "o"]
-    bars = [line for line in left.lines if line.get_marker() != "o"]
+    bars, dots = left.lines[::2], left.lines[1::2]
     mean, low, high, _ = interval(list(RUNS[GLOBAL]["scaffold"]))
     assert dots[0].get_xydata().tolist() == [[pytest.approx(mean), 0]]
     assert bars[0].get_xydata().ravel() == pytest.approx([low, 0, high, 0])
     assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False] * 3 + [True, False]
-    assert len(right.lines) == 6
-
-
-def test_page_alone_is_made_from_the_csv(board, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(board, "write", lambda *given, **how: drawn.append(given[:2]))
-    monkeypatch.setattr(board, "HEADINGS", {GLOBAL: board.HEADINGS[GLOBAL]})
-    (tmp_path / "README.md").write_text(f"<!-- {GLOBAL}: written by 'make tables' -->\nold\n<!-- {GLOBAL}: end -->\n")
-    monkeypatch.setattr(sys, "argv", ["board.py", "--page"])
-    board.main()
-    assert board.section(board.read(), GLOBAL) in (tmp_path / "README.md").read_text()
-    assert drawn == [(tmp_path / "board.png", board.figure)]
-    monkeypatch.setattr(sys, "argv", ["board.py", "globe"])
-    with pytest.raises(SystemExit, match=r"board.py fedfa:digits"):
-        board.main()
+    assert len(right.lines) == 2

@@ -277,7 +277,7 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
 
 def test_runs_without_a_global_model_or_kept_features_are_refused(tmp_path):
     run = fedcli.run("local", out=tmp_path / "run", **{**TINY, "rounds": 1})
-    with pytest.raises(UserError, match="'local' has no global model"):
+    with pytest.raises(UserError, match=r"needs a global model of one network \(got 'local'"):
         one_more_round(run.path)
     with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
         outputs.clients_chart([run.path])

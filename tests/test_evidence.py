@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -36,16 +37,8 @@ class Process(SimpleNamespace):
     """A program that has ended."""
 
     __hash__ = object.__hash__
-
-    def poll(self):
-        """Its exit code."""
-        return self.returncode
-
-    def wait(self):
-        """Does not wait."""
-
-    def terminate(self):
-        """Does nothing any more."""
+    poll = lambda self: self.returncode  # noqa: E731
+    wait = terminate = lambda self: None
 
 
 def start_here(command, jobs):
@@ -62,12 +55,12 @@ def ended(folder):
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "WORK", [evidence.Work("", "fedfm:V", (row, "NMI")) for row in ("FedFM", "SCAFFOLD")])
     monkeypatch.setattr(evidence, "start", start_here)
+    started = []
     for name in ("whole", "first", "second"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir("whole")
     evidence.main(["--tiny"])
     monkeypatch.chdir(tmp_path / "first")
-    started = []
 
     def start_once_round(command, jobs):
         started.append(start_here([*command, "--time-limit=0s"], jobs))
@@ -79,8 +72,7 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
     monkeypatch.setattr(evidence, "PART", 2**16)
     evidence.main(["--tiny", "--carry", "out"])
     parts = sorted(Path("out").iterdir())
-    assert len(parts) > 1
-    assert all(part.stat().st_size <= 2**16 for part in parts)
+    assert len(parts) > 1 >= max(part.stat().st_size for part in parts) / 2**16
     monkeypatch.setattr(evidence, "start", start_here)
     monkeypatch.chdir(tmp_path / "second")
     evidence.main(["--tiny", "--from", "../first/out"])
@@ -96,28 +88,25 @@ def records(evidence, monkeypatch):
     """Records of runs by their folders, in place of files."""
     made = {}
     monkeypatch.setattr(evidence.Run, "record", property(lambda run: made.get(run.folder)))
+    monkeypatch.setattr(evidence, "read_runs", lambda folders: pd.DataFrame({"record": list(made.values())}))
     monkeypatch.setattr(datasets, "present", lambda name: True)
     return made
 
 
 def begun(run, seconds):
     """A record of two rounds that took so many seconds each."""
-    hardware = environment(run.setup.device)["hardware"]
-    rounds, config = [{"round": 0}, {"round": 1}], run.setup.values()
     return {
-        "config": config,
-        "hardware": hardware,
-        "rounds": rounds,
-        "seconds_total": 2 * seconds,
-        "status": "interrupted",
-    }
+        "method": run.setup.method.name, "config": run.setup.values(), "status": "interrupted",
+        "hardware": environment(run.setup.device)["hardware"],
+        "model": {"input": datasets.describe(run.setup.run.dataset)["shape"]},
+        "rounds": [{"seconds": {"train": seconds, "evaluate": 0.0}}] * 2,
+    }  # fmt: skip
 
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, records):
     runs = evidence.planned_runs("x", {}, None)
-    fedfm, fedavg, scaffold = (
-        next(run for run in runs if run.setup.method.name == name) for name in ("fedfm", "fedavg", "scaffold")
-    )
+    firsts = {run.setup.method.name: run for run in reversed(runs)}
+    fedfm, fedavg, scaffold = (firsts[name] for name in ("fedfm", "fedavg", "scaffold"))
     assert 42 * MIB < fedfm.nbytes == fedavg.nbytes < 44 * MIB
     assert scaffold.nbytes == 11 * fedavg.nbytes
 
@@ -162,9 +151,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         for row in (claim.row, *claim.others):
             cells = [cell for cell in registry.find_table(claim.table).cells if cell.row == row]
             cells = [cell for cell in cells if cell.column in (*claim.columns, *claim.less)]
-            options = [
-                json.dumps({**cell.settings, "seed": seed}, sort_keys=True) for cell in cells for seed in (0, 1, 2)
-            ]
-            complete.append({(cells[0].method, text) for text in options} <= made)
+            options = [{**cell.settings, "seed": seed} for cell in cells for seed in (0, 1, 2)]
+            complete.append({(cells[0].method, json.dumps(given, sort_keys=True)) for given in options} <= made)
         assert complete[0], claim
         assert any(complete[1:]), claim

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_box, crop_flip, resized_crop
+from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_flip, resized_crop
 from fedcli.core.backbones import torchvision
 from fedcli.core.batches import Transform, generator
 from fedcli.data import catalog
@@ -25,9 +25,7 @@ def random_images(count=12, channels=3, size=16, seed=0, dtype=torch.float64):
 
 
 def random_draws(augmentation, count=12, seed=1):
-    uniform = torch.rand(count, NUM_DRAWS[augmentation], generator=torch.Generator().manual_seed(seed))
-    assert uniform.dtype == torch.float32
-    return uniform
+    return torch.rand(count, NUM_DRAWS[augmentation], generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("before", "after"), [(16, 28), (28, 16), (64, 32), (9, 9)])
@@ -36,10 +34,9 @@ def test_resizing_is_pillows_to_a_rounding(before, after, monkeypatch):
     pixels = (random_images(6, size=before) * 255).round().to(torch.uint8)
     ours = catalog.resize(pixels, after)
     assert (ours.dtype, ours.shape) == (torch.uint8, (6, 3, after, after))
-    for n in range(6):
-        theirs = Image.fromarray(pixels[n].permute(1, 2, 0).numpy()).resize((after, after), Image.Resampling.BILINEAR)
-        difference = ours[n].permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)
-        assert abs(difference).max() <= 1
+    for image, resized in zip(pixels.movedim(1, 3).numpy(), ours.movedim(1, 3).numpy(), strict=True):
+        theirs = Image.fromarray(image).resize((after, after), Image.Resampling.BILINEAR)
+        assert abs(resized.astype(int) - np.asarray(theirs)).max() <= 1
 
 
 def slow_box(draw, height, width):
@@ -56,34 +53,18 @@ def slow_box(draw, height, width):
     return top, left, rows, columns
 
 
-def test_the_box_is_the_first_try_that_fits():
-    draws = random_draws("resized-crop", 3000)
-    draws[0, :20] = torch.tensor([0.99, 0.0] * 10)  # no try fits: the whole image
-    draws[1, :20] = torch.tensor([0.99, 1.0 - 1e-6] * 9 + [0.0, 0.5])  # the last one does
-    boxes = torch.stack(crop_box(draws, 16, 16), 1)
-    assert boxes.tolist() == [list(slow_box(draw, 16, 16)) for draw in draws]
-    assert boxes[0].tolist() == [0, 0, 16, 16]
-    assert boxes[1, 2:].tolist() == [7, 7]
-    area = boxes[2:, 2] * boxes[2:, 3] / 256
-    assert area.min() < 0.22
-    assert area.max() == 1
-    assert ((boxes[:, :2] + boxes[:, 2:]) <= 16).all()
-    rejected = sum(
-        slow_box(draw, 16, 16)[2:] != slow_box(torch.cat([draw[:2]] * 10 + [draw[20:]]), 16, 16)[2:] for draw in draws
-    )
-    assert 200 < rejected < 500  # the first try reaches beyond the image
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_resized_crop_is_torchvisions(channels):
     x, draws = random_images(40, channels), random_draws("resized-crop", 40)
+    draws[0, :20] = torch.tensor([0.99, 0.0] * 10)  # no try fits: the whole image
+    draws[1, :20] = torch.tensor([0.99, 1.0 - 1e-6] * 9 + [0.0, 0.5])  # the last one does
+    assert [slow_box(draw, 16, 16)[2:] for draw in draws[:2]] == [(16, 16), (7, 7)]
     ours = resized_crop(x, draws)
     for n in range(40):
         top, left, rows, columns = slow_box(draws[n], 16, 16)
         theirs = F.resized_crop(x[n], top, left, rows, columns, [16, 16], antialias=True)
         theirs = F.hflip(theirs) if draws[n, -1] < 0.5 else theirs
         torch.testing.assert_close(ours[n], theirs, rtol=0, atol=1e-12)
-    assert 10 < (draws[:, -1] < 0.5).sum() < 30
 
 
 def slow_jitter(image, draw):
@@ -108,19 +89,13 @@ def test_colour_jitter_is_torchvisions():
     for n in range(60):
         # Its change of hue is in float32.
         torch.testing.assert_close(ours[n], slow_jitter(x[n], draws[n]), rtol=0, atol=5e-6)
-    same, grey = (ours == x).flatten(1).all(1), (ours[:, :1] == ours).flatten(1).all(1)
-    assert 4 <= same.sum() <= 20
-    assert 5 <= grey.sum() <= 22
-    assert (ours >= 0).all()
-    assert (ours <= 1).all()
+    assert 0 <= ours.min() < ours.max() <= 1
 
 
 def test_grey_images_stay_grey_and_keep_their_channel():
     x, draws = random_images(30, channels=1), random_draws("resized-crop-colour", 30)[:, COLOUR]
-    ours = colour_jitter(x, draws)
-    assert ours.shape == x.shape
     three = colour_jitter(x.expand(-1, 3, -1, -1), draws)
-    torch.testing.assert_close(three, ours.expand(-1, 3, -1, -1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(three, colour_jitter(x, draws).expand(-1, 3, -1, -1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("augmentation", NUM_DRAWS)

@@ -14,8 +14,7 @@ from fedcli.errors import UserError
 from fedcli.figures import quality
 from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
-from fedcli.runs import checkpoints
-from fedcli.runs.records import identity, read_record, write_record
+from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import Run, restore
 
 TINY = {
@@ -64,7 +63,7 @@ def test_nmi_is_that_of_as_many_clusters_as_classes_by_hand():
 
 @pytest.mark.parametrize("labels", [[1, 1, 1], [0, 1, 2]])
 def test_too_few_classes_or_images_are_refused(labels):
-    with pytest.raises(UserError, match="the classes cannot be compared"):
+    with pytest.raises(UserError, match="two classes or more, and more images"):
         quality.separation(np.eye(3), np.array(labels))
 
 
@@ -84,38 +83,20 @@ def test_the_features_are_those_of_the_last_model_on_test_images(run):
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "EXAMPLES", 50)
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "seed": 3}).path
-    found = []
+    chosen = []
     for folder in (run.path, other):
         assert quality.add_quality(folder)["examples"] == 50
-        found.append(arrays(folder)["labels"].tolist())
-    assert len(found[0]) == 50
-    assert len(set(found[0])) == 10  # the test images are sorted by label: no piece of them
-    assert found[0] == found[1]
+        chosen.append(arrays(folder)["labels"].tolist())
+    assert len(set(chosen[0])) == 10  # the test images are sorted by label: no piece of them
+    assert chosen[0] == chosen[1]
 
 
 def test_the_record_has_the_numbers_beside_all_it_had(run):
     written = quality.add_quality(run.path)
-    record = read_record(run.path)
-    assert record.pop("quality") == written
-    assert record == json.loads(json.dumps(run.record))
-    assert quality.add_quality(run.path) == written
     assert find_metric("quality:nmi").value(read_record(run.path)) == written["nmi"]
+    assert read_record(run.path) == {**json.loads(json.dumps(run.record)), "quality": written}
     names = ["checkpoint.safetensors", "features.npz", "record.json", "selected.safetensors"]
     assert sorted(path.name for path in run.path.iterdir()) == names
-
-
-def test_a_checkpoint_that_is_not_the_last_model_is_refused(run, tmp_path):
-    name, value = next(iter(run.state.params.items()))
-    spoilt = run.state._replace(params={**run.state.params, name: value + 1})
-    about = {"identity": identity(run.record), "record": {}}
-    checkpoints.save(run.path / checkpoints.CHECKPOINT, spoilt, about)
-    with pytest.raises(UserError, match="does not hold the run's last model"):
-        quality.add_quality(run.path)
-    for file in run.path.glob("checkpoint*"):
-        file.unlink()
-    with pytest.raises(UserError, match="is missing"):
-        quality.add_quality(run.path)
-    assert "quality" not in read_record(run.path)
 
 
 @pytest.fixture(scope="module")
@@ -135,22 +116,11 @@ def test_a_client_is_measured_by_its_own_model_and_by_domain(personal, monkeypat
     kept = arrays(personal.path)
     np.testing.assert_allclose(kept["features"], features[index], rtol=1e-5, atol=1e-5)
     assert kept["labels"].tolist() == labels[index].tolist()
-    assert kept["domains"].tolist() == domains[index].tolist()
     assert np.bincount(kept["domains"]).tolist() == [100] * 4
     for number, name in enumerate(fed.domain_names):
         own = kept["domains"] == number
         assert written["domains"][name] == quality.separation(kept["features"][own], kept["labels"][own])
-    assert quality.separation(kept["features"], kept["labels"]).items() <= written.items()
     assert (written["client"], written["domain"], written["examples"]) == (2, fed.domain_names[2], 400)
-    assert read_record(personal.path)["quality"] == written
-
-
-def test_without_domains_a_client_is_measured_on_the_images_of_a_global_model(run, tmp_path):
-    folder = fedcli.run("local", out=tmp_path / "local", **TINY).path
-    found = quality.add_quality(folder, client=3)
-    assert found.pop("client") == 3
-    assert set(found) == set(quality.add_quality(run.path))
-    assert arrays(folder)["labels"].tolist() == arrays(run.path)["labels"].tolist()
 
 
 def test_of_a_small_domain_all_images_are_taken():
@@ -162,10 +132,10 @@ def test_of_a_small_domain_all_images_are_taken():
 
 def test_a_client_that_there_is_not_is_refused(run, personal):
     for folder, client, message in (
-        (run.path, 0, "'fedavg' has one global model"),
-        (personal.path, 4, r"\(got --client 4 for .* choose one with --client, 0 to 3"),
+        (run.path, 0, "'fedavg' keeps one global model"),
+        (personal.path, 4, r"'local' keeps a model for each client, 0 to 3 \(got --client 4 for "),
         (personal.path, -1, "got --client -1"),
-        (personal.path, None, "'local' keeps a model for each client .* choose one with --client, 0 to 3"),
+        (personal.path, None, "'local' keeps a model for each client, 0 to 3"),
     ):
         with pytest.raises(UserError, match=message):
             quality.add_quality(folder, client)
@@ -175,13 +145,10 @@ def test_the_command_measures_finished_runs_and_names_the_others(run, personal, 
     write_record(shutil.copytree(run.path, tmp_path / "half"), {**run.record, "status": "interrupted"})
     result = invoke("quality", tmp_path)
     assert result.exit_code == 0, result.output
-    written = read_record(run.path)["quality"]
-    assert f"{written['nmi']:.3f}" in result.stdout
-    assert f"{written['silhouette']:.3f}" in result.stdout
+    assert f"{read_record(run.path)['quality']['nmi']:.3f}" in result.stdout
     assert f"unfinished, left out: {tmp_path / 'half'}" in result.stdout.replace("\n", "")
     assert "quality" not in read_record(tmp_path / "half")
-    for path, message in ((tmp_path / "half", "no run has finished"), (tmp_path / "nowhere", "there is no run in")):
+    for path, message in ((tmp_path / "half", "no run has finished"), (tmp_path / "nowhere", "there is no record at")):
         result = invoke("quality", path)
         assert (result.exit_code, message in result.stderr) == (2, True)
     assert invoke("quality", personal.path, "--client", 1).exit_code == 0
-    assert read_record(personal.path)["quality"]["client"] == 1

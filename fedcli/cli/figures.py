@@ -42,14 +42,14 @@ def quality(
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
     finished, others = find_runs(runs)
     rows = []
-    for folder in finished:
+    for folder in (record["folder"] for record in finished):
         with Console(stderr=True).status(escape(str(folder))):
             measured = add_clients_quality(folder, files or ()) if clients else add_quality(folder, client, files or ())
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
     if others:
-        typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
+        typer.echo(f"unfinished, left out: {', '.join(str(record['folder']) for record in others)}")
 
 
 def plot(

@@ -9,18 +9,11 @@ from fedcli.userfiles import from_file, is_from_file
 
 
 class Chart(NamedTuple):
-    """A kind of figure of runs, `fedcli plot --kind NAME`.
+    """A kind of figure of runs, `fedcli plot --kind NAME`."""
 
-    Attributes:
-        draw: From the runs to the matplotlib Figure.
-        help: What it shows, one line.
-        needs: What `draw` takes: the "records" of the runs; or, where a figure needs more of them, the "folders" given;
-            or the folders and the user's files that their "models" need.
-    """
-
-    draw: Callable[..., Any]
-    help: str
-    needs: str = "records"
+    draw: Callable[..., Any]  # from the runs to the matplotlib Figure
+    help: str  # what it shows, one line
+    needs: str = "records"  # what `draw` takes: these, or the "folders" given, or also the files that "models" need
 
 
 def _chart(function: str, help: str, needs: str = "records") -> Chart:
@@ -34,9 +27,7 @@ CHARTS = {
         "curves:learning_curves", "test accuracy over rounds; runs that differ only in the seed are a line with a band"
     ),
     "drift": _chart("curves:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
-    "domains": _chart(
-        "curves:domains_figure", "accuracy of the clients' models on their own and on the other domains"
-    ),
+    "domains": _chart("curves:domains_figure", "accuracy of the clients' models on their own and on other domains"),
     "tsne": _chart("outputs:embedding_chart", "features of test images by t-SNE, after 'fedcli quality'", "folders"),
     "clients": _chart(
         "outputs:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'", "folders"
@@ -45,10 +36,9 @@ CHARTS = {
         "outputs:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'", "folders"
     ),
     "correlation": _chart(
-        "outputs:correlation_chart", "how alike the logits of personal models are, on public and on private images",
-        "models",
+        "outputs:correlation_chart", "how alike logits of personal models are on public and on private images", "models"
     ),
-}  # fmt: skip
+}
 
 
 def find_chart(name: str) -> Chart:

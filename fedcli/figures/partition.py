@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError
 from fedcli.figures.plots import CHART_WIDTH, write_title
@@ -30,11 +29,9 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
     rows = min(counts.shape[1], NAMED)
     figure = Figure(figsize=(CHART_WIDTH, 1.1 + 0.16 * rows), layout="constrained")
     axes = figure.add_subplot(xlabel="Client", ylabel="Class")
-    image = axes.imshow(
-        np.ma.masked_equal(counts.T, 0), cmap=COUNTS_MAP, vmin=0, aspect="auto", interpolation="nearest"
-    )
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    shown = np.ma.masked_equal(counts.T, 0)
+    image = axes.imshow(shown, cmap=COUNTS_MAP, vmin=0, aspect="auto", interpolation="nearest")
+    axes.locator_params(integer=True)
     if counts.shape[1] <= NAMED:
         axes.set_yticks(range(counts.shape[1]), class_names)
     figure.colorbar(image, label="Examples")

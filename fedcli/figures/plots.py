@@ -20,9 +20,8 @@ from PIL import Image
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import methods
-from fedcli.results.tables import SeedGroup, agreed
-from fedcli.runs.config import describe_reductions
-from fedcli.runs.records import is_packaged, reductions_of
+from fedcli.results.tables import SeedGroup, agreed, smaller_than_protocol
+from fedcli.runs.records import is_packaged
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -79,11 +78,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
-    """A colour for each setting, by its label; one for each method where no board has several settings of a method.
-
-    Args:
-        boards: The settings that stand together, a sequence for each panel or table.
-    """
+    """A colour for each setting, by its label; one for each method where no board has several settings of a method."""
     members = [member for board in boards for member in board]
     if all(len({member.method for member in board}) == len(board) for board in boards):
         of_method = colours(member.method for member in members)
@@ -117,17 +112,12 @@ def partition_words(flag: str) -> str:
 
 
 def title_words(records: Sequence[dict], *more: str) -> str:
-    """What runs share, in words: "Digits, Dirichlet 0.5, 3 seeds; reduced: rounds 4 of 100".
-
-    Args:
-        records: The runs.
-        *more: What stands behind data set and partition.
-    """
+    """What runs share, in words, with `more` behind: "Digits, Dirichlet 0.5, 3 seeds; reduced: rounds 4 of 100"."""
     shared = agreed(records)
     words = {"dataset": dataset_words, "partition": partition_words}
     title = ", ".join([*(word(shared[key]) for key, word in words.items() if key in shared), *more])
-    reductions = {describe_reductions(reductions_of(record)) for record in records} - {""}
-    return title + (f"; reduced: {' or '.join(sorted(reductions))}" if reductions else "")
+    smaller = " or ".join(sorted(smaller_than_protocol(records)))
+    return f"{title}; reduced: {smaller}" if smaller else title
 
 
 def write_title(figure: Figure, title: str) -> None:
@@ -140,12 +130,9 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
 
     Args:
         out: Where to write, with or without suffix: `.pdf` and `.svg` alone, else PNG and PDF.
-        draw: A function of this package or of a user that returns the figure.
-        *given: What it is given.
+        draw: Returns the figure.
+        *given: What it is drawn of.
         page: Whether to write a small PNG alone, as pages in a repository show it.
-
-    Returns:
-        The files.
 
     Raises:
         UserError: If the suffix is of another kind of image.

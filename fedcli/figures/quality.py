@@ -30,14 +30,13 @@ from fedcli.core.trees import tree_map
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import find_method
+from fedcli.results.frame import find_records, record_files
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
 from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
-from fedcli.runs.records import RECORD, file_digest, read_record, write_record
+from fedcli.runs.records import file_digest, read_record, write_record
 from fedcli.runs.run import open_run
-from fedcli.runs.trust import trust_files
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 CORRELATED = 500  # public images at most, and of each client's own
@@ -46,27 +45,19 @@ CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features 
 SMALL = 1e-5  # added to deviations, which can be 0
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """The folders of the runs under `paths`: those that have finished, and the others.
+def find_runs(paths: Iterable[Path]) -> tuple[list[dict], list[dict]]:
+    """The records of the runs under `paths`, each with its `folder`: those that have finished, and the others.
 
     Raises:
         UserError: If one of the paths holds no run, or no run has finished.
     """
-    folders: dict[Path, Path] = {}
-    for path in paths:
-        files = sorted(path.rglob(RECORD)) if path.is_dir() else []
-        if not files:
-            raise UserError(f"there is no run in '{path}' (got no {RECORD}); give run folders, or folders of these.")
-        folders |= {file.parent.resolve(): file.parent for file in files}
-    finished = [folder for folder in folders.values() if read_record(folder)["status"] == "finished"]
+    paths = list(paths)
+    files = [file for file, _ in record_files(paths)]
+    records = [{**record, "folder": file.parent} for record, file in zip(find_records(paths), files, strict=True)]
+    finished = [record for record in records if record["status"] == "finished"]
     if not finished:
-        raise UserError(f"no run has finished (got {len(folders)} unfinished); 'fedcli resume RUN' takes one up again.")
-    return finished, [folder for folder in folders.values() if folder not in finished]
-
-
-def _method_of(folder: Path, files: Sequence[str]) -> Method:
-    """The method of a run; `files` are the user's that it needs."""
-    return find_method(trust_files(read_record(folder), files)["method_source"])
+        raise UserError(f"no run has finished (got {len(records)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished, [record for record in records if record["status"] != "finished"]
 
 
 # What is kept beside a record
@@ -97,27 +88,17 @@ class Kept(NamedTuple):
             measured = {**measured, "features_sha256": file_digest(folder / self.file)}
             measured = {self.prefix + name: value for name, value in measured.items()}
             record = read_record(folder)
-            of_clients = CLIENTS_FEATURES.prefix
-            others = record.get("quality", {}).items()
-            others = {name: value for name, value in others if name.startswith(of_clients) != bool(self.prefix)}
-            write_record(folder, {**record, "quality": {**others, **measured}})
+            write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
         return measured
 
     def read(self, folder: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The arrays of a run.
-
-        Raises:
-            UserError: If they have not been kept, or are not those that the record names.
-        """
-        path, digest = folder / self.file, record.get("quality", {}).get(f"{self.prefix}features_sha256")
-        if digest is None or not path.is_file():
+        """The arrays of a run; refused are files that are missing or are not what the record names."""
+        path, expected = folder / self.file, record.get("quality", {}).get(f"{self.prefix}features_sha256")
+        digest = file_digest(path) if path.is_file() else "no file"
+        if digest != expected:
             raise UserError(
-                f"the outputs of '{folder}' have not been kept (got no {self.file}); run '{self.command}' first."
-            )
-        if digest != file_digest(path):
-            raise UserError(
-                f"'{path}' is not what the run's record names: it is damaged, another run's or older (got "
-                f"SHA-256 {file_digest(path)[:16]}, was {digest[:16]}); run '{self.command}' again."
+                f"the outputs of '{folder}' have not been kept, or {self.file} is not what the record names (got "
+                f"{digest}, was {expected}); run '{self.command}' first."
             )
         with np.load(path) as arrays:
             return dict(arrays)
@@ -136,7 +117,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     Args:
         folder: Of the run, with its last checkpoint.
         client: Whose own model is measured; None for the global model.
-        files: The user's files that the run needs, see `resume`.
+        files: The user's files that the run needs, see `resume`; so below.
 
     Returns:
         `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
@@ -146,18 +127,14 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     Raises:
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
     """
-    method, record = _method_of(folder, files), read_record(folder)
-    if method.personal is None and client is not None:
-        raise UserError(f"'{method.name}' has one global model (got --client {client} for {folder}); leave it out.")
-    if method.personal is not None and client not in range(record["config"]["num_clients"]):
-        raise UserError(
-            f"'{method.name}' keeps a model for each client (got --client {client} for {folder}); choose one with "
-            f"--client, 0 to {record['config']['num_clients'] - 1}."
-        )
     run = open_run(folder, files)
-    fed = run.fed
+    fed, method = run.fed, run.method
+    clients = [None] if method.personal is None else range(fed.num_clients)
+    if client not in clients:
+        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
+        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client} for {folder}); choose one of these.")
     if len(fed.test_labels) == 0:
-        raise UserError(f"the protocol {record['protocol']} has no common test images (got {folder}); choose another.")
+        raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
     domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
     index = sample(len(fed.test_labels), domains)
     with machine_settings(fed):
@@ -177,33 +154,21 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
 
 
 def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
-    """The test images that are looked at, positions in the test set, ascending.
-
-    Args:
-        count: How many there are.
-        domains: `[count]`; then equally many of each domain, as far as there are.
-    """
+    """Positions of the test images that are looked at, of `count`; equally many of each of `domains` [count]."""
     parts = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
     chosen = [generator(SEED, "quality").permutation(part)[: EXAMPLES // len(parts)] for part in parts]
     return np.sort(np.concatenate(chosen))
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Normalized mutual information after K-means, 0 to 1, and silhouette of the classes, -1 to 1.
-
-    Args:
-        features: `[n, D]`.
-        labels: `[n]`, of at least two classes and less than n.
+    """NMI after K-means, 0 to 1, and silhouette, -1 to 1, of features `[n, D]` with the classes `labels` [n].
 
     Raises:
         UserError: If there are too few classes or images.
     """
-    classes = len(np.unique(labels))
-    if not 2 <= classes < len(labels):
-        raise UserError(
-            f"the classes cannot be compared (got {classes} classes in {len(labels)} test images); "
-            f"at least two classes and more images than classes are needed."
-        )
+    classes, images = len(np.unique(labels)), len(labels)
+    if not 2 <= classes < images:
+        raise UserError(f"two classes or more, and more images, can be compared (got {classes} of {images} images).")
     clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
     nmi = normalized_mutual_info_score(labels, clusters)
     return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}
@@ -214,10 +179,6 @@ def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, float]:
     """Measures the features of the clients' models after one more round, keeps them, and writes the numbers down.
-
-    Args:
-        folder: Of the run.
-        files: The user's files that it needs, see `resume`.
 
     Returns:
         What its record gets: `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients
@@ -242,17 +203,14 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
     """What `client_points` gives after the round that would follow the last one of a run; nothing is written.
 
     Raises:
-        UserError: If the run has no global model or cannot be opened again.
+        UserError: If the clients send no whole model that drifts apart, or the run cannot be opened again.
     """
-    method = _method_of(folder, files)
-    if method.personal is not None:
-        raise UserError(f"'{method.name}' has no global model that drifts apart (got {folder}); leave the run out.")
     run = open_run(folder, files, drift_every=1)
     fed, cohort = run.fed, run.fed.cohort(len(run.record["rounds"]))
     with machine_settings(fed):
-        method.run_round(run.state, cohort, fed, run.setup.options)
+        run.method.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:
-            raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave the run out.")
+            raise UserError(f"the clients of '{run.method.name}' send no whole model (got {folder}); leave it out.")
         return client_points(fed, cohort)
 
 
@@ -262,33 +220,24 @@ def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
     Returns:
         `features` `[n, D]`, each by the model of one client, with `labels` `[n]` and the ids of the `clients` `[n]`.
     """
-    candidates = np.flatnonzero(fed.test_labels.cpu().numpy() < CLASSES)
+    test_labels = fed.test_labels.cpu().numpy()
+    candidates = np.flatnonzero(test_labels < CLASSES)
     index = np.sort(generator(SEED, "images").permutation(candidates)[:DRIFT_EXAMPLES])
-    features = local_features(fed, cohort, index).double().cpu()[:CLIENTS]  # [K, n, D]
-    labels = fed.test_labels.cpu()[index]
-    domains = torch.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu()[index]
+    features = local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
+    labels, train_labels = test_labels[index], fed.engine.labels.cpu().numpy()
+    domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
     holds = []
     for client in cohort.client_ids[: len(features)]:
-        classes = torch.bincount(fed.engine.labels.cpu()[fed.training[client]], minlength=fed.num_classes)
-        of_domains = torch.as_tensor(fed.domain_counts[client])
-        holds.append((classes[labels] > 0) & (of_domains[domains] > 0))
-    client, image = torch.stack(holds).nonzero(as_tuple=True)
+        has_class = np.isin(labels, train_labels[fed.training[client]])
+        holds.append(has_class & (np.asarray(fed.domain_counts[client])[domains] > 0))
+    client, image = np.nonzero(holds)
     chosen = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
     client, image = client[chosen], image[chosen]
-    ids = cohort.client_ids[client.numpy()]
-    return {"features": features[client, image].numpy(), "labels": labels[image].numpy(), "clients": ids}
+    return {"features": features[client, image], "labels": labels[image], "clients": cohort.client_ids[client]}
 
 
 def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine of each two features, and whether they are of one class.
-
-    Args:
-        features: `[n, D]`; a zero vector has the cosine 0 with all.
-        labels: `[n]`.
-
-    Returns:
-        Both `[n (n - 1) / 2]`.
-    """
+    """Cosine of each two features of `[n, D]`, 0 with a zero vector, and whether both are of one class."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     directions = features / np.where(lengths > 0, lengths, 1)
     pairs = np.triu_indices(len(labels), 1)
@@ -301,10 +250,6 @@ def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
 def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list[dict[str, list]]:
     """Measures the cross-correlations of the clients' logits in finished runs, and writes them into their records.
 
-    Args:
-        folders: Of the runs, with their last checkpoints.
-        files: The user's files that the runs need, see `resume`.
-
     Returns:
         For each run the matrices `public` and `private`, see `correlations`. A run that has no public images is given
         those of the first run that has.
@@ -312,25 +257,22 @@ def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list
     Raises:
         UserError: If no run has public images, or one has no personal models, no checkpoint or another one's.
     """
-    lenders = []
-    for folder in folders:
-        method = _method_of(folder, files)
-        if method.personal is None:
-            raise UserError(f"'{method.name}' has no personal models (got {folder}); leave the run out.")
-        if read_record(folder)["config"].get("public_dataset"):
-            lenders.append(folder)
+    lenders = [folder for folder in folders if read_record(folder)["config"].get("public_dataset")]
     if not lenders:
         raise UserError(f"no run has public images (got {len(folders)} without); add a run of a method that uses them.")
     lent = public_sample(open_run(lenders[0], files).fed)
     measured = []
     for folder in folders:
         run = open_run(folder, files)
+        if run.method.personal is None:
+            raise UserError(f"'{run.method.name}' has no personal models (got {folder}); leave the run out.")
         public = lent if run.fed.public_images is None else public_sample(run.fed)
         with machine_settings(run.fed):
             matrices = correlations(run.fed, run.method, run.state, public)
         measured.append({name: matrix.tolist() for name, matrix in matrices.items()})
+    for folder, matrices in zip(folders, measured, strict=True):
         with locked(folder):
-            write_record(folder, {**read_record(folder), "correlation": measured[-1]})
+            write_record(folder, {**read_record(folder), "correlation": matrices})
     return measured
 
 
@@ -342,12 +284,6 @@ def public_sample(fed: Federation) -> Tensor:
 
 def correlations(fed: Federation, method: Method, state: Any, public: Tensor) -> dict[str, Tensor]:
     """The clients' mean cross-correlations `[C, C]` on `public` images and on `private` ones, each client's own.
-
-    Args:
-        fed: The federation.
-        method: Its method, with personal models.
-        state: The method's state.
-        public: `[n, channels, H, W]`, normalised.
 
     Raises:
         UserError: If no client has two training images; those with less are left out of the private mean.

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from bokeh import models
 from bokeh.embed import file_html
 from bokeh.layouts import column
@@ -28,9 +29,8 @@ from fedcli.results.tables import SeedGroup, commands, group
 
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
 MOST = 20_000  # cells of a partition that is drawn
-CELL = (  # <%- escapes
-    '<span title="<%- text_{0} %>" style="font-weight: <%= weight_{0} %>; color: inherit"><%- text_{0} %></span>'
-)
+# Of a place and a colour; <%- escapes.
+CELL = '<span title="<%- text_{0} %>" style="font-weight: <%= weight_{0} %>; color: {1}"><%- text_{0} %></span>'
 WIDE = {"sizing_mode": "stretch_width"}
 CHART = {"height": 340, "min_width": 300, "toolbar_location": "right", "tools": "pan,box_zoom,reset,save", **WIDE}
 
@@ -79,12 +79,9 @@ def _text(html: str) -> models.Div:
 
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
-    """A board's table with the paper's numbers behind the headline; columns of numbers are sorted as numbers.
+    """A board's table, of the settings with their cells, text and mark, in `rows`, and the paper's numbers.
 
-    Args:
-        sheet: The board's table.
-        rows: Of the settings that are shown, each with its cells, text and mark.
-        colour: Of each setting's line, by label.
+    Columns of numbers are sorted as numbers.
     """
     columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
     printed = printed_accuracies([member.records[0] for member, _ in rows])
@@ -98,11 +95,9 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
         data[f"text_{place}"] = texts
         data[f"weight_{place}"] = ["bold" if mark == "best" else "normal" for _, mark in cells]
         data[f"sort_{place}"] = [_number(text) for text in texts] if place >= sheet.numbers else texts
-        template = CELL.format(place)
-        if place == 0:
-            template = template.replace("inherit", "<%= colour %>")
-        formatter = models.HTMLTemplateFormatter(template=template)
+        template = CELL.format(place, "inherit" if place else "<%= colour %>")
         width = 20 + 7 * min(max(map(len, (*texts, title))), 40)
+        formatter = models.HTMLTemplateFormatter(template=template)
         shown.append(models.TableColumn(field=f"sort_{place}", title=title, formatter=formatter, width=width))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
@@ -123,27 +118,24 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
         return None
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)",
-        tooltips=[("", "@name"), ("round", "@round"), ("accuracy", "@value{0.00} %")], **CHART,
+        tooltips=[("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], **CHART,
     )  # fmt: skip
     for curve in curves:
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
-        thinned = np.unique(np.linspace(0, len(curve.mean) - 1, min(len(curve.mean), POINTS)).astype(int))
-        rounds = curve.places[thinned]
-        if len(rounds):
-            source = {"round": rounds, "value": curve.mean[thinned], "name": [name] * len(rounds)}
-            chart.line("round", "value", source=source, name="hovered", line_width=2, **look)
-        if curve.band is not None:
-            low, high = curve.band
-            chart.varea(rounds, low[thinned], high[thinned], alpha=0.15, **look)
-        for places, values in curve.diverged:
-            source = {"round": places[-1:], "value": values[-1:], "name": [f"{name}, diverged after this round"]}
-            chart.line(places, values, **look)
-            chart.scatter("round", "value", source=source, name="hovered", marker="x", size=9, **look)
+        thinned = np.linspace(0, len(curve.line) - 1, min(len(curve.line), POINTS)).astype(int)
+        line = curve.line.iloc[thinned].assign(name=name)
+        chart.line("x", "y", source=dict(line), name="hovered", line_width=2, **look)
+        if len(curve.runs) > 1:
+            chart.varea("x", "low", "high", source=dict(line), alpha=0.15, **look)
+        for lost in curve.diverged:
+            cross = lost.iloc[-1:].assign(name=f"{name}, diverged after this round")
+            chart.line(lost.x, lost.y, **look)
+            chart.scatter("x", "y", source=dict(cross), name="hovered", marker="x", size=9, **look)
         if curve.printed is not None:
-            ends = [1, int(max(rounds, default=1))]
-            source = {"round": ends, "value": [curve.printed] * 2, "name": [f"{name}, the paper's number"] * 2}
-            chart.line("round", "value", source=source, name="hovered", line_dash="dotted", **look)
+            names = [f"{name}, the paper's number"] * 2
+            ends = {"x": [1, max(line.x, default=1)], "y": [curve.printed] * 2, "name": names}
+            chart.line("x", "y", source=ends, name="hovered", line_dash="dotted", **look)
     chart.hover.renderers = list(chart.select(name="hovered"))
     chart.add_layout(chart.legend[0], "right")
     chart.legend.click_policy = "hide"
@@ -153,17 +145,15 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
 
 def _costs(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     """A point for each setting: floats that all clients sent in a run, and the headline; None without any."""
-    points: dict[str, list] = {"name": [], "floats": [], "value": [], "colour": []}
+    rows = []
     for member in groups:
         sent = find_metric("total-floats").values(member.records)
         selected = find_metric("selected").values(member.records)
         if sent and selected:
-            points["name"].append(member.label)
-            points["floats"].append(sent[0])
-            points["value"].append(fmean(selected))
-            points["colour"].append(colour[member.label])
-    if not points["name"]:
+            rows.append((member.label, sent[0], fmean(selected), colour[member.label]))
+    if not rows:
         return None
+    points = pd.DataFrame(rows, columns=["name", "floats", "value", "colour"]).to_dict("list")
     scale = "log" if 0 < 10 * min(points["floats"]) < max(points["floats"]) else "linear"
     chart = figure(
         title="Accuracy over what all clients send", x_axis_label="Floats sent by all clients", x_axis_type=scale,

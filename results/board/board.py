@@ -5,16 +5,16 @@
     python results/board/board.py --page          # the page and its figure from the CSV alone
 
 Each method gets three learning rates, with each of them up to four values of the one option that says most of it, its
-weight as a rule; `GRIDS` has them. What wins on held-out training examples stands in `options.json`, so that only a
+weight as a rule; `BOARDS` has them. What wins on held-out training examples stands in `options.json`, so that only a
 method that is not there is tuned. `git diff` of `board.csv` says which came out otherwise. The board does not compare
 papers: the images are few and small, and the set-ups are no paper's.
 """
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from fedcli import Cell, Table
 from fedcli.figures.plots import LINE_COLOURS, write
 from fedcli.results import jobs, metrics, plans, tune
-from fedcli.results.metrics import Interval, interval
+from fedcli.results.claims import interval_text
+from fedcli.results.metrics import interval
 from fedcli.results.render import MISSING, between_marks, github
 
 HERE = Path(__file__).parent
 SEEDS = tuple(range(10))
-RATES = {"fedfa:digits": (0.1, 0.2, 0.4), "fedfm:digits": (0.025, 0.05, 0.1), "fedsa:digits-mixed": (0.01, 0.02, 0.05)}
 MATCHING = {"match_weight": (0.1, 1.0, 5.0, 50.0)}
 GLOBAL: dict[str, dict[str, tuple[float, ...]]] = {
     "fedavg": {},
@@ -66,14 +66,24 @@ PERSONAL: dict[str, dict[str, tuple[float, ...]]] = {
     "fccl-plus": {"similarity_weight": (0.3, 3.0, 30.0)},
     "fedsa": {"contrastive_weight": (0.01, 0.1, 1.0)},
 }
-HEADINGS = {
-    "fedfa:digits": "One global model, two classes a client",
-    "fedfm:digits": "One global model, Dirichlet shares of 0.5",
-    "fedsa:digits-mixed": "Models of their own on two networks, Dirichlet shares of 0.1",
+
+
+class Board(NamedTuple):
+    """Methods that are compared under a protocol."""
+
+    heading: str
+    plain: str  # the method that the others are held to
+    rates: tuple[float, ...]  # learning rates that are tried
+    grids: dict[str, dict[str, tuple[float, ...]]]  # values of the other option that are tried, by method
+
+
+BOARDS = {
+    "fedfa:digits": Board("One global model, two classes a client", "fedavg", (0.1, 0.2, 0.4), GLOBAL),
+    "fedfm:digits": Board("One global model, Dirichlet shares of 0.5", "fedavg", (0.025, 0.05, 0.1), GLOBAL),
+    "fedsa:digits-mixed": Board(
+        "Models of their own on two networks, Dirichlet shares of 0.1", "local", (0.01, 0.02, 0.05), PERSONAL
+    ),
 }
-# What the others are held to.
-PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local"}
-GRIDS = {"fedfa:digits": GLOBAL, "fedfm:digits": GLOBAL, "fedsa:digits-mixed": PERSONAL}
 # Feature matching on top of a method, whose own weight is that which it was tuned to alone.
 ON_TOP = {"fedprox-fm": ("fedprox", "proximal_weight"), "moon-fm": ("moon", "contrastive_weight")}
 # Lines of a method with its tuned options and others, to tell why it stands out; the page says what each is for.
@@ -84,16 +94,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "local (Adam)": ("local", {"optimizer": "adam", "lr": 0.001}),
     "feddf (without distillation)": ("feddf", {"distillation_epochs": 0}),
 }
-RUNS, JOBS = Path("runs/board"), 2
+RUNS = Path("runs/board")
+EXECUTE = partial(jobs.execute, watch=jobs.Watch(), jobs=2, records_only=True)  # runs what has not ended of a plan
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 WITH_PUBLIC = ("fedmd", "feddf", "feddf-client", "rhfl", "fedmatch", "fccl", "fccl-plus")
 ACCURACIES = ("selected", "last-tenth", "classifier")  # columns of the CSV, in percent
 
 
-def tuned() -> dict[str, dict[str, dict[str, Any]]]:
-    """The options that were chosen, by protocol and method."""
+def tuned(protocol: str) -> dict[str, dict[str, Any]]:
+    """The options that were chosen under a protocol, by method."""
     file = HERE / "options.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return json.loads(file.read_text()).get(protocol, {}) if file.is_file() else {}
 
 
 def fixed(method: str, protocol: str) -> dict[str, Any]:
@@ -102,67 +113,64 @@ def fixed(method: str, protocol: str) -> dict[str, Any]:
     if method == "fedproc":  # under FedFA's protocols it has the form of FedFA's code, which has no temperature
         options["prototypes"] = "means"
     base, option = ON_TOP.get(method, ("", ""))
-    return options | ({option: tuned()[protocol][base][option]} if base in tuned().get(protocol, {}) else {})
-
-
-def grid(protocol: str, method: str) -> dict[str, tuple[float, ...]]:
-    """The values that are tried, each with each, by option."""
-    return {"lr": RATES[protocol], **GRIDS[protocol][method]}
-
-
-def lines_of(protocol: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The method of each line of a board, and what it has instead of its tuned options."""
-    lines = {method: (method, {}) for method in GRIDS[protocol]}
-    return lines | {name: (method, own) for name, (method, own) in VARIANTS.items() if method in lines}
+    if base in tuned(protocol):
+        options[option] = tuned(protocol)[base][option]
+    return options
 
 
 def table(protocol: str) -> Table:
     """Every line's headline under a protocol, with the options that have been chosen."""
-    cells = []
+    heading, cells = BOARDS[protocol].heading, []
     for line, (method, own) in lines_of(protocol).items():
-        settings = {**fixed(method, protocol), **tuned().get(protocol, {}).get(method, {}), **own}
-        cells.append(Cell(line, HEADINGS[protocol], method, settings))
-    return Table(protocol, HEADINGS[protocol], ("Board", protocol), tuple(cells), SEEDS)
+        settings = {**fixed(method, protocol), **tuned(protocol).get(method, {}), **own}
+        cells.append(Cell(line, heading, method, settings))
+    return Table(protocol, heading, ("Board", protocol), tuple(cells), SEEDS)
+
+
+def grid(protocol: str, method: str) -> dict[str, tuple[float, ...]]:
+    """The values that are tried, each with each, by option."""
+    return {"lr": BOARDS[protocol].rates, **BOARDS[protocol].grids[method]}
+
+
+def lines_of(protocol: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The method of each line of a board, and what it has instead of its tuned options."""
+    lines = {method: (method, {}) for method in BOARDS[protocol].grids}
+    return lines | {name: (method, own) for name, (method, own) in VARIANTS.items() if method in lines}
 
 
 def tune_all(protocol: str) -> None:
     """Tunes every method that has no options yet, those on top of others last, and keeps what wins."""
-    chosen = tuned()
-    for method in sorted(GRIDS[protocol], key=lambda method: method in ON_TOP):
-        if method not in chosen.get(protocol, {}):
+    for method in sorted(BOARDS[protocol].grids, key=lambda method: method in ON_TOP):
+        if method not in tuned(protocol):
             texts = [f"{option}={','.join(map(str, values))}" for option, values in grid(protocol, method).items()]
             out = RUNS / "tune" / protocol.replace(":", "-") / method
-            trials, _ = tune.tune(method, texts, out=out, execute=side_by_side, **fixed(method, protocol))
-            chosen.setdefault(protocol, {})[method] = trials[0].values
+            trials, _ = tune.tune(method, texts, out=out, execute=EXECUTE, **fixed(method, protocol))
+            chosen = {name: tuned(name) for name in BOARDS}
+            chosen[protocol][method] = trials[0].values
             (HERE / "options.json").write_text(json.dumps(chosen, indent=1, sort_keys=True) + "\n")
-
-
-def side_by_side(plan: Any) -> dict[Path, str]:
-    """Runs what has not ended in processes of their own; returns the errors by folder."""
-    return jobs.execute(plan, jobs.Watch(), JOBS, records_only=True)
 
 
 def run_all(protocol: str) -> None:
     """Runs what has not ended of a board, and puts its rows into the CSV in place of those that it has."""
     folder = RUNS / protocol.replace(":", "-")
-    errors = side_by_side(plans.plan(table(protocol), folder))
-    if errors:
+    if errors := EXECUTE(plans.plan(table(protocol), folder)):
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
     cells = plans.plan(table(protocol), folder).cells
     rows = pd.DataFrame([row(cell.cell.row, run.record) for cell in cells for run in cell.runs])
     others = read()
-    boards = [rows if name == protocol else others[others.protocol == name] for name in HEADINGS]
+    boards = [rows if name == protocol else others[others.protocol == name] for name in BOARDS]
     pd.concat(boards).to_csv(HERE / "board.csv", index=False)
 
 
 def row(line: str, record: dict[str, Any]) -> dict[str, Any]:
     """What the CSV says of a run: accuracies in percent, floats of a client in the mean round."""
-    sent = [entry["floats_down"] + entry["floats_up"] for entry in record["rounds"]]
+    names = (*ACCURACIES, "floats-down", "floats-up", "memory-floats")
+    numbers = {name: metrics.find_metric(name).value(record) for name in names}
     return {
         "protocol": record["protocol"], "method": line, "seed": record["seed"], "status": record["status"],
-        **{name: metrics.find_metric(name).value(record) for name in ACCURACIES},
-        "floats_sent": round(fmean(sent)) if sent else 0,
-        "memory_floats": (record["cost"] or {"memory_floats": 0})["memory_floats"],
+        **{name: numbers[name] for name in ACCURACIES},
+        "floats_sent": round((numbers["floats-down"] or 0) + (numbers["floats-up"] or 0)),
+        "memory_floats": numbers["memory-floats"] or 0,
         "params_sha256": record["summary"].get("params_sha256", ""),
         "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
     }  # fmt: skip
@@ -182,26 +190,27 @@ def values(rows: pd.DataFrame, protocol: str, column: str) -> pd.DataFrame:
     return done.pivot(index="seed", columns="method", values=column).reindex(columns=order)
 
 
-def told(mean: Interval | None, form: str = ".2f") -> str:
-    """A mean with its interval, as text."""
-    if mean is None:
-        return MISSING
-    ends = f" [{mean.low:{form}}, {mean.high:{form}}]" if mean.low is not None else ""
-    return f"{mean.mean:{form}}{ends}"
+def told(numbers: pd.Series, signed: bool = False) -> str:
+    """The mean of what is there of a column with its interval, as text."""
+    mean = interval(numbers.dropna().tolist())
+    return MISSING if mean is None else interval_text(metrics.find_metric("selected"), mean, signed)
 
 
-def mean_of(numbers: pd.Series) -> Interval | None:
-    """The mean of what is there of a column, with its interval."""
-    return interval(list(numbers.dropna()))
+def side(lead: pd.Series) -> str:
+    """Whether a line is "ahead" of another or "behind" it, beyond chance, or "level", by its lead of each seed."""
+    mean = interval(lead.dropna().tolist())
+    is_decided = mean is not None and mean.leaves_out_zero
+    return ("ahead" if mean.mean > 0 else "behind") if is_decided else "level"
 
 
 def options_text(protocol: str, line: str) -> str:
     """The tuned options of a line, with an arrow to the side on which no value was tried."""
     method, own = lines_of(protocol)[line]
-    tried, texts = grid(protocol, method), []
-    for name, value in sorted(tuned()[protocol][method].items(), key=lambda pair: pair[0] != "lr"):
-        if name not in own:
-            arrow = " ↓" if value == min(tried[name]) else " ↑" if value == max(tried[name]) else ""
+    texts = []
+    for name, tried in grid(protocol, method).items():
+        value = tuned(protocol)[method].get(name)
+        if name not in own and value is not None:
+            arrow = " ↓" if value == min(tried) else " ↑" if value == max(tried) else ""
             texts.append(f"{name.replace('_', ' ')} {value:g}{arrow}")
     return ", ".join(texts)
 
@@ -209,74 +218,67 @@ def options_text(protocol: str, line: str) -> str:
 def section(rows: pd.DataFrame, protocol: str) -> str:
     """A board: what is ahead of the plain method, and the table."""
     headline, tenths, classifier = (values(rows, protocol, column) for column in ACCURACIES)
-    plain = PLAIN[protocol]
+    plain, runs = BOARDS[protocol].plain, rows[rows.protocol == protocol].groupby("method")
     leads = headline.sub(headline[plain], axis=0)
-    columns = ["Method", "Tuned", "Accuracy, %", f"Ahead of {plain}", "Last tenth of the rounds, %"]
-    by_classifier = classifier.notna().any(axis=None)
-    columns += ["By the classifier, %"] if by_classifier else []
-    lines, sides = [], {"ahead": [], "behind": [], "level": []}
-    for line in headline:
-        runs = rows[(rows.protocol == protocol) & (rows.method == line)]
-        lead = mean_of(leads[line])
-        if line != plain and lead is not None:
-            side = "level" if not lead.leaves_out_zero else "ahead" if lead.mean > 0 else "behind"
-            sides[side].append(line)
-        cells = [line, options_text(protocol, line), told(mean_of(headline[line]))]
-        cells += ["" if line == plain else told(lead, "+.2f"), told(mean_of(tenths[line]))]
-        if by_classifier:
-            cells.append(told(mean_of(classifier[line])) if classifier[line].notna().any() else "")
-        lost = int((runs.status != "finished").sum())
-        cells += [f"{runs.floats_sent.max():,}", f"{runs.memory_floats.max():,}"]
-        lines.append([*cells, f"{len(runs) - lost}" + (f", {lost} diverged" if lost else "")])
-    first, second = headline.columns[:2]
-    gap = mean_of(headline[first] - headline[second])
-    if gap is not None and gap.leaves_out_zero and gap.mean > 0:
-        lines[0][2] = f"**{lines[0][2]}**"
-    names = {side: ", ".join(methods) or "none" for side, methods in sides.items()}
+    done = runs.status.apply(lambda states: (states == "finished").sum())
+    diverged = (runs.size() - done).map(lambda count: f", {count} diverged" if count else "")
+    table = {
+        "Method": headline.columns.to_series(),
+        "Tuned": {line: options_text(protocol, line) for line in headline},
+        "Accuracy, %": headline.apply(told),
+        f"Ahead of {plain}": leads.apply(told, signed=True).mask(headline.columns == plain, ""),
+        "Last tenth of the rounds, %": tenths.apply(told),
+        "By the classifier, %": classifier.apply(told).where(classifier.notna().any(), ""),
+        "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
+        "Floats held": runs.memory_floats.max().map("{:,}".format),
+        "Seeds": done.astype(str) + diverged,
+    }
+    if side(headline.iloc[:, 0] - headline.iloc[:, 1]) == "ahead":
+        table["Accuracy, %"].iloc[0] = f"**{table['Accuracy, %'].iloc[0]}**"
+    if classifier.isna().all(axis=None):
+        del table["By the classifier, %"]
+    lines = pd.DataFrame(table).loc[headline.columns].to_numpy().tolist()
+    sides = leads.drop(columns=plain).dropna(axis=1, how="all").apply(side)
+    ahead, behind, level = (", ".join(sides.index[sides == name]) or "none" for name in ("ahead", "behind", "level"))
     summary = (
-        f"Ahead of {plain}, beyond chance: {names['ahead']}. Behind it: {names['behind']}. Not to be told from it with "
-        f"{len(SEEDS)} seeds: {names['level']}."
+        f"Ahead of {plain}, beyond chance: {ahead}. Behind it: {behind}. "
+        f"Not to be told from it with {len(SEEDS)} seeds: {level}."
     )
-    return "\n".join([summary, "", *github([*columns, "Floats sent a round", "Floats held", "Seeds"], lines, 2)])
-
-
-def page(rows: pd.DataFrame, text: str) -> str:
-    """The page with its boards written anew."""
-    for protocol in HEADINGS:
-        text = between_marks(text, protocol, section(rows, protocol))
-    return text
+    return "\n".join([summary, "", *github([*table], lines, 2)])
 
 
 def figure(rows: pd.DataFrame) -> Figure:
     """The means with their intervals, a panel a board."""
-    boards = {protocol: values(rows, protocol, "selected").dropna(axis=1, how="all") for protocol in HEADINGS}
-    tallest = max(len(headline.columns) for headline in boards.values())
-    drawn = Figure((3.2 * len(boards), 0.22 * tallest + 0.7), layout="constrained")
-    for axes, (protocol, headline) in zip(drawn.subplots(1, len(boards)), boards.items(), strict=True):
+    headlines = {protocol: values(rows, protocol, "selected").dropna(axis=1, how="all") for protocol in BOARDS}
+    tallest = max(len(headline.columns) for headline in headlines.values())
+    drawn = Figure((3.2 * len(BOARDS), 0.22 * tallest + 0.7), layout="constrained")
+    for axes, (protocol, headline) in zip(drawn.subplots(1, len(BOARDS)), headlines.items(), strict=True):
         for place, line in enumerate(headline):
-            mean, low, high, _ = mean_of(headline[line])
-            colour = LINE_COLOURS[1] if line == PLAIN[protocol] else LINE_COLOURS[0]
+            mean, low, high, _ = interval(headline[line].dropna().tolist())
+            colour = LINE_COLOURS[line == BOARDS[protocol].plain]
             axes.plot([low, high], [place, place], color=colour)
             axes.plot(mean, place, "o", color=colour)
         axes.set_yticks(range(len(headline.columns)), headline.columns)
         axes.invert_yaxis()
         axes.grid(axis="x")
-        axes.set_xlabel("Accuracy (%)")
-        axes.set_title(HEADINGS[protocol].replace(", ", ",\n"))
+        axes.set(xlabel="Accuracy (%)", title=BOARDS[protocol].heading.replace(", ", ",\n"))
     return drawn
 
 
 def main() -> None:
     """Does what is left to do of the boards that are named, or of all, and writes the page and its figure."""
-    protocols = sys.argv[1:] or [*HEADINGS]
+    protocols = sys.argv[1:] or [*BOARDS]
     if protocols != ["--page"]:
-        if not HEADINGS.keys() >= {*protocols}:
+        if not BOARDS.keys() >= {*protocols}:
             raise SystemExit(__doc__)
         for protocol in protocols:
             tune_all(protocol)
             run_all(protocol)
-    (HERE / "README.md").write_text(page(read(), (HERE / "README.md").read_text()))
-    write(HERE / "board.png", figure, read(), page=True)
+    rows, text = read(), (HERE / "README.md").read_text()
+    for protocol in BOARDS:
+        text = between_marks(text, protocol, section(rows, protocol))
+    (HERE / "README.md").write_text(text)
+    write(HERE / "board.png", figure, rows, page=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +27,9 @@ from fedcli.cli.printing import limit_time
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
-from fedcli.results.frame import ENDED, state_of
-from fedcli.results.plans import plan, round_examples
+from fedcli.results.costs import paces, seconds_a_round
+from fedcli.results.frame import ENDED, read_runs, state_of
+from fedcli.results.plans import plan
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.config import Setup, flags_of, resolve
 from fedcli.runs.models import bytes_kept
@@ -109,7 +109,7 @@ class Run:
     @property
     def files(self) -> list[Path]:
         """What it goes on from, beside its record; the model of the best round so far is not needed for that."""
-        return [file for file in (self.folder / CHECKPOINT, *self.folder.glob(f"{STATES}/*")) if file.is_file()]
+        return [*self.folder.glob(CHECKPOINT), *self.folder.glob(f"{STATES}/*")]
 
     @property
     def nbytes(self) -> int:
@@ -146,15 +146,13 @@ def planned_runs(tag: str, more: dict[str, Any], most: int | None) -> list[Run]:
     return list(runs.values())
 
 
-def seconds_needed(run: Run, runs: Sequence[Run]) -> float:
+def seconds_needed(run: Run) -> float:
     """The seconds to a run's end, by the rounds here of the same network, precision and device; infinite without."""
-    device, paces = environment(run.setup.device)["hardware"]["name"], []
-    for record in filter(None, (other.record for other in runs)):
-        traits = (record["config"]["backbone"], record["config"]["precision"], record["hardware"]["name"])
-        if record["rounds"] and traits == (run.setup.run.backbone, run.setup.run.precision, device):
-            paces.append(record["seconds_total"] / len(record["rounds"]) / round_examples(record["config"]))
+    hardware = environment(run.setup.device)["hardware"]
+    timed = paces(read_runs([RUNS]), (), disturbed=True)
+    pace = seconds_a_round(run.setup, timed, (hardware["device"], hardware["name"]))
     rounds = run.setup.run.rounds - (len(run.record["rounds"]) if run.record else 0)
-    return median(paces) * round_examples(run.setup.values()) * rounds if paces else math.inf
+    return math.inf if pace is None else pace[0] * rounds
 
 
 def seconds_for(run: Run, runs: Sequence[Run], active: Sequence[Run], left: float, carry: bool) -> tuple[float, str]:
@@ -164,11 +162,9 @@ def seconds_for(run: Run, runs: Sequence[Run], active: Sequence[Run], left: floa
             return 0, f"the data set {name} is not on this machine"
     if left <= 0:
         return 0, "there is no time left"
-    room = CARRIED
-    for other in runs:
-        if other is not run and not other.ended and (other.record or other in active) and other.nbytes <= CARRIED:
-            room -= other.nbytes
-    if not carry or run.nbytes <= room or (seconds := seconds_needed(run, runs)) < left:
+    begun = [other for other in runs if other is not run and not other.ended and (other.record or other in active)]
+    room = CARRIED - sum(other.nbytes for other in begun if other.nbytes <= CARRIED)
+    if not carry or run.nbytes <= room or (seconds := seconds_needed(run)) < left:
         return left, ""
     if seconds == math.inf and left > 3 * TRIAL:
         return TRIAL, ""
@@ -183,26 +179,26 @@ def start(command: Sequence[str], jobs: int) -> subprocess.Popen:
 
 def work_until(deadline: float, runs: Sequence[Run], jobs: int, carry: bool) -> None:
     """Makes runs, so many at once, until none is left that may start; in the end interrupts those still going."""
-    waiting, active, trials = [run for run in runs if not run.ended], {}, set()
+    waiting, active = [run for run in runs if not run.ended], {}
     try:
         while time.monotonic() < deadline + GRACE:
-            for run in list(waiting) if len(active) < jobs else ():
-                seconds, _ = seconds_for(run, runs, list(active.values()), deadline - time.monotonic(), carry)
-                if seconds and len(active) < jobs:
+            for run in list(waiting):
+                running = [other for other, _ in active.values()]
+                if len(running) == jobs:
+                    break
+                seconds, _ = seconds_for(run, runs, running, deadline - time.monotonic(), carry)
+                if seconds:
                     waiting.remove(run)
                     command = ["run", run.setup.method.name, *flags_of(run.given), f"--out={run.folder}", "--continue"]
                     limit = [] if seconds == math.inf else [f"--time-limit={math.ceil(seconds)}s"]
                     print(f"{run.decides}: {run.label}: fedcli {' '.join([*command, *limit])}", flush=True)
-                    process = start([*command, "--quiet", *limit], jobs)
-                    active[process] = run
-                    if seconds == TRIAL:
-                        trials.add(process)
+                    active[start([*command, "--quiet", *limit], jobs)] = run, seconds
             if not active:
                 break
             time.sleep(0.2)
             for process in [process for process in active if process.poll() is not None]:
-                run = active.pop(process)
-                if process in trials and process.returncode == 0 and not run.ended:
+                run, seconds = active.pop(process)
+                if seconds == TRIAL and process.returncode == 0 and not run.ended:
                     waiting.insert(0, run)
     finally:
         for process in active:
@@ -220,14 +216,12 @@ def pack(runs: Sequence[Run], folder: Path) -> None:
     files = [run.folder / RECORD for run in begun]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
     for run in begun:
-        if run.ended and not run.unmeasured:
-            continue
-        nbytes = sum(file.stat().st_size for file in run.files)
-        fits = nbytes < room
-        if fits:
-            files += run.files
-            room -= nbytes
-        print(f"{'carried' if fits else 'left behind'}: {run.label}, {nbytes / MIB:,.1f} MiB")
+        if not run.ended or run.unmeasured:
+            nbytes = sum(file.stat().st_size for file in run.files)
+            print(f"{'carried' if nbytes < room else 'left behind'}: {run.label}, {nbytes / MIB:,.1f} MiB")
+            if nbytes < room:
+                files += run.files
+                room -= nbytes
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 

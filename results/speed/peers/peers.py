@@ -24,11 +24,12 @@ divides the images, and they are written normalised into files in PFLlib's form,
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -52,8 +53,7 @@ SPEED = {
     "w1": {**HUNDRED, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
     "w2": {**HUNDRED, "method": "fedavg", "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
 }
-TIMED = ("seconds", "tested")
-ON_SPEED = (*TIMED, "memory")  # what is measured on these workloads
+ON_SPEED = ("seconds", "tested", "memory")  # what is measured on these workloads
 METHODS = {
     "fedavg": {"method": "fedavg"},
     "fedprox": {"method": "fedprox", "proximal_weight": 0.1},
@@ -89,18 +89,13 @@ def measure(call: argparse.Namespace) -> None:
             write_clients(folder, options)
         for side in call.sides.split(","):
             result = run_process(side, folder, options, rounds, call)
-            if what in TIMED:
-                values = result["seconds"]
-            elif what == "difference":
-                values = differences(folder, side)
-            else:
-                values = [result["mebibytes" if what == "memory" else what]]
+            values = differences(folder, side) if what == "difference" else result[what]
             append(what, workload, side, turn, values, result)
             print(what, workload, side, turn, values, flush=True)
 
 
 def run_process(side: str, folder: Path, options: dict, rounds: int, call: argparse.Namespace) -> dict:
-    """One side in a new process; with `memory`, the peak of all processes of it in `mebibytes`."""
+    """What comes of one side in a new process, by the names of the measures; "memory" is that of all its processes."""
     python = sys.executable if side == "fedcli" else call.python
     given = (side, str(folder), json.dumps(options), str(rounds), call.what, str(call.pfllib))
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -114,27 +109,18 @@ def run_process(side: str, folder: Path, options: dict, rounds: int, call: argpa
         out.seek(0), errors.seek(0)
         if process.returncode:
             raise SystemExit(f"{side} failed:\n{out.read()[-2000:]}\n{errors.read()[-6000:]}")
-        return {**json.loads(out.read().splitlines()[-1]), "mebibytes": peak}
+        result = json.loads(out.read().splitlines()[-1])
+        return {**result, "tested": result["seconds"], "memory": [peak]}
 
 
 def mebibytes(pid: int) -> float:
     """Memory of a process and all below it; what several share is counted once (Linux)."""
-    below, found = defaultdict(list), [pid]
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            below[int(stat.read_text().rpartition(")")[2].split()[1])].append(int(stat.parent.name))
-        except OSError:
-            continue  # it has just ended
-    for each in found:
-        found += below[each]
     total = 0
-    for each in found:
-        try:
-            text = Path(f"/proc/{each}/smaps_rollup").read_text()
-            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-        except OSError:
-            continue
-    return total / 1024
+    with suppress(OSError):  # it has just ended
+        total += int(re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1]) / 1024
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            total += sum(map(mebibytes, map(int, children.read_text().split())))
+    return total
 
 
 def differences(folder: Path, side: str) -> list[float]:
@@ -148,10 +134,11 @@ def differences(folder: Path, side: str) -> list[float]:
 
 def append(what: str, workload: str, side: str, turn: int, values: list[float], result: dict) -> None:
     """Adds a row for each value."""
-    about = {name: result[name] for name in ("versions", "torch", "threads")}
-    about["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
-    head = {"what": what, "workload": workload, "side": side, "turn": turn}
-    rows = pd.DataFrame([{**head, "value": f"{value:.6g}", **about} for value in values])
+    rows = pd.DataFrame({"what": what, "workload": workload, "side": side, "turn": turn, "value": values})
+    rows["value"] = rows["value"].map("{:.6g}".format)
+    for name in ("versions", "torch", "threads"):
+        rows[name] = result[name]
+    rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
     rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False)
 
 
@@ -172,23 +159,24 @@ def ratios(rows: pd.DataFrame, what: str, workload: str, side: str) -> pd.Series
 
 def speed_table(rows: pd.DataFrame, what: str) -> str:
     """Seconds a round of each workload and side, and how many times fedcli's they are."""
-    lines = []
+    values, lines = rows.groupby(["what", "workload", "side"]).value, []
     for workload, options in SPEED.items():
         for side, title in SIDES.items():
-            seconds = rows[(rows.what == what) & (rows.workload == workload) & (rows.side == side)].value
-            peak = rows[(rows.what == "memory") & (rows.workload == workload) & (rows.side == side)].value
-            if len(seconds):
-                turns = ratios(rows, what, workload, side)
-                lines.append([
-                    workload, title, f"{seconds.median():.2f} ({seconds.min():.2f}-{seconds.max():.2f})",
-                    f"{turns.median():.2f} ({turns.min():.2f}-{turns.max():.2f})",
-                    f"{images(options) / seconds.median():,.0f}", f"{peak.iloc[0]:,.0f}" if len(peak) else "",
-                ])  # fmt: skip
+            if (what, workload, side) in values.groups:
+                seconds, turns = values.get_group((what, workload, side)), ratios(rows, what, workload, side)
+                line = [workload, title, spread(seconds), spread(turns), f"{images(options) / seconds.median():,.0f}"]
+                if what == "seconds":  # memory is that of runs without testing
+                    peak = values.first().get(("memory", workload, side))
+                    line.append("" if peak is None else f"{peak:,.0f}")
+                lines.append(line)
     columns = ["Workload", "Side", "Seconds a round (least-largest)", "Times fedcli's (of the turns)"]
-    columns += ["Images a second", "Peak MiB"]
-    if what == "tested":  # memory is that of runs without testing
-        columns, lines = columns[:-1], [line[:-1] for line in lines]
+    columns += ["Images a second", "Peak MiB"][: len(lines[0]) - len(columns)]
     return "\n".join(github(columns, lines, 2))
+
+
+def spread(values: pd.Series) -> str:
+    """The median, and the least and the largest value."""
+    return f"{values.median():.2f} ({values.min():.2f}-{values.max():.2f})"
 
 
 def images(options: dict) -> int:
@@ -198,14 +186,17 @@ def images(options: dict) -> int:
 
 def tables(rows: pd.DataFrame) -> dict[str, str]:
     """The generated parts of the page, by the names of their marks."""
-    accuracies = 100 * rows[rows.what == "accuracy"].groupby(["workload", "side", "turn"]).value.first()
+    values = (
+        rows.sort_values("turn", kind="stable").set_index(["what", "workload", "side"]).sort_index(kind="stable").value
+    )
     accuracy, parameters = [], []
     for method in METHODS:
-        sides = [accuracies[method, side] for side in ("fedcli", "pfllib")]
-        texts = [f"{', '.join(f'{v:.2f}' for v in one)}: {one.mean():.2f} ± {one.std():.2f}" for one in sides]
-        accuracy.append([method, *texts, f"{sides[0].mean() - sides[1].mean():+.2f}"])
-        largest = rows[(rows.what == "difference") & (rows.workload == method) & (rows.side == "pfllib")].value
-        parameters.append([method, *(f"{value:.1e}" for value in largest)])
+        ours, theirs = (100 * values.loc["accuracy", method, side] for side in ("fedcli", "pfllib"))
+        texts = [
+            f"{', '.join(f'{v:.2f}' for v in side)}: {side.mean():.2f} ± {side.std():.2f}" for side in (ours, theirs)
+        ]
+        accuracy.append([method, *texts, f"{ours.mean() - theirs.mean():+.2f}"])
+        parameters.append([method, *(f"{value:.1e}" for value in values.loc["difference", method, "pfllib"])])
     first = rows.iloc[0]
     return {
         "versions": f"{'; '.join(rows.versions.unique())}; all on torch {first.torch} and {first.threads} cores of an "
@@ -217,13 +208,6 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
             github(["Method", "Largest difference", "The median model's", "Largest change"], parameters)
         ),
     }
-
-
-def page(rows: pd.DataFrame, text: str) -> str:
-    """The page with its tables written anew."""
-    for name, content in tables(rows).items():
-        text = between_marks(text, name, content)
-    return text
 
 
 def main() -> None:
@@ -239,7 +223,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "peers-data", help="for the images")
     call = parser.parse_args()
     if call.what == "page":
-        PAGE.write_text(page(read_rows(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        text = PAGE.read_text(encoding="utf-8")
+        for name, content in tables(read_rows()).items():
+            text = between_marks(text, name, content)
+        PAGE.write_text(text, encoding="utf-8")
         return
     known = SPEED if call.what in ON_SPEED else METHODS
     if call.workload not in known:

@@ -51,7 +51,7 @@ def run_fedcli(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
     own = run.state.clients if hasattr(run.state, "clients") else {0: run.state}
     return {
         "seconds": np.diff(clock.ends[:rounds]).tolist(),
-        "accuracy": run.record["summary"]["last"],
+        "accuracy": [run.record["summary"]["last"]],
         "parameters": [value for client in sorted(own) for value in own[client].params.values()],
         "versions": f"fedcli {run.record['versions']['fedcli']}, {run.record['commit'][:7]}",
     }
@@ -93,12 +93,13 @@ def run_pfllib(folder: Path, options: dict, rounds: int, what: str, pfllib: str)
     if what not in ("accuracy", "tested"):
         server.evaluate = lambda: server.rs_test_acc.append(0)
     server.train()
+    commit = subprocess.check_output(["git", "-C", pfllib, "rev-parse", "--short", "HEAD"], text=True).strip()
     trained = [client.model for client in server.clients] if name == "FedProto" else [server.global_model]
     return {
         "seconds": server.Budget[1:],
-        "accuracy": server.rs_test_acc[-1],
+        "accuracy": server.rs_test_acc[-1:],
         "parameters": [value.detach() for model in trained for value in model.parameters()],
-        "versions": f"PFLlib {_output('git', '-C', pfllib, 'rev-parse', '--short', 'HEAD')}",
+        "versions": f"PFLlib {commit}",
     }
 
 
@@ -172,27 +173,23 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
         metrics = MetricRecord({"accuracy": correct / count, "num-examples": count})
         return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
 
-    class Timed(FedAvg):
-        def aggregate_train(self, *given):
-            aggregated = super().aggregate_train(*given)
-            if what != "tested":
-                ends.append(time.perf_counter())
-            return aggregated
-
-        def aggregate_evaluate(self, *given):
-            aggregated = super().aggregate_evaluate(*given)
-            if what == "tested":
-                ends.append(time.perf_counter())
-            return aggregated
-
     @server_app.main()
     def serve(grid, context):
         network, cohort, count = user_network(), options["cohort_size"], options["num_clients"]
         state = dict(zip(network.state_dict(), torch.load(folder / "initial.pt"), strict=True))
-        strategy = Timed(
+        strategy = FedAvg(
             fraction_train=cohort / count, fraction_evaluate=float(what == "tested"), min_train_nodes=cohort,
             min_available_nodes=count,
         )  # fmt: skip
+        last_step = "aggregate_evaluate" if what == "tested" else "aggregate_train"  # of a round
+        aggregate = getattr(strategy, last_step)
+
+        def timed(*given):
+            aggregated = aggregate(*given)
+            ends.append(time.perf_counter())
+            return aggregated
+
+        setattr(strategy, last_step, timed)
         trained.update(strategy.start(grid, ArrayRecord(state), rounds).arrays.to_torch_state_dict())
 
     config = {"client_resources": resources} if resources else None
@@ -212,7 +209,3 @@ def run_side(side: str, folder: str, options: str, rounds: str, what: str, pflli
     result = run(*given)
     torch.save(result.pop("parameters"), Path(folder) / f"{side}.pt")
     print(json.dumps({**result, "torch": torch.__version__, "threads": os.cpu_count()}))
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
