@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli import Cell, Claim, Table, registry
 from fedcli.cli import app as cli
-from fedcli.cli import display
+from fedcli.cli.tables import drawn_claims
 from fedcli.errors import UserError
 from fedcli.results import claims, coverage, plans
 from fedcli.results.metrics import Interval, interval
@@ -349,7 +349,7 @@ def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had():
     assert one.command == claims.command(claim)
     assert f"| `{one.command}` |\n" in render(claims.sheet([one]))
     out = io.StringIO()
-    Console(file=out, width=80).print(display.drawn_claims([one]))
+    Console(file=out, width=80).print(drawn_claims([one]))
     assert one.command in " ".join(out.getvalue().split())
     assert claims.answers([claim], [], lambda name: False)[0].command == ""
 

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import app as cli
-from fedcli.cli import describe, display
+from fedcli.cli import describe, display, methods
 from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.figures import notebook
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import config, prepare
 from fedcli.runs import run as runs
@@ -88,17 +89,28 @@ def read(path):
 # Help, list, show
 
 
-def test_help_comes_without_torch_from_a_new_process(tmp_path):
+@pytest.mark.parametrize("words", ["--help", "list", "show fedfm", "show fedfm:niid-1"])
+def test_what_tells_of_methods_comes_without_torch_from_a_new_process(words, tmp_path):
     program = "import sys; from fedcli.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program, "--help"]
+    command = [sys.executable, "-c", program, *words.split()]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[-1] == "False"
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+def test_the_commands_stand_in_the_order_of_use():
+    lines = done("--help").splitlines()
     places = [next(i for i, line in enumerate(lines) if re.match(rf"\W*{name} ", line)) for name in
               ("list", "show", "run", "resume", "data", "plot", "table")]  # fmt: skip
     assert places == sorted(places)
+
+
+def test_the_index_is_what_the_papers_declare(monkeypatch):
+    made = json.loads(json.dumps(describe.make_index()))
+    assert json.loads(describe.INDEX.read_text(encoding="utf-8")) == made, "'make index' writes it"
+    monkeypatch.setattr(describe, "_hash", lambda: "of a file that has changed")
+    assert describe.index.__wrapped__() == {**made, "papers": "of a file that has changed"}
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -127,7 +139,7 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert "Learning rate; > 0. [default: from the protocol]" in text
     assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
     assert "--drop-last --no-drop-last" in text
-    order = ("--match-weight", "--protocol", "--seed ", "--seeds ", "--device", "--out", "--help")
+    order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out", "--help")
     assert sorted(order, key=text.index) == list(order)
 
 
@@ -171,7 +183,7 @@ def test_a_card_is_filled_to_the_width_of_the_terminal(monkeypatch):
     assert " ".join(lines).split()[: len(card.split())] == card.split()
     formula = "    v <- beta v + Delta,    w <- w - v,"
     text = f"{formula} more\n1.  A reading that\n    goes on."
-    assert describe.reflow(text, 40) == [formula, "    more", "1.  A reading that goes on."]
+    assert methods.reflow(text, 40) == [formula, "    more", "1.  A reading that goes on."]
 
 
 # Running
@@ -196,7 +208,10 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
     assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
-    assert f"selected    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
+    assert (
+        f"selected    {100 * record['summary']['selected']:.2f} % (the round with the best validation accuracy: 1/1)"
+        in text
+    )
     for name in ("curve", "partition"):
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -346,7 +361,7 @@ def entry_of(number, test=0.5):
 def clock(monkeypatch):
     """The display's clock, moved by hand."""
     now = [100.0]
-    monkeypatch.setattr(display.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(notebook.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -367,26 +382,13 @@ def test_the_lines_of_a_run_say_speed_and_time_left(clock):
     shown.finish(record)
     lines = out.getvalue().splitlines()
     assert lines[2] == "partition   iid, 1,000 to 3,000 images a client"
-    assert lines[6] == "headline    accuracy on other domains, the mean of the last three rounds"
+    assert lines[6] == "headline    the mean of the last three rounds, on each domain's test images"
     assert lines[10:] == [
         "resumed     after 2/6 rounds",
         "round 3/6: test 50.00 %, task 1.235, pull 2e-09, 40 samples/s, 0:00:30 left",
         "round 4/6: task 1.235, pull 2e-09, 30 samples/s, 0:00:20 left",
     ]
     assert shown.folder == Path("there")  # what is to be resumed
-
-
-def test_a_run_that_will_take_hours_says_so_once(clock):
-    out = io.StringIO()
-    shown = display.Display(Console(file=out))
-    record = record_of(rounds=10)
-    shown.start(record, Path("there"), samples_per_round=1000, first_round=0)
-    for number in range(2):
-        clock[0] += 3600
-        record["rounds"].append(entry_of(number))
-        shown.round(entry_of(number))
-    assert out.getvalue().count("time        about 9 hours here; lower --rounds") == 1
-    shown.bar.stop()
 
 
 # Checking the laws

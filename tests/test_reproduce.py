@@ -17,6 +17,7 @@ import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
+from fedcli.cli.tables import drawn
 from fedcli.errors import UserError
 from fedcli.results import comparison, costs, frame, jobs, plans
 from fedcli.results.render import render
@@ -659,7 +660,7 @@ def test_a_terminal_gets_portions_that_fit_with_every_number():
     one = table(grid(ROWS, dict.fromkeys(names, TINY)))
     compared = comparison.compare(plans.plan(one, limits={"rounds": 2}))
     screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    screen.print(display.drawn(comparison.sheet(compared), 60))
+    screen.print(drawn(comparison.sheet(compared), 60))
     text = screen.file.getvalue()
     assert max(map(len, text.splitlines())) <= 60
     assert text.count("Reduced: at most 2 rounds.") == 1

@@ -17,7 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Command, Lasting, short, show_traceback, stop, stop_if_full
+from fedcli.cli.options import Command
+from fedcli.cli.printing import Lasting, short, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 

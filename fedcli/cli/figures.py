@@ -7,27 +7,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
+from fedcli.cli import options
 from fedcli.cli.printing import print_or_write, print_table, try_write
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
-RUNS = typer.Argument(metavar="RUN", help="Run folders, or folders that hold run folders.", show_default=False)
-METHOD = typer.Option("--method", help="File of yours that the runs need, as method or part; no other is imported.")
-ONLY = typer.Option("--method", help="Only runs of this method; several times for several.", show_default=False)
-DATASET = typer.Option(help="Only runs on this data set; several times for several.", show_default=False)
-LABEL = typer.Option(help="What the runs of a RUN are called; once for each RUN, in order.", show_default=False)
-CLIENT = typer.Option(help="Whose own model, where each client keeps one. \\[default: the global model]")
-
 
 def quality(
-    runs: Annotated[list[Path], RUNS],
-    client: Annotated[int | None, CLIENT] = None,
-    clients: Annotated[
-        bool, typer.Option("--clients", help="In place of the last model, those of the clients of one more round.")
-    ] = False,
-    files: Annotated[list[str] | None, METHOD] = None,
+    runs: options.Runs,
+    client: options.Client = None,
+    clients: Annotated[bool, Option("--clients", help="Those of clients after one more round.")] = False,
+    files: options.Code = None,
 ) -> None:
     """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
 
@@ -36,15 +29,17 @@ def quality(
     With --client, of that client's own model; where the images are of several domains, of each domain apart too.
     With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
     """
-    from fedcli.figures.quality import add_clients_quality, add_quality, find_runs
+    from fedcli.figures import quality
 
     if clients and client is not None:
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
-    finished, others = find_runs(runs)
-    rows = []
+    finished, others = quality.find_runs(runs)
+    rows, code = [], files or ()
     for folder in finished:
         with Console(stderr=True).status(escape(str(folder))):
-            measured = add_clients_quality(folder, files or ()) if clients else add_quality(folder, client, files or ())
+            measured = (
+                quality.add_clients_quality(folder, code) if clients else quality.add_quality(folder, client, code)
+            )
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
@@ -53,22 +48,16 @@ def quality(
 
 
 def plot(
-    runs: Annotated[list[Path], RUNS],
-    kind: Annotated[str, typer.Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
+    runs: options.Runs,
+    kind: Annotated[str, Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too. \\[default: <kind>.png]"),
+        Path | None, Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.")
     ] = None,
-    x: Annotated[
-        str, typer.Option("--x", help="What learning curves stand over: round, floats sent up, or seconds.")
-    ] = "round",
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="Only runs of this method; or a file of yours that the runs need, which no other brings in."),
-    ] = None,
-    dataset: Annotated[list[str] | None, DATASET] = None,
-    label: Annotated[list[str] | None, LABEL] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the figure. \\[default: what the runs share]")] = None,
+    x: Annotated[str, Option("--x", help="What curves stand over: round, floats sent up, or seconds.")] = "round",
+    method: Annotated[list[str] | None, Option(help="Only runs of this method; or your file that they need.")] = None,
+    dataset: options.Datasets = None,
+    label: options.Labels = None,
+    title: Annotated[str | None, Option(help="Title of the figure; what the runs share if not given.")] = None,
 ) -> None:
     """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
 
@@ -82,16 +71,13 @@ def plot(
     names = [text for text in method or () if text not in files]
     if kind != "curves" and x != "round":
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
+    given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
     if chart.needs == "records":
         given = [boards.select(frame.find_records(runs, label or ()), names, dataset or ())]
-    elif names or dataset or label:
-        chosen = (names or dataset or label)[0]
-        raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen}); name fewer folders.")
-    else:
-        given = [runs, files] if chart.needs == "models" else [runs]
+    elif chosen := names or dataset or label:
+        raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
     if kind == "curves":
         given.append(x)
-    out = out or Path(f"{short_name(kind)}.png")
 
     def draw() -> Any:
         figure = chart.draw(*given)
@@ -99,6 +85,7 @@ def plot(
             plots.write_title(figure, title)
         return figure
 
+    out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
         written = try_write(out, lambda: plots.write(out, draw))
     typer.echo(" and ".join(map(str, written)))
@@ -108,12 +95,12 @@ plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, cha
 
 
 def report(
-    runs: Annotated[list[Path], RUNS],
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
-    method: Annotated[list[str] | None, ONLY] = None,
-    dataset: Annotated[list[str] | None, DATASET] = None,
-    label: Annotated[list[str] | None, LABEL] = None,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",
+    runs: options.Runs,
+    out: Annotated[Path, Option(help="File to write.")] = Path("report.html"),
+    method: options.Methods = None,
+    dataset: options.Datasets = None,
+    label: options.Labels = None,
+    title: Annotated[str, Option(help="Title of the page.")] = "Runs",
 ) -> None:
     """Write a page to look at: one HTML file that needs no network.
 
@@ -123,11 +110,10 @@ def report(
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
     from fedcli.results import boards, frame
-    from fedcli.runs.records import RECORD
 
-    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
+    missing = [path for path in runs if not path.is_file() and next(path.rglob("record.json"), None) is None]
     if len(missing) == len(runs):
-        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders, or folders of these.")
+        raise UserError(f"there is no run in '{missing[0]}' (got no record.json); give run folders.")
     for path in missing:
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if label and len(label) == len(runs):
@@ -138,30 +124,23 @@ def report(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
-    format: Annotated[
-        str, typer.Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors alone.")
-    ] = "pt",
-    client: Annotated[int | None, CLIENT] = None,
-    round: Annotated[
-        str, typer.Option(help="Of which round: selected, which the headline is from, or last.")
-    ] = "selected",
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
+    format: Annotated[str, Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors.")] = "pt",
+    client: options.Client = None,
+    round: Annotated[str, Option(help="Of which round: selected, as in the headline, or last.")] = "selected",
     prototypes: Annotated[
-        bool,
-        typer.Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head."),
+        bool, Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write. \\[default: model.pt2 or model.safetensors in RUN]")
-    ] = None,
-    files: Annotated[list[str] | None, METHOD] = None,
+    out: Annotated[Path | None, Option(help="File to write; model.pt2 or model.safetensors in RUN by default.")] = None,
+    files: options.Code = None,
 ) -> None:
     """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
 
     The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
     """
-    from fedcli.runs.models import export as write
+    from fedcli.runs import models
     from fedcli.runs.run import load
 
     opened = load(run, files or ())
-    files = try_write(out or run, lambda: write(opened, format, client, round, prototypes, out))
-    typer.echo("\n".join(map(str, files)))
+    written = try_write(out or run, lambda: models.export(opened, format, client, round, prototypes, out))
+    typer.echo("\n".join(map(str, written)))
