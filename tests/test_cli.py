@@ -18,7 +18,6 @@ import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import app as cli
 from fedcli.cli import describe, display, methods
-from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.figures import notebook
 from fedcli.papers.baselines import fedavg
@@ -166,14 +165,8 @@ def test_show_prints_card_options_and_protocols(name):
         assert f"Protocol {protocol.name} set-up {protocol.summary}" in flat(text)
         for dataset, setting in protocol.datasets.items():
             assert f"{dataset} {setting.backbone.replace(',', ', ')}" in flat(text)
+        assert done("show", protocol.name.upper()) in text
     assert ("Protocol" in text) == (name in registry.methods())
-
-
-def test_show_prints_a_protocol_alone():
-    protocol = registry.protocols()["fedfa:fmnist-c2"]
-    text = done("show", "FedFA:fmnist-c2")
-    assert text.startswith(f"Protocol {protocol.name}\n")
-    assert text in done("show", "fedfa")
 
 
 def test_a_card_is_filled_to_the_width_of_the_terminal(monkeypatch):
@@ -292,11 +285,6 @@ def test_data_import_list_show_and_run(no_figures):
     assert read("a")["dataset"] == "shapes"
 
 
-def test_data_download_tells_the_file(monkeypatch):
-    monkeypatch.setattr(datasets, "download", lambda name: Path("cache") / name)
-    assert done("data", "download", "MNIST").endswith("cache/mnist\n")
-
-
 def test_data_show_draws_a_partition():
     options = ("--partition", "classes:2", "--num-clients", 5, "--train-examples", 200, "--partition-seed", 3)
     text = done("data", "show", "digits", *options, "--out", "chart.png")
@@ -325,68 +313,34 @@ def test_plot_and_table_of_runs(monkeypatch):
     Path("demo/intro.md").write_text("# Which is better?\n")
     assert done("table", "--page", "demo").startswith("# Which is better?")
     assert "cannot be written" in refused("plot", "demo", "--out", "demo/intro.md/c.png")
-    monkeypatch.setattr("fedcli.cli.tables.console", lambda: Console(width=150, force_terminal=True, color_system=None))
+    monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=150, force_terminal=True, color_system=None))
     assert "| fedavg" not in done("table", "demo")  # drawn on a terminal
 
 
 # The display
 
 
-def record_of(rounds, done=0):
-    """A record as far as the display reads it."""
-    return {
-        "status": "running", "method": "m", "protocol": "p:q", "dataset": "d", "reduced": False, "seed": 0,
-        "config": {
-            "rounds": rounds, "num_clients": 3, "cohort_size": 2, "optimizer": "sgd", "lr": 0.05, "local_epochs": 2,
-            "batch_size": 10,
-        },
-        "evaluation": "domains", "summary": {"selection": "mean-last-3"},
-        "partition": {"flag": "iid", "sizes": [1000, 2000, 3000]}, "model": {"backbone": "b", "parameters": 12345},
-        "engine": {"device": "cpu", "precision": "float32", "clients_per_chunk": 2, "way": "stacked"},
-        "hardware": {"threads": 3},
-        "rounds": [entry_of(number) for number in range(done)],
-    }  # fmt: skip
-
-
-def entry_of(number, test=0.5):
-    return {
-        "round": number,
-        "test_accuracy": test,
-        "validation_accuracy": None,
-        "terms": {"task": 1.23456, "pull": 2e-9},
-    }
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The display's clock, moved by hand."""
-    now = [100.0]
+def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
+    now, out = [100.0], io.StringIO()
     monkeypatch.setattr(notebook.time, "perf_counter", lambda: now[0])
-    return now
-
-
-def test_the_lines_of_a_run_say_speed_and_time_left(clock):
-    out = io.StringIO()
+    record = fedcli.run("fedavg", **OPTIONS, out="a").record
+    entry = {**record["rounds"][0], "test_accuracy": 0.5, "validation_accuracy": None, "terms": {"task": 1.23456}}
+    record |= {"status": "running", "rounds": [entry] * 2, "config": {**record["config"], "rounds": 6}}
     shown = display.Display(Console(file=out, width=40))  # narrower than the lines, which are not broken
-    record = record_of(rounds=6, done=2)
     shown.start(record, Path("there"), samples_per_round=400, first_round=2)
-    clock[0] += 10
-    shown.samples(400)
-    record["rounds"].append(entry_of(2))
-    shown.round(entry_of(2))
-    clock[0] += 10
-    shown.samples(200)
-    record["rounds"].append(entry_of(3, test=None))
-    shown.round(entry_of(3, test=None))
+    for count, test in ((400, 0.5), (200, None)):
+        now[0] += 10
+        shown.samples(count)
+        record["rounds"].append({**entry, "test_accuracy": test})
+        shown.round(record["rounds"][-1])
     record["status"] = "interrupted"
     shown.finish(record)
     lines = out.getvalue().splitlines()
-    assert lines[2] == "partition   iid, 1,000 to 3,000 images a client"
-    assert lines[6] == "headline    the mean of the last three rounds, on each domain's test images"
+    assert lines[6] == "headline    the round with the best validation accuracy, on the official test images"
     assert lines[10:] == [
         "resumed     after 2/6 rounds",
-        "round 3/6: test 50.00 %, task 1.235, pull 2e-09, 40 samples/s, 0:00:30 left",
-        "round 4/6: task 1.235, pull 2e-09, 30 samples/s, 0:00:20 left",
+        "round 3/6: test 50.00 %, task 1.235, 40 samples/s, 0:00:30 left",
+        "round 4/6: task 1.235, 30 samples/s, 0:00:20 left",
     ]
     assert shown.folder == Path("there")  # what is to be resumed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.cli.options import place_runs
+from fedcli.cli.common import place_runs
 from fedcli.errors import UserError
 from fedcli.results import jobs, plans
 from fedcli.runs import run as runs

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from fedcli.cli.options import Command, completion
-from fedcli.cli.printing import print_table, try_write
+from fedcli.cli.common import Command, completion, print_table, try_write
 from fedcli.declarations import check_value
 from fedcli.errors import UserError
 

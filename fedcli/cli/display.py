@@ -11,21 +11,25 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from fedcli.cli.common import stop
 from fedcli.cli.describe import EVALUATIONS, SELECTIONS
-from fedcli.cli.printing import stop
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.signals import exit_code
 from fedcli.runs.trust import user_files
+
+if TYPE_CHECKING:
+    from fedcli.results.costs import Cost
+    from fedcli.results.plans import Plan, PlannedRun, TablePlan
 
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -151,7 +155,7 @@ class Display(Standing):
             print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
 
 
-def cost(plan: Any, records_only: bool = False) -> list[tuple[str, str]]:
+def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text; disk where models that are kept take some."""
     from fedcli.results import comparison, costs
 
@@ -176,7 +180,7 @@ def cost(plan: Any, records_only: bool = False) -> list[tuple[str, str]]:
     return [*lines, ("folder", " and ".join(map(str, (plan.folder, *plan.search))))]
 
 
-def _time(costs: list[Any]) -> str:
+def _time(costs: "list[Cost]") -> str:
     """Say what is known of the time that the runs to do of some columns take."""
     runs, timed = sum(cost.runs for cost in costs), sum(cost.known for cost in costs)
     if not timed:
@@ -196,7 +200,7 @@ class TableDisplay:
         bar: The bar, in units of work.
     """
 
-    def __init__(self, console: Console, plan: Any, *logs: Console):
+    def __init__(self, console: Console, plan: "Plan", *logs: Console):
         """Makes a display on a console, whose lines go to `logs` too."""
         self._consoles, self.ended, self.total = (console, *logs), 0, len(plan.to_run)
         self._done: dict[Path, float] = {}  # work, by folder
@@ -204,17 +208,17 @@ class TableDisplay:
         self.bar = Progress(console=console, disable=not console.is_terminal, transient=True)
         self._task = self.bar.add_task("", total=work)
 
-    def begin(self, run: Any) -> None:
+    def begin(self, run: "PlannedRun") -> None:
         """Say that a run starts or goes on."""
         self._print(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
 
-    def advance(self, run: Any, rounds: float) -> None:
+    def advance(self, run: "PlannedRun", rounds: float) -> None:
         """Move the bar."""
         self._done[run.folder] = run.round_work * max(rounds - run.rounds_done, 0)
         text = f"{self.ended}/{self.total} runs"
         self.bar.update(self._task, completed=sum(self._done.values()), description=text)
 
-    def end(self, run: Any, record: dict[str, Any] | None, error: str) -> None:
+    def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1
         self.advance(run, run.setup.run.rounds)
@@ -223,12 +227,14 @@ class TableDisplay:
             text = f"{100 * record['summary']['selected']:.2f} % in {timedelta(seconds=round(record['seconds_total']))}"
         self._print(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
 
-    def _print(self, run: Any, text: str, before: str = "", style: str = "") -> None:
+    def _print(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
         line = f"{before}{run.label}, seed {run.setup.run.seed}: {text}"
         print_line(self._consoles, (printable(line), style))
 
 
-def run_plan(plan: Any, consoles: Sequence[Console], again: str = "the same command", **where: Any) -> dict[Path, str]:
+def run_plan(
+    plan: "Plan", consoles: Sequence[Console], again: str = "the same command", **where: Any
+) -> dict[Path, str]:
     """Run what is to do of a plan, and show it; after an interruption say what goes on."""
     from fedcli.results.jobs import execute
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from fedcli import registry
-from fedcli.cli.printing import print_table, show_traceback, try_write
+from fedcli.cli.common import print_table, show_traceback, try_write
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fedcli import registry
+from fedcli.cli.common import completion, console, print_table
 from fedcli.cli.describe import PAPERS, index, protocol_rows, protocols_of, summary
-from fedcli.cli.options import completion
-from fedcli.cli.printing import console, print_table
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 

@@ -10,7 +10,7 @@ from dataclasses import Field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.markdown import Markdown
@@ -20,14 +20,12 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from fedcli import registry
-from fedcli.cli import options
+from fedcli.cli import common
+from fedcli.cli.common import OUTPUT, console, consoles, limit_time, parse_seeds, place_runs, print_table, stop
 from fedcli.cli.describe import index
-from fedcli.cli.options import OUTPUT, limit_time, parse_seeds, place_runs
-from fedcli.cli.printing import console, consoles, print_table, stop, stop_if_full
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 
-Result = TypeVar("Result")
 FILES = {"rich_help_panel": "Options from files"}
 
 
@@ -100,17 +98,22 @@ def _method_of(args: list[str], command: str) -> str:
     return method
 
 
-class _MethodCommand(options.Command):
+class _MethodCommand(common.Command):
     """A command of a method, whose `--help` stands in the last panel, so that the method's own panel is the first."""
 
     method: Method
     post: str | None
 
-    def unknown(self, flag: str) -> UserError:
-        """Make the error for an option that there is not."""
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Read the arguments; of an unknown option, say what other toolkits call ours."""
         from fedcli.runs.config import unknown_option
 
-        return unknown_option(flag, self.method, self.post)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if not hasattr(error, "possibilities") or not error.option_name.startswith("--"):
+                raise
+            raise unknown_option(error.option_name, self.method, self.post) from error
 
     def get_help_option(self, ctx: typer.Context) -> Any:
         option = super().get_help_option(ctx)
@@ -124,7 +127,7 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
 
     kinds, flag = {*get_args(field.type)} or {field.type}, flag_of(field.name)
     look = {"help": escape(help_), "rich_help_panel": escape(panel), "show_default": False}
-    look["autocompletion"] = options.completion(field.name, choices=field.metadata["choices"])
+    look["autocompletion"] = common.completion(field.name, choices=field.metadata["choices"])
 
     def parse(text: str) -> Any:
         if (field.name, text) == ("checkpoint_every", "auto"):
@@ -143,18 +146,18 @@ def _run(
     method: str,
     sources: Mapping[str, str],
     *,
-    seeds: options.Seeds = None,
-    jobs: options.Jobs = None,
-    workers: options.Workers = None,
-    on: options.On = None,
-    cpus_per_run: options.Cpus = None,
-    gpus_per_run: options.Gpus = None,
-    time_limit: options.TimeLimit = None,
+    seeds: common.Seeds = None,
+    jobs: common.Jobs = None,
+    workers: common.Workers = None,
+    on: common.On = None,
+    cpus_per_run: common.Cpus = None,
+    gpus_per_run: common.Gpus = None,
+    time_limit: common.TimeLimit = None,
     out: Annotated[str | None, Option(help="New folder of the run; by default in runs/.", **OUTPUT)] = None,
     continue_: Annotated[bool | None, Option("--continue", help="Go on with what is in OUT already.", **OUTPUT)] = None,
-    log: options.Log = None,
-    log_file: options.LogFile = None,
-    quiet: options.Quiet = None,
+    log: common.Log = None,
+    log_file: common.LogFile = None,
+    quiet: common.Quiet = None,
     config: Annotated[str | None, Option(help="TOML file of options; typed ones go before.", **FILES)] = None,
     from_: Annotated[str | None, Option("--from", help="Run whose options are taken, but typed ones.", **FILES)] = None,
     tuned: Annotated[str | None, Option(help="Folder of 'fedcli tune', whose options are taken.", **FILES)] = None,
@@ -238,15 +241,15 @@ def _tune(
             help="Values to try, e.g. lr=0.01,0.1; else the method's own. All combinations run.", rich_help_panel="Grid"
         ),
     ] = None,
-    seeds: options.Seeds = None,
-    jobs: options.Jobs = None,
-    on: options.On = None,
-    cpus_per_run: options.Cpus = None,
-    gpus_per_run: options.Gpus = None,
-    time_limit: options.TimeLimit = None,
+    seeds: common.Seeds = None,
+    jobs: common.Jobs = None,
+    on: common.On = None,
+    cpus_per_run: common.Cpus = None,
+    gpus_per_run: common.Gpus = None,
+    time_limit: common.TimeLimit = None,
     out: Annotated[str | None, Option(help="Folder of the trials, of which none runs twice.", **OUTPUT)] = None,
-    log_file: options.LogFile = None,
-    quiet: options.Quiet = None,
+    log_file: common.LogFile = None,
+    quiet: common.Quiet = None,
     **given: Any,
 ) -> None:
     """Run a grid, and print its trials and the options to use."""
@@ -272,8 +275,8 @@ def _tune(
 
 
 def watch(
-    start: Callable[..., Result], quiet: bool | None = None, log_file: str | None = None, log: str | None = None
-) -> Result:
+    start: Callable[..., Any], quiet: bool | None = None, log_file: str | None = None, log: str | None = None
+) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
     from fedcli.cli.display import Display
     from fedcli.core.federation import NonFiniteLoss
@@ -290,7 +293,7 @@ def watch(
         message, code = f"error: {error} The record is {display.folder / 'record.json'}.", 1
     except OSError as error:
         if display.folder is not None:
-            stop_if_full(error, f"'{display.resume_command()}'")
+            common.stop_if_full(error, f"'{display.resume_command()}'")
         raise
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
@@ -318,13 +321,13 @@ def _divide(workers: int | None, more: Callable[[], Sequence[Any]] = tuple) -> N
 
 def resume(
     run: Annotated[Path, Argument(metavar="RUN", help="Folder of the run, or a folder of several.")],
-    method: options.Code = None,
+    method: common.Code = None,
     changed_method: Annotated[bool, Option("--changed-method", help="Go on although a file has changed.")] = False,
-    workers: options.Workers = None,
-    time_limit: options.TimeLimit = None,
-    log_file: options.LogFile = None,
-    quiet: options.Quiet = None,
-    log: options.Log = None,
+    workers: common.Workers = None,
+    time_limit: common.TimeLimit = None,
+    log_file: common.LogFile = None,
+    quiet: common.Quiet = None,
+    log: common.Log = None,
 ) -> None:
     """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
     from fedcli.runs import run as runs
@@ -354,7 +357,7 @@ def verify(
     record: Annotated[Path, Argument(metavar="RECORD", help="Folder or record.json of a run that has ended.")],
     out: Annotated[Path | None, Option(help="Folder of the repetition, in runs/ if not given.")] = None,
     device: Annotated[str | None, Option(help="In place of the record's: cpu, cuda or cuda:N.")] = None,
-    method: options.Code = None,
+    method: common.Code = None,
     rounds: Annotated[int | None, Option(help="Run and compare so many of its rounds only; all if not given.")] = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
@@ -387,18 +390,10 @@ class _Tune(MethodGroup):
 
 
 LOOK = {"no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
-run_app = typer.Typer(
-    cls=_Run,
-    **LOOK,
-    help="""Run a method, by its name or by the path of a method file.
+RUN_HELP = """Run a method, by its name or by the path of a method file.
 
 Numbers and words of a choice may be several, as --lr 0.01,0.1: then every combination runs.
 
-'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.""",
-)
-tune_app = typer.Typer(
-    cls=_Tune,
-    **LOOK,
-    help="""\
-Run a grid of options and choose by validation accuracy; test accuracy has no part in it.""",
-)
+'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols."""
+TUNE_HELP = "Run a grid of options and choose by validation accuracy; test accuracy has no part in it."
+run_app, tune_app = typer.Typer(cls=_Run, help=RUN_HELP, **LOOK), typer.Typer(cls=_Tune, help=TUNE_HELP, **LOOK)

@@ -1,22 +1,25 @@
-"""The commands that make tables: `table`, `claims` and `pages`."""
+"""The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
 from dataclasses import replace
 from functools import partial
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
 from fedcli import declarations, registry
-from fedcli.cli import options
-from fedcli.cli.options import limit_time, parse_seeds, place_runs
-from fedcli.cli.printing import console, print_or_write, print_table, try_write
-from fedcli.errors import UserError
+from fedcli.cli import common
+from fedcli.cli.common import console, limit_time, parse_seeds, place_runs, print_or_write, print_table, try_write
+from fedcli.errors import UserError, needed
+from fedcli.figures import CHARTS, find_chart
+from fedcli.userfiles import is_from_file, short_name
 
 PAPERS = {"rich_help_panel": "A paper's table"}
 NUMBER_WIDTH = 16  # characters of a column of numbers in a table
@@ -27,11 +30,11 @@ def table(
     runs: Annotated[
         list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, or folders of such; or a paper's table.")
     ] = None,
-    format: options.Format = "markdown",
+    format: common.Format = "markdown",
     metric: Annotated[str | None, Option(help="Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.")] = None,
-    method: options.Methods = None,
-    dataset: options.Datasets = None,
-    label: options.Labels = None,
+    method: common.Methods = None,
+    dataset: common.Datasets = None,
+    label: common.Labels = None,
     columns: Annotated[str | None, Option(help="Columns to show, by parts of their titles, e.g. method,last.")] = None,
     per: Annotated[
         Literal["round", "client"] | None, Option(help="A CSV with a row for each round or each client of the runs.")
@@ -52,12 +55,12 @@ def table(
     folder: Annotated[
         Path | None, Option("--runs", help="Where the runs are, and are kept; by default in runs/tables.", **PAPERS)
     ] = None,
-    seeds: options.Seeds = None,
-    jobs: options.Jobs = None,
-    on: options.On = None,
-    cpus_per_run: options.Cpus = None,
-    gpus_per_run: options.Gpus = None,
-    time_limit: options.TimeLimit = None,
+    seeds: common.Seeds = None,
+    jobs: common.Jobs = None,
+    on: common.On = None,
+    cpus_per_run: common.Cpus = None,
+    gpus_per_run: common.Gpus = None,
+    time_limit: common.TimeLimit = None,
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
@@ -68,8 +71,7 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     With --dataset, --rounds, --local-epochs or --train-examples it is a reduced version; --seeds are else the table's.
     """
-    from fedcli.results import boards, frame, metrics, pages, tables
-    from fedcli.results.render import FORMULA, render
+    from fedcli.results import boards, frame, metrics, pages, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
     use = "a paper's table" if papers else "a study's page" if page is not None else "a table of runs"
@@ -112,21 +114,13 @@ def table(
             metrics.refuse_absent(name, records)
         if per is not None:
             numbers = frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of)
-            text = numbers.replace(FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
+            text = numbers.replace(render.FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
         elif format == "csv":
-            text = render(tables.sheet(records, names), format)
+            text = render.render(tables.sheet(records, names), format)
         else:
             sheets = boards.sheets(records, names, columns.split(",") if columns else (), title)
-            text = "\n".join(render(sheet, format) for sheet in sheets)
-    _show(Markdown(text) if per is None and format == "markdown" else None, text, out)
-
-
-def _show(drawing: RenderableType | None, text: str, out: Path | None) -> None:
-    """Show a drawing on a terminal; print the text in a pipe, or where there is no drawing, or write it to a file."""
-    if drawing is not None and out is None and console().is_terminal:
-        console().print(drawing)
-    else:
-        print_or_write(text, out)
+            text = "\n".join(render.render(sheet, format) for sheet in sheets)
+    print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
 
 def _paper_table(
@@ -140,8 +134,7 @@ def _paper_table(
 ) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli.display import cost, run_plan
-    from fedcli.results import comparison, plans
-    from fedcli.results.render import render
+    from fedcli.results import comparison, plans, render
 
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: None)
@@ -164,14 +157,15 @@ def _paper_table(
         errors = run_plan(plan, [screen], **where)
         plan = plans.plan(table, folder, **chosen)
     sheet = comparison.sheet(comparison.compare(plan, errors))
-    _show(drawn(sheet, console().width) if format == "markdown" else None, render(sheet, format), out)
+    drawing = drawn(sheet, console().width) if format == "markdown" else None
+    print_or_write(render.render(sheet, format), out, drawing)
     if errors:
         raise typer.Exit(1)
 
 
 def drawn(sheet: Any, width: int) -> Group:
     """Lay out a table in portions of as many columns of numbers as fit, so that no number is broken."""
-    from fedcli.results.render import render
+    from fedcli.results import render
 
     lines = [line for block in sheet.blocks for line in block]
     texts = sum(max(len(line[column][0]) for line in lines) + 3 for column in range(sheet.numbers))
@@ -184,7 +178,7 @@ def drawn(sheet: Any, width: int) -> Group:
             part = replace(part, title="", setting="")
         if start + across < len(sheet.columns):
             part = replace(part, notes=())
-        parts.append(Markdown(render(part)))
+        parts.append(Markdown(render.render(part)))
     return Group(*parts)
 
 
@@ -194,15 +188,14 @@ def claims(
         list[Path] | None,
         Option("--runs", metavar="DIR", help="Folders with more runs; by default 'runs'."),
     ] = None,
-    format: options.Format = "markdown",
+    format: common.Format = "markdown",
 ) -> None:
     """Show what the papers claim and what the runs there are say of it.
 
     A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
     """
     from fedcli.data import datasets
-    from fedcli.results import claims, frame
-    from fedcli.results.render import render
+    from fedcli.results import claims, frame, render
 
     for folder in folders or ():
         if not folder.is_dir():
@@ -213,19 +206,19 @@ def claims(
         registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
     )
     answers = answers if shipped else claims.with_shipped(answers)
-    _show(drawn_claims(answers) if format == "markdown" else None, render(claims.sheet(answers), format), None)
+    drawing = drawn_claims(answers) if format == "markdown" else None
+    print_or_write(render.render(claims.sheet(answers), format), None, drawing)
 
 
 def drawn_claims(answers: Any) -> Group:
     """Lay out claims, the verdict before each sentence and the numbers below it."""
-    from fedcli.results import claims
-    from fedcli.results.render import MISSING
+    from fedcli.results import claims, render
 
     table = Table("Verdict", "Claim, the paper's difference and ours", box=None, pad_edge=False)
     for block in claims.sheet(answers).blocks:
         for line in block:
             claim, verdict, paper, ours, tail, runs = (text.replace("`", "") for text, _ in line)
-            numbers = f"paper {paper or MISSING}, ours {ours}, last tenth {tail}; {runs}"
+            numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {runs}"
             style = VERDICTS.get(verdict.partition(",")[0], "")
             table.add_row(Text(verdict, style), Text(f"{claim}\n{numbers}".strip()))
     notes = Markdown("\n".join(f"- {note}" for note in claims.NOTES))
@@ -244,7 +237,7 @@ def pages(
 
     The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """
-    from fedcli.figures import find_chart, plots
+    from fedcli.figures import plots
     from fedcli.results import frame
     from fedcli.results import pages as made
 
@@ -258,3 +251,133 @@ def pages(
             chart, runs = find_chart(kind), [folder / "records" / study]
             given = frame.find_records(runs) if chart.needs == "records" else runs
             try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))
+
+
+def quality(
+    runs: common.Runs,
+    client: common.Client = None,
+    clients: Annotated[bool, Option("--clients", help="Those of clients after one more round.")] = False,
+    files: common.Code = None,
+) -> None:
+    """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
+
+    NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
+    They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
+    With --client, of that client's own model; where the images are of several domains, of each domain apart too.
+    With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
+    """
+    from fedcli.figures import quality
+
+    if clients and client is not None:
+        raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
+    finished, others = quality.find_runs(runs)
+    rows, code = [], files or ()
+    for folder in finished:
+        with Console(stderr=True).status(escape(str(folder))):
+            measured = (
+                quality.add_clients_quality(folder, code) if clients else quality.add_quality(folder, client, code)
+            )
+        nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
+        rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
+    print_table(("NMI", "Silhouette", "Images", "Run"), rows)
+    if others:
+        typer.echo(f"unfinished, left out: {', '.join(map(str, others))}")
+
+
+def plot(
+    runs: common.Runs,
+    kind: Annotated[str, Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
+    out: Annotated[
+        Path | None, Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.")
+    ] = None,
+    x: Annotated[str, Option("--x", help="What curves stand over: round, floats sent up, or seconds.")] = "round",
+    method: Annotated[list[str] | None, Option(help="Only runs of this method; or your file that they need.")] = None,
+    dataset: common.Datasets = None,
+    label: common.Labels = None,
+    title: Annotated[str | None, Option(help="Title of the figure; what the runs share if not given.")] = None,
+) -> None:
+    """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
+
+    Your own is a function of the runs' records that returns a matplotlib Figure.
+    """
+    from fedcli.figures import plots
+    from fedcli.results import boards, frame
+
+    chart = find_chart(kind)
+    files = [text for text in method or () if is_from_file(text)]
+    names = [text for text in method or () if text not in files]
+    if kind != "curves" and x != "round":
+        raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
+    given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
+    if chart.needs == "records":
+        given = [boards.select(frame.find_records(runs, label or ()), names, dataset or ())]
+    elif chosen := names or dataset or label:
+        raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
+    if kind == "curves":
+        given.append(x)
+
+    def draw() -> Any:
+        figure = chart.draw(*given)
+        if title is not None:
+            plots.write_title(figure, title)
+        return figure
+
+    out = out or Path(f"{short_name(kind)}.png")
+    with Console(stderr=True).status(escape(kind)):
+        written = try_write(out, lambda: plots.write(out, draw))
+    typer.echo(" and ".join(map(str, written)))
+
+
+plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, chart in CHARTS.items())
+
+
+def report(
+    runs: common.Runs,
+    out: Annotated[Path, Option(help="File to write.")] = Path("report.html"),
+    method: common.Methods = None,
+    dataset: common.Datasets = None,
+    label: common.Labels = None,
+    title: Annotated[str, Option(help="Title of the page.")] = "Runs",
+) -> None:
+    """Write a page to look at: one HTML file that needs no network.
+
+    Tables to sort, curves with methods to switch on and off, costs, partitions and commands, by protocol and data set.
+    A path at which no run is gets a line.
+    """
+    needed("bokeh", "the report", "report")
+    from fedcli.figures import report as pages
+    from fedcli.results import boards, frame
+
+    missing = [path for path in runs if not path.is_file() and next(path.rglob("record.json"), None) is None]
+    if len(missing) == len(runs):
+        raise UserError(f"there is no run in '{missing[0]}' (got no record.json); give run folders.")
+    for path in missing:
+        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    if label and len(label) == len(runs):
+        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
+    records = frame.find_records([path for path in runs if path not in missing], label or ())
+    records = boards.select(records, method or (), dataset or ())
+    print_or_write(pages.report(records, title, list(map(str, missing))), out)
+
+
+def export(
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
+    format: Annotated[str, Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors.")] = "pt",
+    client: common.Client = None,
+    round: Annotated[str, Option(help="Of which round: selected, as in the headline, or last.")] = "selected",
+    prototypes: Annotated[
+        bool, Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head.")
+    ] = False,
+    out: Annotated[Path | None, Option(help="File to write; model.pt2 or model.safetensors in RUN by default.")] = None,
+    files: common.Code = None,
+) -> None:
+    """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
+
+    The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
+    """
+    from fedcli.runs import models
+    from fedcli.runs.run import load
+
+    opened = load(run, files or ())
+    written = try_write(out or run, lambda: models.export(opened, format, client, round, prototypes, out))
+    typer.echo("\n".join(map(str, written)))

@@ -1,19 +1,27 @@
-"""The options that several commands have, each declared once; how values are read, and how a shell completes them."""
+"""What the commands share: options, each declared once, how they are read, printing, and ending with a message."""
 
+import errno
 import importlib.util
+import io
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from traceback import format_exception
+from typing import Annotated, Any, Literal, NoReturn
 
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 from typer import Argument, Option
 from typer.core import TyperCommand
 
 from fedcli.cli.describe import index
-from fedcli.declarations import flag_of
-from fedcli.errors import UserError
+from fedcli.errors import UserError, printable
 from fedcli.runs.signals import set_time_limit
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 MACHINE, OUTPUT = {"rich_help_panel": "Machine"}, {"rich_help_panel": "Output"}
 
 Seeds = Annotated[str | None, Option(help="Several seeds, a run each, e.g. 0,1,2.", **MACHINE)]
@@ -56,28 +64,15 @@ Format = Annotated[Literal["markdown", "csv", "latex"], Option(help="Form of the
 
 
 class Command(TyperCommand):
-    """A command that refuses an option given twice, and knows what other toolkits call ours."""
-
-    def unknown(self, flag: str) -> UserError | None:
-        """Make the error for an option that there is not; None where Typer's own says enough."""
-        from fedcli.runs.config import meant_option
-
-        guess = meant_option(flag, {}, [parameter.name for parameter in self.params])
-        return guess and UserError(f"unknown option {flag}; did you mean {flag_of(guess)}? See --help.")
+    """A command that refuses an option given twice."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments after having looked for such mistakes."""
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        try:
+        """Read the arguments after having looked for such a mistake."""
+        if not ctx.resilient_parsing:
             *_, given = self.make_parser(ctx).parse_args(args=list(args))
-        except Exception as error:
-            if not getattr(error, "option_name", "").startswith("--") or not hasattr(error, "possibilities"):
-                raise
-            raise self.unknown(error.option_name) or error from error
-        for parameter in given:
-            if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
-                raise UserError(f"{parameter.opts[0]} is given twice; give it once.")
+            for parameter in given:
+                if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
+                    raise UserError(f"{parameter.opts[0]} is given twice; give it once.")
         return super().parse_args(ctx, args)
 
 
@@ -135,3 +130,102 @@ def place_runs(jobs: Any, on: str | None, cpus: float | None, gpus: float | None
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
     cluster = {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}
     return {"jobs": 1, "cluster": cluster}
+
+
+class Lasting(io.FileIO):
+    """A file that takes everything and loses what cannot be written: a closed terminal or pipe ends no training."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or nothing."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """End the program with one line on stderr."""
+    typer.echo(printable(message), err=True)
+    raise typer.Exit(code)
+
+
+def stop_if_full(error: OSError, command: str) -> None:
+    """End the program with one line if a disk is full, and tell the command that goes on."""
+    if error.errno in FULL:
+        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
+
+
+def short(text: object) -> str:
+    """The beginning of the first line of a text, as much of it as a message has room for."""
+    line = (str(text).splitlines() or [""])[0]
+    return line if len(line) <= 100 else line[:97] + "..."
+
+
+def show_traceback(ctx: typer.Context, error: BaseException) -> None:
+    """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
+    if ctx.find_root().params["traceback"]:
+        typer.echo("".join(format_exception(error)), err=True, nl=False)
+
+
+def console(quiet: bool = False) -> Console:
+    """Make a console for stdout that leaves numbers and names uncoloured; a quiet one prints nothing."""
+    return Console(highlight=False, quiet=quiet)
+
+
+def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
+    """Make the consoles that a run is shown on: the terminal's and, where there is a `--log-file`, one that adds to it.
+
+    Args:
+        quiet: Whether the first prints nothing.
+        log_file: The file; None for none.
+        stderr: Whether the first is that of stderr.
+    """
+    consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
+    if log_file is not None:
+        path = Path(log_file)
+        file = try_write(path, lambda: path.open("a", encoding="utf-8", buffering=1), "--log-file")
+        consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
+    return consoles
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], gap: int = 2, screen: Console | None = None
+) -> None:
+    """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
+
+    Args:
+        columns: Titles; all empty for a table without a line of titles.
+        rows: Cells, which are printed as `str` gives them.
+        gap: Spaces between two columns.
+        screen: Where it is printed; on stdout if not given.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
+    for number, column in enumerate(columns):
+        numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
+        table.add_column(printable(column), no_wrap=number == 0, justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    (screen or console()).print(table)
+
+
+def print_or_write(text: str, out: Path | None, drawing: RenderableType | None = None) -> None:
+    """Print a text, or a drawing of it on a terminal; or write it to a file and print the file's name."""
+    from fedcli.data.files import write_atomically  # late: help comes without NumPy
+
+    if out is not None:
+        try_write(out, lambda: write_atomically(out, lambda path: path.write_text(text, encoding="utf-8")))
+        typer.echo(str(out))
+    elif drawing is not None and console().is_terminal:
+        console().print(drawing)
+    else:
+        typer.echo(text, nl=False)
+
+
+def try_write(out: Path, write: Callable[[], Any], flag: str = "--out") -> Any:
+    """Make the folder of a file, and return what `write` returns; one that cannot be written is the user's mistake."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return write()
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
