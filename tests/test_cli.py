@@ -64,20 +64,13 @@ def flat(text):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", plain(text)).split())
 
 
-def there():
-    """The files in the working folder, without what Python keeps of a method's file."""
-    return sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)
-
-
-def refused(*arguments, code=2):
-    """The one line on stderr of a command that must be refused, and must write nothing."""
-    before = there()
+def refused(*arguments):
+    """The one line on stderr of a command that must be refused, and must write nothing, but what Python compiles."""
+    before = {*Path.cwd().rglob("*")}
     result = invoke(*arguments)
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, result.stderr.count("\n"), type(result.exception)) == (2, 1, SystemExit), result.output
     assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert there() == before
+    assert all("__pycache__" in path.parts for path in {*Path.cwd().rglob("*")} ^ before)
     return result.stderr.removeprefix("error: ").strip()
 
 
@@ -109,7 +102,7 @@ def test_the_index_is_what_the_papers_declare(monkeypatch):
     made = json.loads(json.dumps(describe.make_index()))
     assert json.loads(describe.INDEX.read_text(encoding="utf-8")) == made, "'make index' writes it"
     monkeypatch.setattr(describe, "_hash", lambda: "of a file that has changed")
-    assert describe.index.__wrapped__() == {**made, "papers": "of a file that has changed"}
+    assert json.loads(json.dumps(describe.index.__wrapped__())) == {**made, "papers": "of a file that has changed"}
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -120,21 +113,17 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
     steps = list(registry.posts().values()) if method.personal is None else []
     after = [f"With --post {step.name}" for step in steps]
     assert titles == [*own, *after, "Federation", "Local training", "Machine", "Output", "Options from files"]
-    kinds = [config.RunConfig, method.config, *(step.config for step in steps)]
-    options = [field for kind in kinds for field in dataclasses.fields(kind)]
-    for field in options:
-        assert re.search(rf"--{field.name.replace('_', '-')}\s", text), field.name
-        assert declarations.help_text(field.metadata) in flat(text)
+    for kind in (config.RunConfig, method.config, *(step.config for step in steps)):
+        for field in dataclasses.fields(kind):
+            assert re.search(rf"{declarations.flag_of(field.name)}\s", text), field.name
+            assert declarations.help_text(field.metadata) in flat(text)
 
 
 def test_help_says_symbol_source_range_off_value_need_and_default():
     text = flat(done("run", "fedfm", "--help"))
     assert "fedcli run METHOD --help" in flat(done("run", "--help"))
-    weight = "Weight of feature matching (λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says"
-    assert weight in text
-    need = "for --guiding contrastive"
-    assert f"Temperature of contrastive guiding (α, Section IV-C); > 0; {need}. [default: 0.1]" in text
-    assert "contrastive or l2 or l2-sum. [default: contrastive]" in text
+    assert "(λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says" in text
+    assert "(α, Section IV-C); > 0; for --guiding contrastive. [default: 0.1]" in text
     assert "Learning rate; > 0. [default: from the protocol]" in text
     assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
     assert "--drop-last --no-drop-last" in text
@@ -145,12 +134,10 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
 def test_list_shows_methods_and_protocols(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")  # no line is broken
     text = flat(done("list"))
-    for method in registry.methods().values():
-        assert f"{method.name} {method.title} {describe.protocol_names(method)}" in text
-    for protocol in registry.protocols().values():
-        assert f"{protocol.name} {protocol.summary}" in text
-    for step in registry.posts().values():
-        assert f"{step.name} {step.title}" in text
+    rows = [f"{name} {method.title} {describe.protocol_names(method)}" for name, method in registry.methods().items()]
+    rows += [f"{name} {protocol.summary}" for name, protocol in registry.protocols().items()]
+    rows += [f"{named.name} {named.title}" for named in (*registry.posts().values(), *registry.tables().values())]
+    assert [row for row in rows if row not in text] == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfm", "fedfa", "fccl-plus", *registry.posts()])
@@ -395,17 +382,14 @@ def test_check_fails_where_a_law_is_broken_and_names_it(folder):
     assert result.stdout.endswith("1 of 2 laws hold on cpu.\n")
 
 
-FAILING = (
-    PLANTED.replace("{defect}", "weights = cohort.weights")
-    + """
+FAILING = f"""{PLANTED.replace("{defect}", "weights = cohort.weights")}
 
 def apply(params, buffers, fed, config):
-    return params, buffers, {}["step"]
+    return params, buffers, {{}}["step"]
 
 
 POST = fedcli.Post("broken-step", "A step", fedavg.Config, apply)
 """
-)
 
 
 @pytest.mark.parametrize(
@@ -432,8 +416,6 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
 def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder):
     (folder / "planted.py").write_text(FAILING)
     result = invoke("run", "planted.py", *TINY, "--rounds", "3", "--lr", "1e6", "--out", "a")
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1
-    assert re.match(r"error: the term 'cross_entropy' is not finite in round \d for client\(s\) 0", result.stderr)
-    assert result.stderr.endswith("The record is a/record.json.\n")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert re.match(r"error: the term 'cross_entropy' .* client\(s\) 0.* record is a/record.json\.\n", result.stderr)
     assert read("a")["status"] == "failed"

@@ -172,13 +172,7 @@ def console(quiet: bool = False) -> Console:
 
 
 def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
-    """Make the consoles that a run is shown on: the terminal's and, where there is a `--log-file`, one that adds to it.
-
-    Args:
-        quiet: Whether the first prints nothing.
-        log_file: The file; None for none.
-        stderr: Whether the first is that of stderr.
-    """
+    """Make the consoles that a run is shown on: the terminal's, and one that adds to a `--log-file`."""
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
         path = Path(log_file)
@@ -192,11 +186,7 @@ def print_table(
 ) -> None:
     """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
 
-    Args:
-        columns: Titles; all empty for a table without a line of titles.
-        rows: Cells, which are printed as `str` gives them.
-        gap: Spaces between two columns.
-        screen: Where it is printed; on stdout if not given.
+    Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
     """
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):

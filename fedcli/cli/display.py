@@ -192,13 +192,7 @@ def _time(costs: "list[Cost]") -> str:
 
 
 class TableDisplay:
-    """Show the runs of a table or a grid: a bar for all of them on a terminal, and a line for each that ends.
-
-    Attributes:
-        ended: Number of runs that have ended.
-        total: Number of runs to do.
-        bar: The bar, in units of work.
-    """
+    """Show the runs of a table or a grid: a bar of their work on a terminal, and a line for each that ends."""
 
     def __init__(self, console: Console, plan: "Plan", *logs: Console):
         """Makes a display on a console, whose lines go to `logs` too."""

@@ -74,11 +74,9 @@ def _print_protocol(name: str, rows: list[tuple[str, str]]) -> None:
 
 
 def reflow(card: str, width: int) -> list[str]:
-    """Break a method's card into lines of at most `width`: fill paragraphs and items, keep tables and commands.
+    """Break a card that is wider than `width` into lines: fill paragraphs and items, keep tables and commands.
 
-    Args:
-        card: A numbered item or a paragraph continues in lines of the same indent.
-        width: Characters a line; a card that fits stays as it is.
+    A numbered item or a paragraph continues in lines of the same indent.
     """
     if max(map(len, card.splitlines()), default=0) <= width:
         return card.splitlines()

@@ -4,7 +4,7 @@ import base64
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from html import escape
@@ -45,14 +45,7 @@ class Run(runs.Run):
         return rounds_of(self.record)
 
     def plot(self, x: str = "round") -> Any:
-        """Draws the learning curve.
-
-        Args:
-            x: What it stands over: `round`, `floats` or `seconds`.
-
-        Returns:
-            A matplotlib Figure, which a notebook shows.
-        """
+        """Draws the learning curve over `round`, `floats` or `seconds`, as a figure that a notebook shows."""
         return Runs([self]).plot(x)
 
     def __repr__(self) -> str:
@@ -114,8 +107,7 @@ def run(
     """Runs a method; the function behind `fedcli.run`, which says what the arguments are."""
     if exist_ok and out is not None:
         _set_aside(Path(out))
-    if progress is None and in_notebook():
-        progress = Progress()
+    progress = Progress() if progress is None and in_notebook() else progress
     done = runs.run(method, out=out, progress=with_loggers(progress, log), **options)
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
@@ -143,14 +135,10 @@ def in_notebook() -> bool:
 
 
 class Standing(rounds.Listener):
-    """How a run stands; a display of it has a `show`.
+    """How the run in `folder` stands, which is None where none goes on; a display of it has a `show`."""
 
-    Attributes:
-        record: Its record; empty before it starts.
-        folder: Its folder; None where none goes on.
-    """
-
-    record, folder = MappingProxyType({}), None
+    folder: Path | None = None
+    record: Mapping[str, Any] = MappingProxyType({})
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Starts the clock."""
