@@ -102,7 +102,7 @@ def test_the_index_is_what_the_papers_declare(monkeypatch):
     made = json.loads(json.dumps(describe.make_index()))
     assert json.loads(describe.INDEX.read_text(encoding="utf-8")) == made, "'make index' writes it"
     monkeypatch.setattr(describe, "_hash", lambda: "of a file that has changed")
-    assert json.loads(json.dumps(describe.index.__wrapped__())) == {**made, "papers": "of a file that has changed"}
+    assert json.loads(json.dumps(describe.index.__wrapped__())) == {**made, "sha256": "of a file that has changed"}
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -188,10 +188,7 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
     assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
-    assert (
-        f"selected    {100 * record['summary']['selected']:.2f} % (the round with the best validation accuracy: 1/1)"
-        in text
-    )
+    assert f"selected    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
     for name in ("curve", "partition"):
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")

@@ -120,8 +120,8 @@ def place_runs(jobs: Any, on: str | None, cpus: float | None, gpus: float | None
     name, _, address = str(on).partition(":")
     if name != "ray" or jobs > 1:
         raise UserError(
-            f"--on must be ray or ray:ADDRESS, without --jobs, where --cpus-per-run or --gpus-per-run is given (got "
-            f"--on {on}, --jobs {jobs}); write --on ray."
+            f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs}); write --on ray, or leave "
+            "--cpus-per-run and --gpus-per-run out."
         )
     if importlib.util.find_spec("ray") is None:
         raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
@@ -181,9 +181,7 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
     return consoles
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], gap: int = 2, screen: Console | None = None
-) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Any], gap: int = 2, screen: Console | None = None) -> None:
     """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
 
     Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.

@@ -16,6 +16,8 @@ from typing import Any
 from fedcli import declarations, papers, registry
 from fedcli.declarations import Method, Post, Protocol, flag_of
 
+PAPERS = Path(*papers.__path__)
+INDEX = PAPERS / "index.json"
 SELECTIONS = {
     "best-validation": "the round with the best validation accuracy",
     "best-test": "the round with the best test accuracy",
@@ -29,15 +31,11 @@ EVALUATIONS = {
 }
 
 
-PAPERS = Path(*papers.__path__)
-INDEX = PAPERS / "index.json"
-
-
 @cache
 def index() -> dict[str, Any]:
     """Methods, steps, protocols, tables and networks by name; made anew where a paper's file is not as it was."""
     stored = json.loads(INDEX.read_text(encoding="utf-8")) if INDEX.is_file() else {}
-    return stored if stored.get("papers") == _hash() else make_index()
+    return stored if stored.get("sha256") == _hash() else make_index()
 
 
 def make_index() -> dict[str, Any]:
@@ -45,7 +43,7 @@ def make_index() -> dict[str, Any]:
     from fedcli.core.backbones import BACKBONES
 
     return {
-        "papers": _hash(),
+        "sha256": _hash(),
         "method": {name: summary(method) for name, method in registry.methods().items()},
         "post": {name: summary(step) for name, step in registry.posts().items()},
         "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fedcli.results.costs import Cost
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
 
+BEST = {"best-validation": "best on validation", "best-test": "best on the test set"}
+
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles."""
@@ -38,11 +40,10 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     reduced = describe_reductions(reductions_of(record))
     data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
     epochs = f"local epochs {config['local_epochs']}"
-    machine = [
-        engine["device"], engine["precision"], f"workers {engine.get('workers', 1)}",
-        f"threads {record['hardware']['threads']}", f"clients at once {engine['clients_per_chunk']}, {engine['way']}",
-        engine.get("chosen"),
-    ]  # fmt: skip
+    together = engine["clients_per_chunk"]
+    mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
+    workers, threads = f"workers {engine.get('workers', 1)}", f"threads {record['hardware']['threads']}"
+    machine = [engine["device"], engine["precision"], workers, threads, mode, engine.get("chosen")]
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "data set": data + (f", reduced: {reduced}" if reduced else ""),
@@ -61,8 +62,8 @@ def headline(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say at the end what a run came to, as texts by their titles."""
     summary, post = record["summary"], record.get("post")
     rule = SELECTIONS[summary["selection"]]
-    if summary["selection"].startswith("best"):
-        rule += f": {summary['selected_round'] + 1}/{summary['rounds']}"
+    if summary["selection"] in BEST:
+        rule = f"{BEST[summary['selection']]}: round {summary['selected_round'] + 1}/{summary['rounds']}"
     return {
         "selected": f"{100 * summary['selected']:.2f} % ({rule})",
         "last round": f"{100 * summary['last']:.2f} %",

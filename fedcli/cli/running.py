@@ -26,14 +26,13 @@ from fedcli.cli.describe import index
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 
-FILES = {"rich_help_panel": "Options from files"}
+FILES, GRID = {"rich_help_panel": "Options from files"}, {"rich_help_panel": "Grid"}
 
 
 class MethodGroup(TyperGroup):
     """A group whose commands are the registered methods, and any path of a method file."""
 
     action: Callable[..., None]  # what a command does; its keyword-only parameters are options beside the method's
-    about = ""  # for the help of a command
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """Name the registered methods."""
@@ -74,7 +73,7 @@ class MethodGroup(TyperGroup):
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         title, card = escape(first.title), f"'fedcli show {escape(cmd_name)}' prints its card and its protocols."
-        look = {"help": f"{title}.{self.about}\n\n{card}", "short_help": title, "rich_help_panel": "Methods"}
+        look = {"help": f"{title}.\n\n{card}", "short_help": title, "rich_help_panel": "Methods"}
         single = typer.Typer(add_completion=False)
         single.command(cmd_name, cls=_MethodCommand, **look)(command)
         made = typer.main.get_command(single)
@@ -201,22 +200,16 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
-def _run_several(
-    names: Sequence[str],
-    given: dict[str, Any],
-    experiment: dict[str, Any],
-    where: dict[str, Any],
-    shown: dict[str, Any],
-) -> None:
+def _run_several(names: Sequence[str], given: dict, experiment: dict, where: dict, shown: dict) -> None:
     """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
-    from fedcli.cli.display import run_plan
+    from fedcli.cli.display import RECORD, run_plan
     from fedcli.data.files import write_atomically
     from fedcli.results import frame, plans, render, tables
 
     plan = plans.plan_grid(names, given, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
-    begun = [run.folder for run in plan.runs if (run.folder / "record.json").is_file()]
+    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
     records = frame.find_records(begun or [plan.folder])
     table = render.render(tables.sheet(records))
     write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
@@ -237,9 +230,7 @@ def _tune(
     *,
     grid: Annotated[
         list[str] | None,
-        Option(
-            help="Values to try, e.g. lr=0.01,0.1; else the method's own. All combinations run.", rich_help_panel="Grid"
-        ),
+        Option(help="Values to try, e.g. lr=0.01,0.1, in all combinations; else the method's own.", **GRID),
     ] = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
@@ -274,11 +265,9 @@ def _tune(
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")
 
 
-def watch(
-    start: Callable[..., Any], quiet: bool | None = None, log_file: str | None = None, log: str | None = None
-) -> Any:
+def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
-    from fedcli.cli.display import Display
+    from fedcli.cli.display import RECORD, Display
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs import signals, trackers, workers
 
@@ -290,7 +279,7 @@ def watch(
         display.log(f"error: {error}")
         raise
     except NonFiniteLoss as error:
-        message, code = f"error: {error} The record is {display.folder / 'record.json'}.", 1
+        message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
     except OSError as error:
         if display.folder is not None:
             common.stop_if_full(error, f"'{display.resume_command()}'")
@@ -386,7 +375,6 @@ class _Tune(MethodGroup):
     """`fedcli tune`."""
 
     action = staticmethod(_tune)
-    about = " Every option given beside the grid is the same in all trials; of several seeds the mean counts."
 
 
 LOOK = {"no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
@@ -395,5 +383,7 @@ RUN_HELP = """Run a method, by its name or by the path of a method file.
 Numbers and words of a choice may be several, as --lr 0.01,0.1: then every combination runs.
 
 'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols."""
-TUNE_HELP = "Run a grid of options and choose by validation accuracy; test accuracy has no part in it."
+TUNE_HELP = """Run a grid of options and choose by validation accuracy; test accuracy has no part in it.
+
+Every option given beside the grid is the same in all trials; of several seeds the mean counts."""
 run_app, tune_app = typer.Typer(cls=_Run, help=RUN_HELP, **LOOK), typer.Typer(cls=_Tune, help=TUNE_HELP, **LOOK)

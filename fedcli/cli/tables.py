@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich import table as rich_table
 from rich.console import Console, Group
 from rich.markdown import Markdown
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from fedcli import declarations, registry
+from fedcli import registry
 from fedcli.cli import common
 from fedcli.cli.common import console, limit_time, parse_seeds, place_runs, print_or_write, print_table, try_write
+from fedcli.declarations import Table
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
@@ -96,8 +97,9 @@ def table(
         limit_time(time_limit)
         where = place_runs(jobs, on, cpus_per_run, gpus_per_run) | {"records_only": records_only}
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-        chosen = {"seeds": parse_seeds(seeds), "only": only or (), "limits": limits, "dataset": (dataset or [None])[0]}
-        _paper_table(registry.find_table(papers[0]), folder, chosen, where, dry_run, format, out)
+        chosen = {"folder": folder, "seeds": parse_seeds(seeds), "only": only or (), "limits": limits}
+        chosen["dataset"] = dataset[0] if dataset else None
+        _paper_table(registry.find_table(papers[0]), chosen, where, dry_run, format, out)
         return
     if bool(runs) == (page is not None):
         raise UserError("a table is of runs or of a study's --page (got both or neither); give one of the two.")
@@ -123,15 +125,7 @@ def table(
     print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
 
-def _paper_table(
-    table: declarations.Table,
-    folder: Path | None,
-    chosen: dict[str, Any],
-    where: dict[str, Any],
-    dry_run: bool,
-    format: str,
-    out: Path | None,
-) -> None:
+def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format: str, out: Path | None) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli.display import cost, run_plan
     from fedcli.results import comparison, plans, render
@@ -139,7 +133,7 @@ def _paper_table(
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: None)
     errors: dict[Path, str] = {}
-    plan = plans.plan(table, folder, **chosen)
+    plan = plans.plan(table, **chosen)
     later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
     if where["records_only"] and later:
         raise UserError(
@@ -155,7 +149,7 @@ def _paper_table(
         screen.print()
     if running:
         errors = run_plan(plan, [screen], **where)
-        plan = plans.plan(table, folder, **chosen)
+        plan = plans.plan(table, **chosen)
     sheet = comparison.sheet(comparison.compare(plan, errors))
     drawing = drawn(sheet, console().width) if format == "markdown" else None
     print_or_write(render.render(sheet, format), out, drawing)
@@ -214,7 +208,7 @@ def drawn_claims(answers: Any) -> Group:
     """Lay out claims, the verdict before each sentence and the numbers below it."""
     from fedcli.results import claims, render
 
-    table = Table("Verdict", "Claim, the paper's difference and ours", box=None, pad_edge=False)
+    table = rich_table.Table("Verdict", "Claim, the paper's difference and ours", box=None, pad_edge=False)
     for block in claims.sheet(answers).blocks:
         for line in block:
             claim, verdict, paper, ours, tail, runs = (text.replace("`", "") for text, _ in line)
@@ -347,10 +341,11 @@ def report(
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
     from fedcli.results import boards, frame
+    from fedcli.runs.records import RECORD
 
-    missing = [path for path in runs if not path.is_file() and next(path.rglob("record.json"), None) is None]
+    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
     if len(missing) == len(runs):
-        raise UserError(f"there is no run in '{missing[0]}' (got no record.json); give run folders.")
+        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
     for path in missing:
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if label and len(label) == len(runs):
