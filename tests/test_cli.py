@@ -81,11 +81,15 @@ def read(path):
 # Help, list, show
 
 
-@pytest.mark.parametrize("words", ["--help", "list", "show fedfm", "show fedfm:niid-1"])
+COMPLETES = {"_FEDCLI_COMPLETE": "complete_bash", "COMP_WORDS": "fedcli run fedf", "COMP_CWORD": "2"}
+
+
+@pytest.mark.parametrize("words", ["--help", "list", "show fedfm", "show fedfm:niid-1", COMPLETES])
 def test_what_tells_of_methods_comes_without_torch_from_a_new_process(words, tmp_path):
     program = "import sys; from fedcli.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program, *words.split()]
+    words, completes = (words.split(), {}) if isinstance(words, str) else ([], words)
+    environment = {**os.environ, **completes, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, *words]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "False"

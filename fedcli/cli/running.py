@@ -55,6 +55,8 @@ class MethodGroup(TyperGroup):
         Its options are the fields of the method's `Config`, of `--post`'s and of `RunConfig`, and those of the action;
         several methods share the latter two.
         """
+        if ctx.resilient_parsing and "post" not in ctx.meta:  # a shell completes the name
+            return common.Command(cmd_name, help=index()["method"][cmd_name]["title"])
         from fedcli.cli.describe import option_help
         from fedcli.runs import config, experiment
 
