@@ -6,7 +6,7 @@ WORKERS ?= 2
 STUDIES := $(sort $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture lint smoke tables evidence docs clean
+.PHONY: help install demo test torture lint smoke index tables evidence docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -40,6 +40,9 @@ lint: install ## Check style and format
 
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke
+
+index: install ## Write papers/index.json, from which list, show and completion read, after a change in papers/
+	$(BIN)/python -m fedcli.cli.describe
 
 tables: install ## Write the pages and figures in results/ anew from the records, and results/report.html
 	$(BIN)/fedcli pages results

@@ -101,7 +101,7 @@ def test_the_command_takes_all_of_it(tmp_path):
     assert "### Mine, paper:other, digits" in text
     code, text = call("table", "--format", "csv", "--method", "one")
     assert (code, len(text.splitlines())) == (0, 3)  # one file for all
-    assert "--columns is for tables that are read" in call("table", "--format", "csv", "--columns", "last")[1]
+    assert "a CSV has all its columns" in call("table", "--format", "csv", "--columns", "last")[1]
     for name in ("y.svg", "z.pdf"):
         given = ("--out", str(tmp_path / name), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
         assert call("plot", *given) == (0, f"{tmp_path / name}\n")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli import Cell, Claim, Table, registry
 from fedcli.cli import app as cli
-from fedcli.cli import display
+from fedcli.cli.tables import drawn_claims
 from fedcli.errors import UserError
 from fedcli.results import claims, costs, plans
 from fedcli.results.metrics import Interval, interval
@@ -303,7 +303,7 @@ def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had():
     (answer,) = claims.answers([claim], [])
     assert f"| `{answer.command}` |\n" in render(claims.sheet([answer]))
     out = io.StringIO()
-    Console(file=out, width=80).print(display.drawn_claims([answer]))
+    Console(file=out, width=80).print(drawn_claims([answer]))
     assert answer.command in " ".join(out.getvalue().split())
     assert claims.answers([claim], [], lambda name: False)[0].command == ""
 

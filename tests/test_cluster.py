@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.cli.printing import find_cluster
+from fedcli.cli.common import place_runs
 from fedcli.errors import UserError
 from fedcli.results import jobs, plans
 from fedcli.runs import run as runs
@@ -35,7 +35,9 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
     watch = Losing()
     watch.lose = lambda: nodes.remove_node(lost, allow_graceful=False)
     try:
-        assert jobs.execute(spread, watch, cluster=find_cluster(f"ray:{nodes.address}", None, None)) == {}
+        assert (
+            jobs.execute(spread, watch, cluster=place_runs(None, f"ray:{nodes.address}", None, None)["cluster"]) == {}
+        )
     finally:
         nodes.shutdown()
     assert sorted(watch.begun) == sorted((run.label, run.setup.run.seed) for run in spread.runs)
@@ -84,10 +86,10 @@ def test_where_ray_cannot_run_them_is_refused(monkeypatch):
         ("ray", 1.5, "--gpus-per-run must be"),
     ):
         with pytest.raises(UserError, match=message):
-            find_cluster(on, None, gpus)
+            place_runs(None, on, None, gpus)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fedcli\[ray\]'"):
-        find_cluster("ray", None, None)
+        place_runs(None, "ray", None, None)
 
 
 def test_each_job_has_a_device_in_turn(monkeypatch):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import fedcli
 from fedcli.cli import app as cli
-from fedcli.cli import display, printing
+from fedcli.cli import common, display
 from fedcli.errors import UserError
 from fedcli.results import jobs
 from fedcli.runs import rounds
@@ -150,13 +150,13 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
 
 def test_a_time_limit_is_a_time(monkeypatch):
     limits = []
-    monkeypatch.setattr(printing, "set_time_limit", limits.append)
+    monkeypatch.setattr(common, "set_time_limit", limits.append)
     for text in ("90s", "9m", "2h", "1h30m", "90", 540):
-        printing.limit_time(text)
+        common.limit_time(text)
     assert limits == [90, 540, 7200, 5400, 90, 540]
     for text in ("9 m", "", "-1"):
         with pytest.raises(UserError, match=r"--time-limit must be a time \(got '.*'\); write 90s"):
-            printing.limit_time(text)
+            common.limit_time(text)
 
 
 TINY_FLAGS = flags_of({**TINY, "checkpoint_every": 100})

@@ -229,7 +229,7 @@ def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
 def test_a_run_says_what_it_came_to_before_it_is_drawn(monkeypatch):
     out, said = io.StringIO(), []
     shown = display.Display(Console(file=out))
-    monkeypatch.setattr(display, "header", lambda record, folder: [])
+    monkeypatch.setattr(display, "header", lambda record, folder: {})
     monkeypatch.setattr(display, "draw", lambda record, folder: said.append(out.getvalue()))
     shown.start(curve(), Path("there"), samples_per_round=1, first_round=0)
     shown.finish(curve())

@@ -17,6 +17,7 @@ import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
+from fedcli.cli.tables import drawn
 from fedcli.errors import UserError
 from fedcli.results import comparison, costs, frame, jobs, plans
 from fedcli.results.render import render
@@ -299,7 +300,7 @@ def test_runs_whose_data_are_missing_are_left_out():
     plan = plans.plan(table([*SMALL.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
     lines = dict(display.cost(plan))
-    assert lines["runs"] == "3, seeds 0: 2 to start, 1 left out"
+    assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
     assert "'fedcli data download cifar10'" in lines["left out"]
 
 
@@ -524,7 +525,7 @@ def test_the_reduced_label_is_on_every_form(offered):
         result = invoke("fedfm:III", "--rounds", 2, "--local-epochs", 1, "--dry-run", "--format", form)
         assert label in result.stdout
         assert "ours, reduced" in result.stdout
-        assert "reduced     at most 2 rounds, at most 1 local epochs; not the paper's setting" in result.stderr
+        assert "reduced    at most 2 rounds, at most 1 local epochs; not the paper's setting" in result.stderr
     result = invoke("fedfm:III", "--rounds", 2, "--dry-run", "--format", "csv")
     assert {row["reduced"] for row in csv.DictReader(io.StringIO(result.stdout))} == {"at most 2 rounds"}
     full = invoke("fedfm:III", "--rounds", 3, "--dry-run")
@@ -594,16 +595,15 @@ def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypa
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output
-    assert "2, seeds 0: 2 to start" in result.stderr
-    assert "time        not known" in result.stderr
+    told = " ".join(result.stderr.split())
+    assert "runs 2, seeds 0: 2 not run; 2 to run time not known" in told
     assert "[2/2] FedFM, CIFAR-10 NIID-1, seed 0: " in result.stderr
     assert result.stdout.startswith("### FedFM, Table III: Test accuracy\n")
     kept = invoke("fedfm:III", "--seeds", "0", "--out", "new/table.md")
     assert (kept.stdout, kept.stderr) == ("new/table.md\n", "")
     assert Path("new/table.md").read_text() == result.stdout
     more = invoke("fedfm:III", "--seeds", "0,1", "--dry-run")
-    assert "4, seeds 0, 1: 2 finished, 2 to start" in more.stderr
-    assert "time        about 1 minute" in more.stderr
+    assert "runs 4, seeds 0, 1: 2 finished, 2 not run; 2 to run time about 1 min" in " ".join(more.stderr.split())
     assert len(records()) == 2
 
 
@@ -659,7 +659,7 @@ def test_a_terminal_gets_portions_that_fit_with_every_number():
     one = table(grid(ROWS, dict.fromkeys(names, TINY)))
     compared = comparison.compare(plans.plan(one, limits={"rounds": 2}))
     screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    screen.print(display.drawn(comparison.sheet(compared), 60))
+    screen.print(drawn(comparison.sheet(compared), 60))
     text = screen.file.getvalue()
     assert max(map(len, text.splitlines())) <= 60
     assert text.count("Reduced: at most 2 rounds.") == 1

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedcli.cli import data, figures, machine, methods, running, tables
-from fedcli.cli.printing import Command, Lasting, short, show_traceback, stop, stop_if_full
+from fedcli.cli import data, machine, methods, running, tables
+from fedcli.cli.common import Command, Lasting, short, show_traceback, stop, stop_if_full
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
@@ -98,8 +98,8 @@ app.add_typer(running.tune_app, name="tune")
 app.add_typer(data.app, name="data")
 app.command("list", cls=Command)(methods.list_)
 for _command in (
-    methods.show, running.resume, running.verify, figures.quality, figures.report, figures.export, tables.table,
-    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench, figures.plot,
+    methods.show, running.resume, running.verify, tables.quality, tables.report, tables.export, tables.table,
+    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench, tables.plot,
 ):  # fmt: skip
     app.command(cls=Command)(_command)
 

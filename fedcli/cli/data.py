@@ -1,12 +1,13 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from fedcli import declarations
-from fedcli.cli.printing import Command, completion, print_table, try_write
+from fedcli.cli.common import Command, completion, print_table, try_write
+from fedcli.declarations import check_value
 from fedcli.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
@@ -27,15 +28,15 @@ def data_list() -> None:
         numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
         shape = " x ".join(map(str, traits["shape"]))
         rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
-        notes.append((name, traits["note"]))
+        notes += [(name, traits["note"])] if traits["note"] else []
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo()
-    print_table(("Made", "From"), [note for note in notes if note[1]])
+    print_table(("Made", "From"), notes)
     typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @app.command(cls=Command)
-def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
+def download(name: Annotated[str, Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
 
@@ -44,10 +45,10 @@ def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data se
 
 @app.command("import", cls=Command)
 def import_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
-    convert: Annotated[bool, typer.Option("--convert", hidden=True, help="Done by itself.")] = False,
-    source: Annotated[Literal["pfllib"] | None, typer.Option("--from", hidden=True, help="Seen by itself.")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
+    path: Annotated[Path, Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
+    convert: Annotated[bool, Option("--convert", hidden=True, help="Done by itself.")] = False,
+    source: Annotated[Literal["pfllib"] | None, Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
     """Take a data set from files into the cache: an archive or a folder, in the form that it is seen to have.
 
@@ -58,66 +59,66 @@ def import_(
     file, notes = datasets.import_path(name, path)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
-    typer.echo(f"{name}: {numbers}: {file}")
-    for note in notes:
-        typer.echo(note)
+    typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
 
 
 @app.command("show", cls=Command)
 def data_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
-    partition: Annotated[str | None, typer.Option(help="A partition to draw, as for 'fedcli run'.")] = None,
-    num_clients: Annotated[int, typer.Option(help="Clients of the partition.")] = 10,
-    partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
-    train_examples: Annotated[int | None, typer.Option(help="Use a stratified part of the training images.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Chart of the partition. \\[default: <name>-partition.png]")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
+    partition: Annotated[str | None, Option(help="A partition to draw, as for 'fedcli run'.")] = None,
+    num_clients: Annotated[int, Option(help="Clients of the partition.")] = 10,
+    partition_seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
+    train_examples: Annotated[int | None, Option(help="Use a stratified part of the training images.")] = None,
+    out: Annotated[Path | None, Option(help="Chart of the partition; <name>-partition.png if not given.")] = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    from fedcli.core.partition import count_classes, fingerprint, from_flag
+    from fedcli.core import partition as partitions
     from fedcli.data import datasets
     from fedcli.runs.config import RunConfig
 
-    for option, value in (("num_clients", num_clients), ("partition_seed", partition_seed)):
-        declarations.check_value(RunConfig.__dataclass_fields__[option], value)
+    check_value(RunConfig.__dataclass_fields__["num_clients"], num_clients)
+    check_value(RunConfig.__dataclass_fields__["partition_seed"], partition_seed)
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
-    chosen = from_flag(partition) if partition is not None else None
-    name = datasets.find_name(name)
-    dataset = datasets.load(name)
+    chosen = partitions.from_flag(partition) if partition is not None else None
+    dataset = datasets.load(datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = datasets.merge(dataset)  # its lists count the test images too
     if train_examples is not None:
         dataset = datasets.take(dataset, train_examples, partition_seed)
-    reduced = " (reduced)" if dataset.share < 1 else ""
-    classes = [text if text == str(label) else f"{label} {text}" for label, text in enumerate(dataset.class_names)]
     domains = []
     for number, text in enumerate(dataset.domain_names):
         train, test = ((part == number).sum() for part in (dataset.domain_train, dataset.domain_test))
         domains.append(f"{text} {train:,} + {test:,}")
-    writers = dataset.writer_train
+    writers, reduced = dataset.writer_train, " (reduced)" if dataset.share < 1 else ""
     rows = [
         ("images", f"{len(dataset.y_train):,} to train{reduced}, {len(dataset.y_test):,} to test"),
         ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
-        ("classes", f"{dataset.num_classes}: {', '.join(classes)}"),
+        ("classes", f"{dataset.num_classes}: {', '.join(dataset.class_names)}"),
         ("domains", ", ".join(domains)),
         ("writers", "" if writers is None else f"{len(writers.unique()):,} to train"),
         ("fingerprint", dataset.fingerprint),
-        ("made from", datasets.describe(name)["note"]),
+        ("made from", datasets.describe(dataset.name)["note"]),
     ]
-    print_table(("Data set", name), [row for row in rows if row[1]])
-    if chosen is None:
-        return
+    print_table(("Data set", dataset.name), [row for row in rows if row[1]])
+    if chosen is not None:
+        _show_partition(dataset, chosen.scaled(dataset.share), num_clients, partition_seed, out)
+
+
+def _show_partition(dataset: Any, partition: Any, num_clients: int, seed: int, out: Path | None) -> None:
+    """Print what each client gets of a data set, and draw it."""
+    from fedcli.core.partition import count_classes, fingerprint
     from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    chosen, out = chosen.scaled(dataset.share), out or Path(f"{name}-partition.png")
     groups = dataset.domain_train, dataset.writer_train, dataset.place_train
-    parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
+    parts = partition(dataset.y_train, num_clients, seed, *groups)
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
-    few = dataset.num_classes <= 10  # more columns than that fit no terminal, nor do the classes' names
-    rows = [(client, row.sum(), (row > 0).sum(), *(row if few else ())) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
-    print_table(("Client", "Images", "Classes", *map(str, range(len(rows[0]) - 3))), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
+    classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
+    rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
+    typer.echo(f"\npartition {partition}, seed {seed}, fingerprint {fingerprint(parts)}")
+    print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(partition))}, seed {seed}"
+    out = out or Path(f"{dataset.name}-partition.png")
     files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

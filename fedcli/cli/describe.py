@@ -1,15 +1,23 @@
-"""Methods, options and protocols as text for the terminal: nothing is printed here."""
+"""Methods, options and protocols as text for the terminal: nothing is printed here.
 
-import re
-import textwrap
+Importing the papers imports PyTorch, which takes seconds. What `list`, `show` and completion tell of them is therefore
+kept in papers/index.json, which `make index` writes.
+"""
+
+import hashlib
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import Field, fields
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from fedcli import declarations, registry
-from fedcli.declarations import Method, Post, Protocol
-from fedcli.runs import config
+from fedcli import declarations, papers, registry
+from fedcli.declarations import Method, Post, Protocol, flag_of
 
+PAPERS = Path(*papers.__path__)
+INDEX = PAPERS / "index.json"
 SELECTIONS = {
     "best-validation": "the round with the best validation accuracy",
     "best-test": "the round with the best test accuracy",
@@ -23,33 +31,41 @@ EVALUATIONS = {
 }
 
 
-def reflow(card: str, width: int) -> list[str]:
-    """Break a method's card into lines of at most `width`: fill paragraphs and items, keep tables and commands.
+@cache
+def index() -> dict[str, Any]:
+    """Methods, steps, protocols, tables and networks by name; made anew where a paper's file is not as it was."""
+    stored = json.loads(INDEX.read_text(encoding="utf-8")) if INDEX.is_file() else {}
+    return stored if stored.get("sha256") == _hash() else make_index()
 
-    Args:
-        card: A numbered item or a paragraph continues in lines of the same indent.
-        width: Characters a line; a card that fits stays as it is.
-    """
-    lines = card.splitlines()
-    if max(map(len, lines), default=0) <= width:
-        return lines
-    blocks: list[tuple[str, int]] = []  # text, and the indent of what continues it
-    for line in lines:
-        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. +", line)
-        begins = not text or item or "  " in text or text.startswith("fedcli ")
-        if blocks and not begins and indent == blocks[-1][1]:
-            blocks[-1] = (f"{blocks[-1][0]} {text}", indent)
-        else:
-            # Where an item's text begins, or a table's last column, or a formula or paragraph.
-            start = (item or re.match(r"(.*\s{2,})?", line)).end()
-            hang = start if start <= 0.6 * width else indent
-            blocks.append((line, hang if text else -1))
-    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    filled = []
-    for block, hang in blocks:
-        wrapper.subsequent_indent = " " * hang
-        filled += wrapper.wrap(block) or [""]
-    return filled
+
+def make_index() -> dict[str, Any]:
+    """Make the index from what is registered."""
+    from fedcli.core.backbones import BACKBONES
+
+    return {
+        "sha256": _hash(),
+        "method": {name: summary(method) for name, method in registry.methods().items()},
+        "post": {name: summary(step) for name, step in registry.posts().items()},
+        "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
+        "table": {name: table.title for name, table in registry.tables().items()},
+        "backbone": list(BACKBONES),
+    }
+
+
+def _hash() -> str:
+    """SHA-256 of the papers' files."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(PAPERS.rglob("*.py")))).hexdigest()
+
+
+def summary(method: Method | Post) -> dict[str, Any]:
+    """Tell of a method, or of a step after the last round: title, default protocol, file, options and protocols."""
+    return {
+        "title": method.title,
+        "protocol": protocol_names(method),
+        "file": os.path.relpath(method.file, PAPERS),
+        "options": [(flag_of(field.name), option_help(method, field)) for field in fields(method.config)],
+        "protocols": [protocol.name for protocol in protocols_of(method)],
+    }
 
 
 def protocols_of(method: Method | Post) -> list[Protocol]:
@@ -62,12 +78,14 @@ def protocols_of(method: Method | Post) -> list[Protocol]:
     return list(getattr(method.module, "PROTOCOLS", ()) or of_paper)
 
 
-def protocol_names(method: Method) -> str:
+def protocol_names(method: Method | Post) -> str:
     """Name the method's default protocol, and in brackets the one for built-in data where it is another."""
     if not protocols_of(method):
         return ""
-    names = [registry.default_protocol(method, dataset).name for dataset in (None, config.DEFAULT_DATASET)]
-    return names[0] if names[0] == names[1] else f"{names[0]} ({names[1]} for built-in data)"
+    from fedcli.runs.config import DEFAULT_DATASET
+
+    first, built_in = (registry.default_protocol(method, dataset).name for dataset in (None, DEFAULT_DATASET))
+    return first if first == built_in else f"{first} ({built_in} for built-in data)"
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
@@ -80,8 +98,7 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
     for dataset, setting in protocol.datasets.items():
         rows += [(f"for {name} on {dataset}", _settings(options)) for name, options in setting.method_options.items()]
-    rows.append(("headline", SELECTIONS.get(protocol.selection, protocol.selection)))
-    rows.append(("evaluation", EVALUATIONS[protocol.evaluation]))
+    rows += [("headline", SELECTIONS[protocol.selection]), ("evaluation", EVALUATIONS[protocol.evaluation])]
     return rows + [("note", note) for note in protocol.notes]
 
 
@@ -90,18 +107,15 @@ def option_help(method: Method | Post, field: Field) -> str:
 
     The default is told as far as it is known without a data set, and not where the help says it in words.
     """
-    settings, tuned = {"backbone"}, set()
-    for protocol in (*registry.protocols().values(), *protocols_of(method)):
-        settings |= protocol.settings.keys()
-        for setting in (protocol, *protocol.datasets.values()):
-            tuned |= setting.method_options.get(method.name, {}).keys()
+    every = [*registry.protocols().values(), *protocols_of(method)]
+    settings = [setting for protocol in every for setting in (protocol, *protocol.datasets.values())]
+    default = "" if field.default is None else _word(field.default)
     if field.name == "protocol":
         default = protocol_names(method)
-    elif field.name in settings:
+    elif field.name == "backbone" or any(field.name in protocol.settings for protocol in every):
         default = "from the protocol"
-    else:
-        default = "" if field.default is None else _word(field.default)
-        default += ", unless the protocol says otherwise" if field.name in tuned else ""
+    elif any(field.name in setting.method_options.get(method.name, ()) for setting in settings):
+        default += ", unless the protocol says otherwise"
     return declarations.help_text(field.metadata) + (f" [default: {default}]" if default else "")
 
 
@@ -113,3 +127,7 @@ def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    INDEX.write_text(json.dumps(make_index(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
 from fedcli import registry
-from fedcli.cli.printing import print_table, show_traceback, try_write
+from fedcli.cli.common import print_table, show_traceback, try_write
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 
-def smoke(
-    only: Annotated[list[str] | None, typer.Option(help="A method to try; repeat it for several.")] = None,
-) -> None:
+
+def smoke(only: Annotated[list[str] | None, Option(help="A method to try; repeat it for several.")] = None) -> None:
     """Run every registered method for two rounds on built-in data, which needs no network.
 
     Exit code 1 if one of them fails. It shows that every method runs and ends with finite numbers; accuracies after two
@@ -28,20 +29,18 @@ def smoke(
 
     settings = {name: config.built_in(registry.find_method(name)) for name in only or registry.methods()}
     rows, errors, began = [], [], time.perf_counter()
+    small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with Console(stderr=True).status("") as status, TemporaryDirectory() as folder:
         for name, setting in settings.items():
             status.update(escape(name))
-            dataset, protocol = setting or ("", "")  # then the run says what it lacks
+            dataset, protocol = setting or (None, None)  # then the run says what it lacks
             start, accuracy = time.perf_counter(), "failed"
             try:
-                done = run.run(
-                    name, protocol=protocol or None, dataset=dataset or None, rounds=2, train_examples=240,
-                    local_epochs=2, checkpoint_every=2, out=Path(folder) / str(len(rows)),
-                )  # fmt: skip
+                done = run.run(name, protocol=protocol, dataset=dataset, out=Path(folder) / str(len(rows)), **small)
                 accuracy = f"{100 * done.record['summary']['last']:.1f} %"
             except Exception as error:
                 errors.append(f"{name}: {type(error).__name__}: {error}")
-            rows.append((name, protocol, dataset, f"{time.perf_counter() - start:.1f}", accuracy))
+            rows.append((name, protocol or "", dataset or "", f"{time.perf_counter() - start:.1f}", accuracy))
     print_table(("Method", "Protocol", "Data set", "Seconds", "Accuracy"), rows)
     for error in errors:
         typer.echo(error, err=True)
@@ -52,27 +51,18 @@ def smoke(
 
 def bench(
     workloads: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="WORKLOAD|METHOD", help="See above. \\[default: w1 w2; none with --scaling]", show_default=False
-        ),
+        list[str] | None, Argument(metavar="WORKLOAD|METHOD", help="See above; w1 and w2 if none is given.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Name of a method, or path of a method file. \\[default: the simplest]")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[str, typer.Option(help="float32, float64, tf32 or bf16.")] = "float32",
-    clients_per_chunk: Annotated[str, typer.Option(help="Clients that the engine trains together.")] = "auto",
-    epochs: Annotated[int | None, typer.Option(help="Local epochs. \\[default: the workload's]")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed rounds of each side.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of images, models and batches.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line in place of the table.")] = False,
-    csv: Annotated[
-        Path | None, typer.Option(help="File to append the results to; in a folder, one named after device and torch.")
-    ] = None,
-    scaling: Annotated[
-        bool, typer.Option("--scaling", help="Measure w1 over clients per round and over batch sizes, too.")
-    ] = False,
+    method: Annotated[str | None, Option(help="Name or file of a method; the simplest if not given.")] = None,
+    device: Device = "auto",
+    precision: Annotated[str, Option(help="float32, float64, tf32 or bf16.")] = "float32",
+    clients_per_chunk: Annotated[str, Option(help="Clients that the engine trains together.")] = "auto",
+    epochs: Annotated[int | None, Option(help="Local epochs; the workload's if not given.")] = None,
+    repeats: Annotated[int, Option(help="Timed rounds of each side.")] = 5,
+    seed: Annotated[int, Option(help="Seed of images, models and batches.")] = 0,
+    json: Annotated[bool, Option("--json", help="One JSON object a line in place of the table.")] = False,
+    csv: Annotated[Path | None, Option(help="File to append results to; in a folder, one named by the device.")] = None,
+    scaling: Annotated[bool, Option("--scaling", help="Measure w1 over clients and over batch sizes, too.")] = False,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -89,19 +79,16 @@ def bench(
     chosen = [rounds.find_workload(name) for name in named if name not in methods]
     chosen += rounds.scaling_workloads() if scaling else []
     options = {
-        "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
-        "epochs": epochs, "repeats": repeats, "seed": seed,
+        "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "epochs": epochs,
+        "repeats": repeats, "seed": seed,
     }  # fmt: skip
-    cases = [rounds.prepare(workload, **options) for workload in chosen]
-    machine = {name: value for name, value in options.items() if name != "method"}
-    for setup in [rounds.prepare_run(name, **machine) for name in methods]:
+    cases = [rounds.prepare(workload, method=method, **options) for workload in chosen]
+    for setup in [rounds.prepare_run(name, **options) for name in methods]:
         with Console(stderr=True).status(setup.method.name) as status:
             result = measure.measure_run(setup, repeats, status.update)
         typer.echo(dumps(result) if json else measure.describe_run(result))
-    if not cases:
-        return
-    csv = csv and measure.result_file(csv, cases[0].setup.device, ".csv")
-    if csv is not None:  # refused now rather than after minutes
+    if csv is not None and cases:  # refused now rather than after minutes
+        csv = measure.result_file(csv, cases[0].setup.device, ".csv")
         try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
     results = []
     try:
@@ -124,15 +111,11 @@ def check(
     ctx: typer.Context,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="METHOD|FILE",
-            help="Names of methods, or paths of method files. \\[default: the engine, and a method of each kind]",
-            show_default=False,
-        ),
+        Argument(metavar="METHOD|FILE", help="Methods, or their files; else the engine, and a method of each kind."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    law: Annotated[list[int] | None, typer.Option(help="A law to check, 1 to 7 or 9; repeat it for several.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every registered method, minutes.")] = False,
+    device: Device = "auto",
+    law: Annotated[list[int] | None, Option(help="A law to check, 1 to 7 or 9; repeat it for several.")] = None,
+    all_: Annotated[bool, Option("--all", help="Every registered method, minutes.")] = False,
 ) -> None:
     """Check methods, your own too, by the laws that every method must keep, on small random images in float64.
 
@@ -148,48 +131,44 @@ def check(
 
     if methods and all_:
         raise UserError(f"--all checks every method (got {methods[0]} too); give one of the two.")
-    for number in law or ():
-        if number not in laws.LAWS:
-            titles = ", ".join(f"{other} ({each.title})" for other, each in laws.LAWS.items())
-            raise UserError(f"unknown law {number}; there are {titles}.")
+    if absent := set(law or ()) - laws.LAWS.keys():
+        titles = ", ".join(f"{number} ({each.title})" for number, each in laws.LAWS.items())
+        raise UserError(f"unknown law {min(absent)}; there are {titles}.")
     numbers = [number for number in laws.LAWS if not law or number in law]
-    chosen = []
-    if methods:
-        for name in methods:
-            method = registry.find_method(name)
-            chosen.append((name, method, numbers))
-            chosen += [(variant.name, variant, numbers) for variant in laws.variants_of(method)]
-    else:
-        of_engine = [number for number in numbers if number in (4, 5, 7)]
-        chosen.append(("the engine", registry.find_method(simplest_method()), of_engine))
+    cases = []  # a name, a method and a law
+    for name in methods or ():
+        method = registry.find_method(name)
+        checked = {name: method} | {variant.name: variant for variant in laws.variants_of(method)}
+        cases += [(title, each, number) for title, each in checked.items() for number in numbers]
+    if not methods:
+        simplest = registry.find_method(simplest_method())
+        cases += [("the engine", simplest, number) for number in numbers if number in (4, 5, 7)]
         kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
-        chosen += [(method.name, method, numbers) for method in kinds]
-    device = str(find_device(device))
+        cases += [(method.name, method, number) for method in kinds for number in numbers]
+    device, single = str(find_device(device)), len({name for name, *_ in cases}) == 1
     rows, messages, held, broken = [], [], 0, 0
     with Console(stderr=True).status("") as status:
-        for name, method, its_numbers in chosen:
-            for number in its_numbers:
-                status.update(escape(f"{name}: {laws.LAWS[number].title}"))
-                outcome = laws.check(method, number, device)
-                wrong = [finding for finding in outcome.findings if not finding.holds]
-                worst = sorted(outcome.findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
-                for finding in outcome.findings if len(chosen) == 1 else wrong or worst:
-                    verdict = "pass" if finding.holds else "FAIL"
-                    rows.append((name, number, finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict))
-                for error in outcome.errors:
-                    rows.append((name, number, f"raised {type(error).__name__}", "", "", "FAIL"))
-                if outcome.left_out is not None:
-                    rows.append((name, number, f"nothing, as {outcome.left_out}", "", "", "left out"))
-                held += outcome.left_out is None
-                broken += bool(wrong or outcome.errors)
-                messages += [(f"{name}, law {number}", each) for each in (*wrong, *outcome.errors)]
+        for name, method, number in cases:
+            status.update(escape(f"{name}: {laws.LAWS[number].title}"))
+            outcome = laws.check(method, number, device)
+            wrong = [finding for finding in outcome.findings if not finding.holds]
+            worst = sorted(outcome.findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
+            for finding in outcome.findings if single else wrong or worst:
+                verdict = "pass" if finding.holds else "FAIL"
+                rows.append((name, number, finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict))
+            rows += [(name, number, f"raised {type(error).__name__}", "", "", "FAIL") for error in outcome.errors]
+            if outcome.left_out is not None:
+                rows.append((name, number, f"nothing, as {outcome.left_out}", "", "", "left out"))
+            held += outcome.left_out is None
+            broken += bool(wrong or outcome.errors)
+            messages += [(f"{name}, law {number}", each) for each in (*wrong, *outcome.errors)]
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
     for checked, wrong in messages:
-        text = str(wrong)
+        text = str(wrong).strip()
         if isinstance(wrong, Exception):
             show_traceback(ctx, wrong)
-            text = f"{type(wrong).__name__}: {wrong}"
-        typer.echo(f"{checked}: {text.strip().splitlines()[0]}", err=True)
+            text = f"{type(wrong).__name__}: {text}"
+        typer.echo(f"{checked}: {text.splitlines()[0]}", err=True)
     typer.echo(f"{held - broken} of {held} laws hold on {device}.")
     if broken:
         raise typer.Exit(1)

@@ -1,38 +1,35 @@
 """The commands that tell of methods: `list` and `show`."""
 
+import ast
+import re
 import textwrap
-from dataclasses import fields
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedcli import registry
-from fedcli.cli.printing import completion, console, print_table
-from fedcli.declarations import Protocol, flag_of
+from fedcli.cli.common import completion, console, print_table
+from fedcli.cli.describe import PAPERS, index, protocol_rows, protocols_of, summary
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
 
 def list_() -> None:
     """List the methods, the protocols, the networks and the papers' tables."""
-    from fedcli.cli.describe import protocol_names
-    from fedcli.core.backbones import BACKBONES
-
-    methods = [(method.name, method.title, protocol_names(method)) for method in registry.methods().values()]
-    steps = [(step.name, step.title) for step in registry.posts().values()]
-    protocols = [(protocol.name, protocol.summary) for protocol in registry.protocols().values()]
-    tables = [(table.name, table.title) for table in registry.tables().values()]
+    methods = [(name, method["title"], method["protocol"]) for name, method in index()["method"].items()]
+    steps = [(name, step["title"]) for name, step in index()["post"].items()]
+    protocols = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
     for columns, rows in (
         (("Method", "Title", "Default protocol"), methods),
         (("Step after the last round, --post", "Title"), steps),
         (("Protocol", "Set-up"), protocols),
-        (("Table", "What it shows"), tables),
+        (("Table", "What it shows"), list(index()["table"].items())),
     ):
         print_table(columns, rows)
         typer.echo()
-    typer.echo("Networks, --backbone")
-    typer.echo(textwrap.fill(", ".join(BACKBONES), console().width, break_on_hyphens=False))
-    typer.echo("\n'fedcli show NAME' tells more of a method or a protocol, 'fedcli run METHOD' runs it.")
+    networks = textwrap.fill(", ".join(index()["backbone"]), console().width, break_on_hyphens=False)
+    typer.echo(f"Networks, --backbone\n{networks}\n")
+    typer.echo("'fedcli show NAME' tells more of a method or a protocol, 'fedcli run METHOD' runs it.")
     typer.echo("'fedcli data list' shows the data sets.")
 
 
@@ -42,33 +39,58 @@ def show(
         typer.Argument(
             metavar="METHOD|PROTOCOL",
             help="Name of a method or of a protocol, or path of a method file.",
-            autocompletion=completion("shown"),
+            autocompletion=completion("method", "protocol", "post"),
         ),
     ],
 ) -> None:
     """Show what a protocol fixes, or a method's card, options and protocols; also of a file or a step for --post."""
-    from fedcli.cli import describe
-
+    methods, protocols = {**index()["method"], **index()["post"]}, index()["protocol"]
+    name = registry.spelt(name, (*methods, *protocols, *index()["table"]))
+    if name in index()["table"]:
+        raise UserError(f"'{name}' is a paper's table; 'fedcli table {name} --dry-run' shows it.")
     if ":" in name and not is_from_file(name):
-        table = registry.spelt(name, registry.tables())
-        if table in registry.tables():
-            raise UserError(f"'{name}' is a paper's table; 'fedcli table {table} --dry-run' shows it.")
-        _print_protocol(registry.find_protocol(name))
+        if name not in protocols:
+            registry.find_protocol(name)  # refuses it
+        _print_protocol(name, protocols[name])
         return
-    chosen = registry.posts().get(name) or registry.find_method(name)
-    typer.echo("\n".join(describe.reflow(chosen.card, console().width)))
+    if name not in methods:
+        method = registry.find_method(name)
+        methods[name] = summary(method)
+        protocols = {protocol.name: protocol_rows(protocol) for protocol in protocols_of(method)}
+    code = (PAPERS / methods[name]["file"]).read_text(encoding="utf-8")
+    typer.echo("\n".join(reflow((ast.get_docstring(ast.parse(code), clean=False) or "").strip(), console().width)))
     more = f"'fedcli run {name} --help' shows those of every method too"
-    typer.echo(f"\nOptions of its own ({f'with --post {name}' if name in registry.posts() else more})")
-    rows = [(f"    {flag_of(field.name)}", describe.option_help(chosen, field)) for field in fields(chosen.config)]
-    print_table(("", ""), rows or [("    none", "")])
-    for protocol in describe.protocols_of(chosen):
+    typer.echo(f"\nOptions of its own ({f'with --post {name}' if name in index()['post'] else more})")
+    print_table(("", ""), [(f"    {flag}", text) for flag, text in methods[name]["options"]] or [("    none", "")])
+    for protocol in methods[name]["protocols"]:
         typer.echo()
-        _print_protocol(protocol)
+        _print_protocol(protocol, protocols[protocol])
 
 
-def _print_protocol(protocol: Protocol) -> None:
+def _print_protocol(name: str, rows: list[tuple[str, str]]) -> None:
     """Print what a protocol fixes."""
-    from fedcli.cli import describe
+    typer.echo(f"Protocol {name}")
+    print_table(("", ""), [(f"    {title}", text) for title, text in rows])
 
-    typer.echo(f"Protocol {protocol.name}")
-    print_table(("", ""), [(f"    {title}", text) for title, text in describe.protocol_rows(protocol)])
+
+def reflow(card: str, width: int) -> list[str]:
+    """Break a card that is wider than `width` into lines: fill paragraphs and items, keep tables and commands.
+
+    A numbered item or a paragraph continues in lines of the same indent.
+    """
+    if max(map(len, card.splitlines()), default=0) <= width:
+        return card.splitlines()
+    blocks: list[list[Any]] = []  # text, and the indent of what continues it
+    for line in card.splitlines():
+        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. +", line)
+        begins = not text or item or "  " in text or text.startswith("fedcli ")
+        if blocks and not begins and indent == blocks[-1][1]:
+            blocks[-1][0] += f" {text}"
+        else:
+            # Where an item's text begins, or a table's last column, or a formula or paragraph.
+            start = (item or re.match(r"(.*\s{2,})?", line)).end()
+            blocks.append([line, (start if start <= 0.6 * width else indent) if text else -1])
+    filled, whole = [], {"break_long_words": False, "break_on_hyphens": False}
+    for text, hang in blocks:
+        filled += textwrap.wrap(text, width, subsequent_indent=" " * hang, **whole) or [""]
+    return filled

@@ -1,122 +1,67 @@
-"""The commands that make tables: `table`, `claims` and `pages`."""
+"""The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
+from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich import table as rich_table
+from rich.console import Console, Group
 from rich.markdown import Markdown
+from rich.markup import escape
+from rich.text import Text
+from typer import Argument, Option
 
-from fedcli import declarations, registry
-from fedcli.cli.figures import LABEL, ONLY
-from fedcli.cli.printing import TIME_LIMIT, console, find_cluster, limit_time, parse_seeds, print_or_write, try_write
-from fedcli.errors import UserError
+from fedcli import registry
+from fedcli.cli import common
+from fedcli.cli.common import console, limit_time, parse_seeds, place_runs, print_or_write, print_table, try_write
+from fedcli.declarations import Table
+from fedcli.errors import UserError, needed
+from fedcli.figures import CHARTS, find_chart
+from fedcli.userfiles import is_from_file, short_name
 
-
-class Format(StrEnum):
-    """Forms of a table."""
-
-    markdown = "markdown"
-    csv = "csv"
-    latex = "latex"
-
-
-class Each(StrEnum):
-    """What the rows of a file of numbers are."""
-
-    round = "round"
-    client = "client"
-
-
-PAPERS = "A paper's table"
+PAPERS = {"rich_help_panel": "A paper's table"}
+NUMBER_WIDTH = 16  # characters of a column of numbers in a table
+VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
 def table(
     runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN|PAPER:ID",
-            help="Run folders, or folders that hold run folders; or a paper's table, as 'fedcli list' names it.",
-            show_default=False,
-        ),
+        list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, or folders of such; or a paper's table.")
     ] = None,
-    format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
-    metric: Annotated[
-        str | None, typer.Option(help="Metrics that get a column, e.g. best,at:1/2; or your own, ./file.py:NAME.")
-    ] = None,
-    method: Annotated[list[str] | None, ONLY] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only runs on this data set, several times for several; of PAPER:ID: a reduced version on these data.",
-            show_default=False,
-        ),
-    ] = None,
-    label: Annotated[list[str] | None, LABEL] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns to show, by parts of their titles, e.g. method,seeds,last.")
-    ] = None,
+    format: common.Format = "markdown",
+    metric: Annotated[str | None, Option(help="Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.")] = None,
+    method: common.Methods = None,
+    dataset: common.Datasets = None,
+    label: common.Labels = None,
+    columns: Annotated[str | None, Option(help="Columns to show, by parts of their titles, e.g. method,last.")] = None,
     per: Annotated[
-        Each | None, typer.Option(help="A CSV with a row for each round or each client of the runs, for spreadsheets.")
+        Literal["round", "client"] | None, Option(help="A CSV with a row for each round or each client of the runs.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the table.", show_default=False)] = "",
-    page: Annotated[Path | None, typer.Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write. \\[default: the terminal]")] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Run nothing: the cost and the table as it stands.", rich_help_panel=PAPERS),
-    ] = False,
+    title: Annotated[str, Option(help="Title of the table.", show_default=False)] = "",
+    page: Annotated[Path | None, Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
+    out: Annotated[Path | None, Option(help="File to write; the terminal if not given.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Run nothing: the cost and the table so far.", **PAPERS)] = False,
     only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Only the row or column of this name, or those with it in their names; several name several.",
-            rich_help_panel=PAPERS,
-        ),
+        list[str] | None, Option(metavar="TEXT", help="Only the row or column with this name or part of it.", **PAPERS)
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, e.g. 0,1. \\[default: the table's]", rich_help_panel=PAPERS)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Reduced version: at most so many rounds a run.", rich_help_panel=PAPERS)
-    ] = None,
-    local_epochs: Annotated[
-        int | None, typer.Option(help="Reduced version: at most so many local epochs.", rich_help_panel=PAPERS)
-    ] = None,
-    train_examples: Annotated[
-        int | None, typer.Option(help="Reduced version: at most so many training images.", rich_help_panel=PAPERS)
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at once, each a process of its own.", rich_help_panel=PAPERS)
-    ] = 1,
+    rounds: Annotated[int | None, Option(help="Reduced: at most so many rounds a run.", **PAPERS)] = None,
+    local_epochs: Annotated[int | None, Option(help="Reduced: at most so many local epochs.", **PAPERS)] = None,
+    train_examples: Annotated[int | None, Option(help="Reduced: at most so many training images.", **PAPERS)] = None,
     records_only: Annotated[
-        bool,
-        typer.Option(
-            "--records-only",
-            help="Keep no models of runs that have ended, which may fill a disk; 'export' and 'quality' need them.",
-            rich_help_panel=PAPERS,
-        ),
+        bool, Option("--records-only", help="Keep no models, which 'export' and 'quality' need.", **PAPERS)
     ] = False,
-    on: Annotated[
-        str | None, typer.Option(help="ray or ray:ADDRESS: each run a task of Ray.", rich_help_panel=PAPERS)
-    ] = None,
-    cpus_per_run: Annotated[
-        float | None, typer.Option(help="Cores for a run of --on ray. \\[default: 1]", rich_help_panel=PAPERS)
-    ] = None,
-    gpus_per_run: Annotated[
-        float | None, typer.Option(help="GPUs for it; 0.25 packs four on one. \\[default: 0]", rich_help_panel=PAPERS)
-    ] = None,
-    time_limit: Annotated[str | None, typer.Option(help=TIME_LIMIT, rich_help_panel=PAPERS)] = None,
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--runs",
-            help="Where the runs are looked for and kept. \\[default: runs/tables/PAPER-ID]",
-            rich_help_panel=PAPERS,
-        ),
+        Path | None, Option("--runs", help="Where the runs are, and are kept; by default in runs/tables.", **PAPERS)
     ] = None,
+    seeds: common.Seeds = None,
+    jobs: common.Jobs = None,
+    on: common.On = None,
+    cpus_per_run: common.Cpus = None,
+    gpus_per_run: common.Gpus = None,
+    time_limit: common.TimeLimit = None,
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
@@ -125,86 +70,72 @@ def table(
     PAPER:ID is a paper's table: what is missing of it is run, then ours stands beside the paper's.
     First it says what that costs: runs to do, hours (from runs timed here before), data sets.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
+    With --dataset, --rounds, --local-epochs or --train-examples it is a reduced version; --seeds are else the table's.
     """
-    from fedcli.results import boards, frame, metrics, tables
-    from fedcli.results.pages import read_study, study_page
-    from fedcli.results.render import FORMULA, render
+    from fedcli.results import boards, findings, frame, metrics, pages, render, tables
 
-    of_runs = {"--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
-               "--per": per}  # fmt: skip
-    own = {"--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--local-epochs": local_epochs,
-           "--train-examples": train_examples, "--jobs": jobs > 1, "--records-only": records_only, "--on": on,
-           "--time-limit": time_limit, "--runs": folder}  # fmt: skip
-    names = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    if given := [flag for flag, value in of_runs.items() if value and (names or page is not None)]:
-        what = names[0] if names else f"--page {page}"
-        raise UserError(f"{given[0]} is for a table of runs (got {what}, which has its own columns); leave it out.")
-    if names and (len(runs) > 1 or page is not None):
-        raise UserError(f"one paper's table at a time (got {names[0]} with others); give it alone.")
-    if names:
+    papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
+    use = "a paper's table" if papers else "a study's page" if page is not None else "a table of runs"
+    for of, flags in {
+        "a table of runs": {
+            "--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
+            "--per": per,
+        },
+        "a paper's table": {
+            "--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--jobs": jobs, "--on": on,
+            "--local-epochs": local_epochs, "--train-examples": train_examples, "--records-only": records_only,
+            "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--time-limit": time_limit,
+            "--runs": folder,
+        },
+    }.items():  # fmt: skip
+        for flag, value in flags.items():
+            if value and use != of:
+                raise UserError(f"{flag} is for {of} (got {use}); 'fedcli table --help' shows what goes with it.")
+    if papers:
+        if len(runs) > 1 or page is not None or len(dataset or ()) > 1:
+            raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} with others).")
         limit_time(time_limit)
+        where = place_runs(jobs, on, cpus_per_run, gpus_per_run) | {"records_only": records_only}
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-        chosen = None if seeds is None else parse_seeds(seeds)
-        if dataset and len(dataset) > 1:
-            raise UserError(f"a paper's table is for one --dataset (got {len(dataset)}); name one.")
-        options = {"seeds": chosen, "only": only or (), "limits": limits, "dataset": (dataset or [None])[0]}
-        cluster = find_cluster(on, cpus_per_run, gpus_per_run, jobs > 1)
-        where = {"jobs": jobs, "cluster": cluster, "records_only": records_only}
-        _paper_table(registry.find_table(names[0]), folder, options, where, dry_run, format, out)
+        chosen = {"folder": folder, "seeds": parse_seeds(seeds), "only": only or (), "limits": limits}
+        chosen["dataset"] = dataset[0] if dataset else None
+        _paper_table(registry.find_table(papers[0]), chosen, where, dry_run, format, out)
         return
-    if given := [flag for flag, value in own.items() if value]:
-        raise UserError(f"{given[0]} is for a paper's table (got no PAPER:ID); 'fedcli list' shows the tables.")
     if bool(runs) == (page is not None):
-        given = "both" if runs else "neither"
-        raise UserError(f"a table is of runs or of a study's --page (got {given}); give run folders or --page STUDY.")
-    if page is not None and format is not Format.markdown:
-        raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
-    if per is not None and (page is not None or metric or columns):
-        raise UserError(f"--per {per} has its own columns (got --page, --metric or --columns); leave them out.")
-    if columns and format is Format.csv:
-        raise UserError("--columns is for tables that are read (got --format csv, which has them all); leave it out.")
+        raise UserError("a table is of runs or of a study's --page (got both or neither); give one of the two.")
     if page is not None:
-        text = study_page(read_study(page))
+        if format != "markdown":
+            raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
+        text = pages.study_page(findings.read_study(page))
     else:
+        if (columns and (per or format == "csv")) or (metric and per):
+            raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
         records = boards.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
         for name in names:
             metrics.refuse_absent(name, records)
         if per is not None:
-            of_one = frame.rounds_of if per is Each.round else frame.clients_of
-            text = (
-                frame.of_all(records, of_one).replace(FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
-            )
-        elif format is Format.csv:
-            text = render(tables.sheet(records, names), format)
+            numbers = frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of)
+            text = numbers.replace(render.FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
+        elif format == "csv":
+            text = render.render(tables.sheet(records, names), format)
         else:
-            shown = columns.split(",") if columns else ()
-            text = "\n".join(render(one, format) for one in boards.sheets(records, names, shown, title))
-    if out is None and per is None and format is Format.markdown and console().is_terminal:
-        console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
-    else:
-        print_or_write(text, out)
+            sheets = boards.sheets(records, names, columns.split(",") if columns else (), title)
+            text = "\n".join(render.render(sheet, format) for sheet in sheets)
+    print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
 
-def _paper_table(
-    table: declarations.Table,
-    folder: Path | None,
-    options: dict[str, Any],
-    where: dict[str, Any],
-    dry_run: bool,
-    format: Format,
-    out: Path | None,
-) -> None:
+def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format: str, out: Path | None) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
-    from fedcli.cli import display
-    from fedcli.results import comparison, plans
-    from fedcli.results.render import render
+    from fedcli.cli.display import cost, run_plan
+    from fedcli.results import comparison, plans, render
 
     if out is not None:  # refused now rather than after hours
-        try_write(out, lambda: out.parent.mkdir(parents=True, exist_ok=True))
+        try_write(out, lambda: None)
     errors: dict[Path, str] = {}
-    plan = plans.plan(table, folder, **options)
-    if where["records_only"] and (later := [one.metric.name for one in plan.cells if one.metric.after_the_run]):
+    plan = plans.plan(table, **chosen)
+    later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
+    if where["records_only"] and later:
         raise UserError(
             f"--records-only removes the models that 'fedcli quality' measures (got {table.name}, which has "
             f"{later[0]}); leave it out."
@@ -214,65 +145,82 @@ def _paper_table(
     if any(run.to_do for run in plan.runs):
         # Who only wants to see the table may have asked for weeks of work.
         stop = "Ctrl-C, at any time; the same command goes on, and --dry-run only shows the table as it stands"
-        display.say(screen, display.cost(plan, where["records_only"]) + [("to stop", stop)] * running)
+        print_table(("", ""), cost(plan, where["records_only"]) + [("to stop", stop)] * running, screen=screen)
         screen.print()
     if running:
-        errors = display.run_plan(plan, [screen], **where)
-        plan = plans.plan(table, folder, **options)
-    compared = comparison.compare(plan, errors)
-    if out is None and format is Format.markdown and console().is_terminal:
-        console().print(display.drawn(comparison.sheet(compared), console().width))
-    else:
-        print_or_write(render(comparison.sheet(compared), format), out)
+        errors = run_plan(plan, [screen], **where)
+        plan = plans.plan(table, **chosen)
+    sheet = comparison.sheet(comparison.compare(plan, errors))
+    drawing = drawn(sheet, console().width) if format == "markdown" else None
+    print_or_write(render.render(sheet, format), out, drawing)
     if errors:
         raise typer.Exit(1)
 
 
+def drawn(sheet: Any, width: int) -> Group:
+    """Lay out a table in portions of as many columns of numbers as fit, so that no number is broken."""
+    from fedcli.results import render
+
+    lines = [line for block in sheet.blocks for line in block]
+    texts = sum(max(len(line[column][0]) for line in lines) + 3 for column in range(sheet.numbers))
+    across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
+    for start in range(sheet.numbers, len(sheet.columns), across):
+        shown = [*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))]
+        blocks = [[[line[column] for column in shown] for line in block] for block in sheet.blocks]
+        part = replace(sheet, columns=[sheet.columns[column] for column in shown], blocks=blocks)
+        if start > sheet.numbers:
+            part = replace(part, title="", setting="")
+        if start + across < len(sheet.columns):
+            part = replace(part, notes=())
+        parts.append(Markdown(render.render(part)))
+    return Group(*parts)
+
+
 def claims(
-    paper: Annotated[
-        str | None,
-        typer.Argument(
-            help="Only the claims of this paper, the first part of their names; or of your own ./file.py.",
-            show_default=False,
-        ),
-    ] = None,
+    paper: Annotated[str | None, Argument(help="Only the claims of this paper, or of your own ./file.py.")] = None,
     folders: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--runs",
-            metavar="DIR",
-            help="Folders with runs, beside those of the project; several times for several. \\[default: runs]",
-        ),
+        Option("--runs", metavar="DIR", help="Folders with more runs; by default 'runs'."),
     ] = None,
-    format: Annotated[Format, typer.Option(help="Form of the table.")] = Format.markdown,
+    format: common.Format = "markdown",
 ) -> None:
     """Show what the papers claim and what the runs there are say of it.
 
     A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
     """
-    from fedcli.cli import display
     from fedcli.data import datasets
-    from fedcli.results import claims, frame
-    from fedcli.results.render import render
+    from fedcli.results import claims, frame, render
 
     for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
-    chosen = registry.claims(paper)
     shipped = frame.shipped()
-    places = [*shipped, *(folders or [Path("runs")])]
-    found = claims.answers(chosen, places, lambda name: datasets.open_to_all(name) or datasets.present(name))
-    found = found if shipped else claims.with_shipped(found)
-    if format is Format.markdown and console().is_terminal:
-        console().print(display.drawn_claims(found))
-    else:
-        print_or_write(render(claims.sheet(found), format), None)
+    homes = [*shipped, *(folders or [Path("runs")])]
+    answers = claims.answers(
+        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
+    )
+    answers = answers if shipped else claims.with_shipped(answers)
+    drawing = drawn_claims(answers) if format == "markdown" else None
+    print_or_write(render.render(claims.sheet(answers), format), None, drawing)
+
+
+def drawn_claims(answers: Any) -> Group:
+    """Lay out claims, the verdict before each sentence and the numbers below it."""
+    from fedcli.results import claims, render
+
+    table = rich_table.Table("Verdict", "Claim, the paper's difference and ours", box=None, pad_edge=False)
+    for block in claims.sheet(answers).blocks:
+        for line in block:
+            claim, verdict, paper, ours, tail, runs = (text.replace("`", "") for text, _ in line)
+            numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {runs}"
+            style = VERDICTS.get(verdict.partition(",")[0], "")
+            table.add_row(Text(verdict, style), Text(f"{claim}\n{numbers}".strip()))
+    notes = Markdown("\n".join(f"- {note}" for note in claims.NOTES))
+    return Group(table, Text(f"\n{claims.counted(answers)}", "bold"), notes)
 
 
 def pages(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder with records/, one subfolder a study, and README.md.")
-    ],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder with records/, a subfolder a study, and README.md.")],
 ) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
@@ -283,7 +231,7 @@ def pages(
 
     The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """
-    from fedcli.figures import find_chart, plots
+    from fedcli.figures import plots
     from fedcli.results import frame
     from fedcli.results import pages as made
 
@@ -297,3 +245,134 @@ def pages(
             chart, runs = find_chart(kind), [folder / "records" / study]
             given = frame.find_records(runs) if chart.needs == "records" else runs
             try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))
+
+
+def quality(
+    runs: common.Runs,
+    client: common.Client = None,
+    clients: Annotated[bool, Option("--clients", help="Those of clients after one more round.")] = False,
+    files: common.Code = None,
+) -> None:
+    """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
+
+    NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
+    They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
+    With --client, of that client's own model; where the images are of several domains, of each domain apart too.
+    With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
+    """
+    from fedcli.figures import quality
+
+    if clients and client is not None:
+        raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
+    finished, others = quality.find_runs(runs)
+    rows, code = [], files or ()
+    for folder in (record["folder"] for record in finished):
+        with Console(stderr=True).status(escape(str(folder))):
+            measured = (
+                quality.add_clients_quality(folder, code) if clients else quality.add_quality(folder, client, code)
+            )
+        nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
+        rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
+    print_table(("NMI", "Silhouette", "Images", "Run"), rows)
+    if others:
+        typer.echo(f"unfinished, left out: {', '.join(str(record['folder']) for record in others)}")
+
+
+def plot(
+    runs: common.Runs,
+    kind: Annotated[str, Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
+    out: Annotated[
+        Path | None, Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.")
+    ] = None,
+    x: Annotated[str, Option("--x", help="What curves stand over: round, floats sent up, or seconds.")] = "round",
+    method: Annotated[list[str] | None, Option(help="Only runs of this method; or your file that they need.")] = None,
+    dataset: common.Datasets = None,
+    label: common.Labels = None,
+    title: Annotated[str | None, Option(help="Title of the figure; what the runs share if not given.")] = None,
+) -> None:
+    """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
+
+    Your own is a function of the runs' records that returns a matplotlib Figure.
+    """
+    from fedcli.figures import plots
+    from fedcli.results import boards, frame
+
+    chart = find_chart(kind)
+    files = [text for text in method or () if is_from_file(text)]
+    names = [text for text in method or () if text not in files]
+    if kind != "curves" and x != "round":
+        raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
+    given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
+    if chart.needs == "records":
+        given = [boards.select(frame.find_records(runs, label or ()), names, dataset or ())]
+    elif chosen := names or dataset or label:
+        raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
+    if kind == "curves":
+        given.append(x)
+
+    def draw() -> Any:
+        figure = chart.draw(*given)
+        if title is not None:
+            plots.write_title(figure, title)
+        return figure
+
+    out = out or Path(f"{short_name(kind)}.png")
+    with Console(stderr=True).status(escape(kind)):
+        written = try_write(out, lambda: plots.write(out, draw))
+    typer.echo(" and ".join(map(str, written)))
+
+
+plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, chart in CHARTS.items())
+
+
+def report(
+    runs: common.Runs,
+    out: Annotated[Path, Option(help="File to write.")] = Path("report.html"),
+    method: common.Methods = None,
+    dataset: common.Datasets = None,
+    label: common.Labels = None,
+    title: Annotated[str, Option(help="Title of the page.")] = "Runs",
+) -> None:
+    """Write a page to look at: one HTML file that needs no network.
+
+    Tables to sort, curves with methods to switch on and off, costs, partitions and commands, by protocol and data set.
+    A path at which no run is gets a line.
+    """
+    needed("bokeh", "the report", "report")
+    from fedcli.figures import report as pages
+    from fedcli.results import boards, frame
+    from fedcli.runs.records import RECORD
+
+    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
+    if len(missing) == len(runs):
+        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
+    for path in missing:
+        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    if label and len(label) == len(runs):
+        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
+    records = frame.find_records([path for path in runs if path not in missing], label or ())
+    records = boards.select(records, method or (), dataset or ())
+    print_or_write(pages.report(records, title, list(map(str, missing))), out)
+
+
+def export(
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
+    format: Annotated[str, Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors.")] = "pt",
+    client: common.Client = None,
+    round: Annotated[str, Option(help="Of which round: selected, as in the headline, or last.")] = "selected",
+    prototypes: Annotated[
+        bool, Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head.")
+    ] = False,
+    out: Annotated[Path | None, Option(help="File to write; model.pt2 or model.safetensors in RUN by default.")] = None,
+    files: common.Code = None,
+) -> None:
+    """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
+
+    The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
+    """
+    from fedcli.runs import models
+    from fedcli.runs.run import load
+
+    opened = load(run, files or ())
+    written = try_write(out or run, lambda: models.export(opened, format, client, round, prototypes, out))
+    typer.echo("\n".join(map(str, written)))

@@ -1,14 +1,17 @@
-"""Runs in a notebook: their progress while they go on, and what they show of themselves."""
+"""Runs as they go on, and what they show of themselves in a notebook."""
 
 import base64
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from html import escape
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedcli.errors import UserError
@@ -42,14 +45,7 @@ class Run(runs.Run):
         return rounds_of(self.record)
 
     def plot(self, x: str = "round") -> Any:
-        """Draws the learning curve.
-
-        Args:
-            x: What it stands over: `round`, `floats` or `seconds`.
-
-        Returns:
-            A matplotlib Figure, which a notebook shows.
-        """
+        """Draws the learning curve over `round`, `floats` or `seconds`, as a figure that a notebook shows."""
         return Runs([self]).plot(x)
 
     def __repr__(self) -> str:
@@ -78,12 +74,10 @@ class Runs(list[Run]):
 
     def _repr_html_(self) -> str:
         """A small table of the runs, a column each, and their curves."""
-        facts = [_facts(run) for run in self]
-        lines = []
-        for title in facts[0] if facts else ():
-            cells = "".join(f"<td>{escape(of_run[title])}</td>" for of_run in facts)
-            lines.append(f"<tr><th>{title}</th>{cells}</tr>")
-        table = f"<table>{''.join(lines)}</table>"
+        import pandas
+
+        with pandas.option_context("display.max_colwidth", None):
+            table = pandas.DataFrame(map(_facts, self)).T.to_html(header=False)
         try:
             picture = base64.b64encode(self.plot()._repr_png_()).decode()
         except UserError:  # nothing was evaluated
@@ -93,18 +87,15 @@ class Runs(list[Run]):
 
 def _facts(run: runs.Run) -> dict[str, str]:
     """What a run was and came to, as titles and texts."""
-    record, summary = run.record, run.record["summary"]
-    percent = {}
-    for name in ("selected", "last"):
-        percent[name] = "–" if summary.get(name) is None else f"{100 * summary[name]:.2f} %"
+    record, summary, percent = run.record, run.record["summary"], "{:.2%}".format
     return {
         "method": record["method"],
         "protocol": record["protocol"],
         "data set": f"{record['dataset']}, {record['partition']['flag']}",
         "seed": str(record["seed"]),
         "rounds": f"{len(record['rounds'])} of {record['config']['rounds']}, {record['status']}",
-        "selected": f"{percent['selected']} ({summary['selection']})",
-        "last round": percent["last"],
+        "selected": f"{percent(summary.get('selected') or math.nan)} ({summary['selection']})",
+        "last round": percent(summary.get("last") or math.nan),
         "seconds": f"{record['seconds_total']:,.1f}",
         "folder": str(run.path),
     }
@@ -116,8 +107,7 @@ def run(
     """Runs a method; the function behind `fedcli.run`, which says what the arguments are."""
     if exist_ok and out is not None:
         _set_aside(Path(out))
-    if progress is None and in_notebook():
-        progress = Progress()
+    progress = Progress() if progress is None and in_notebook() else progress
     done = runs.run(method, out=out, progress=with_loggers(progress, log), **options)
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
@@ -144,60 +134,66 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class Progress(rounds.Listener):
-    """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
+class Standing(rounds.Listener):
+    """How the run in `folder` stands, which is None where none goes on; a display of it has a `show`."""
 
-    def __init__(self):
-        self.ipython = import_module("IPython.display")
+    folder: Path | None = None
+    record: Mapping[str, Any] = MappingProxyType({})
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Shows the bar."""
-        self.record, self.first, self.expected = record, first_round, max(samples_per_round, 1)
-        self.began, self.in_round, self.notes = time.perf_counter(), 0, []
-        self.handle = self.ipython.display(display_id=True)
-        self.show()
+        """Starts the clock."""
+        self.record, self.folder, self._first, self._per_round = record, folder, first_round, max(samples_per_round, 1)
+        self._in_round, self._all, self._began = 0, 0, time.perf_counter()
 
     def samples(self, count: int) -> None:
-        """Moves the bar, a few times a second."""
-        self.in_round += count
-        if time.perf_counter() - self.shown > UPDATE:
-            self.show()
-
-    def note(self, text: str) -> None:
-        """Shows what the engine has to say."""
-        self.notes.append(text)
+        """Counts samples, of the round that goes on and of all."""
+        self._in_round, self._all = self._in_round + count, self._all + count
         self.show()
 
     def round(self, entry: dict[str, Any]) -> None:
-        """Shows what a round came to."""
-        self.in_round = 0
+        """Ends the count of a round."""
+        self._in_round = 0
         self.show()
-
-    def finish(self, record: dict[str, Any]) -> None:
-        """Shows how the run has ended."""
-        self.show()
-
-    def skip(self, record: dict[str, Any], folder: Path) -> None:
-        """Says that a run has ended before."""
-        self.ipython.display(self.ipython.HTML(escape(f"skipped: {folder}, which has {record['status']}")))
 
     def show(self) -> None:
         """Shows how the run stands."""
-        self.shown = time.perf_counter()
+
+    def standing(self) -> tuple[float, list[str]]:
+        """The rounds that are done, with the part of the one that goes on; and the last round's numbers as texts."""
         entries, total = self.record["rounds"], self.record["config"]["rounds"]
-        done = min(len(entries) + min(self.in_round / self.expected, 1), total)
+        done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
+        elapsed, texts = max(time.perf_counter() - self._began, 1e-9), [f"round {len(entries)}/{total}"]
+        for entry in entries[-1:]:
+            accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
+            texts += [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
+            texts += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
+        left = elapsed / max(done - self._first, 1e-9) * (total - done)
+        return done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
+
+
+class Progress(Standing):
+    """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
+
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """Shows the bar."""
+        super().start(record, folder, samples_per_round, first_round)
+        self._ipython, self._notes, self._shown = import_module("IPython.display"), "", 0.0
+        self._handle = self._ipython.display(display_id=True)
+
+    def note(self, text: str) -> None:
+        """Shows what the engine has to say, from the next step on."""
+        self._notes += f"<br>{escape(text)}"
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Shows how the run has ended."""
+        self.round({})
+
+    def show(self) -> None:
+        """Shows how the run stands, a few times a second, and after each round."""
+        if self._in_round and time.perf_counter() - self._shown < UPDATE:
+            return
+        self._shown, (done, texts) = time.perf_counter(), self.standing()
         run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
-        parts = [run, f"round {len(entries)}/{total}"]
-        if done > self.first:
-            left = (self.shown - self.began) / (done - self.first) * (total - done)
-            parts.append(f"{left:,.0f} s left")
-        tested = [entry["test_accuracy"] for entry in entries if entry["test_accuracy"] is not None]
-        if tested:
-            parts.append(f"test {100 * tested[-1]:.2f} %")
-        if entries:
-            parts += [f"{name} {value:.4g}" for name, value in entries[-1]["terms"].items()]
-        if self.record["status"] not in ("running", "finished"):
-            parts.append(self.record["status"])
-        bar = f'<progress value="{done:g}" max="{total}" style="width: 20em"></progress>'
-        text = "<br>".join([f"{bar} {escape(' · '.join(parts))}", *map(escape, self.notes)])
-        self.handle.update(self.ipython.HTML(text))
+        bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'
+        text = escape(" · ".join([run, *texts, self.record["status"]]))
+        self._handle.update(self._ipython.HTML(f"{bar} {text}{self._notes}"))

@@ -1,0 +1,219 @@
+"""What the commands share: options, each declared once, how they are read, printing, and ending with a message."""
+
+import errno
+import importlib.util
+import io
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from traceback import format_exception
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+from typer.core import TyperCommand
+
+from fedcli.cli.describe import index
+from fedcli.errors import UserError, printable
+from fedcli.runs.signals import set_time_limit
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
+MACHINE, OUTPUT = {"rich_help_panel": "Machine"}, {"rich_help_panel": "Output"}
+
+Seeds = Annotated[str | None, Option(help="Several seeds, a run each, e.g. 0,1,2.", **MACHINE)]
+Jobs = Annotated[int | None, Option(help="Runs at once; each of several is a process of its own.", **MACHINE)]
+Workers = Annotated[
+    int | None, Option(help="Divide each round among so many processes of this machine; the same bits.", **MACHINE)
+]
+On = Annotated[
+    str | None, Option(help="ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", **MACHINE)
+]
+Cpus = Annotated[
+    float | None, Option("--cpus-per-run", help="With --on ray: cores for a run, 1 if not given.", **MACHINE)
+]
+Gpus = Annotated[
+    float | None, Option("--gpus-per-run", help="With --on ray: GPUs for a run; 0.25 packs four on one.", **MACHINE)
+]
+TimeLimit = Annotated[
+    str | None, Option(help="Time after which runs end at a checkpoint, to go on later: 9m, 2h, 1h30m, 90.", **MACHINE)
+]
+LogFile = Annotated[str | None, Option(help="File to which the lines of the run are added, without the bar.", **OUTPUT)]
+Quiet = Annotated[bool | None, Option("--quiet", help="Print nothing but errors.", **OUTPUT)]
+Log = Annotated[
+    str | None,
+    Option(help="Where each round's numbers go too: tensorboard, wandb, ./file.py:NAME, or several.", **OUTPUT),
+]
+Runs = Annotated[list[Path], Argument(metavar="RUN", help="Run folders, or folders that hold run folders.")]
+Code = Annotated[
+    list[str] | None,
+    Option("--method", help="File of yours that a run needs, as method or part; no other is imported."),
+]
+Methods = Annotated[list[str] | None, Option("--method", help="Only runs of this method; several times for several.")]
+Datasets = Annotated[
+    list[str] | None, Option("--dataset", help="Only runs on this data set; several times for several.")
+]
+Labels = Annotated[
+    list[str] | None, Option("--label", help="What the runs of a RUN are called; once for each, in order.")
+]
+Client = Annotated[int | None, Option(help="Whose own model, where each client keeps one; else the global model.")]
+Format = Annotated[Literal["markdown", "csv", "latex"], Option(help="Form of the table.")]
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments after having looked for such a mistake."""
+        if not ctx.resilient_parsing:
+            *_, given = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter in given:
+                if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
+                    raise UserError(f"{parameter.opts[0]} is given twice; give it once.")
+        return super().parse_args(ctx, args)
+
+
+def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]]:
+    """Make what tells a shell the choices that a text begins, and the names of some kinds: "method", "dataset", ..."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = list(choices)
+        for kind in kinds:
+            if kind.endswith("dataset"):
+                from fedcli.data import datasets
+
+                names += datasets.names()
+            names += index().get(kind, ())
+        return [name for name in names if name.startswith(incomplete.lower())]
+
+    return complete
+
+
+def parse_seeds(seeds: Any) -> Any:
+    """Read the seeds of `--seeds 0,1,2`; what is no text, or a part that is no number, is checked with the others."""
+    if not isinstance(seeds, str):
+        return seeds
+    return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in seeds.split(",")]
+
+
+def limit_time(limit: str | int | None) -> None:
+    """Read a `--time-limit`, which counts from now; None for none."""
+    if limit is not None:
+        text = f"{limit}s" if str(limit).isdecimal() else str(limit)
+        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
+        if parts is None:
+            raise UserError(f"--time-limit must be a time (got '{limit}'); write 90s, 9m, 2h, 1h30m or seconds.")
+        hours, minutes, seconds = map(int, parts.groups("0"))
+        set_time_limit(3600 * hours + 60 * minutes + seconds)
+
+
+def place_runs(jobs: Any, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
+    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them."""
+    jobs = 1 if jobs is None else jobs
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
+    if on is None and (cpus, gpus) == (None, None):
+        return {"jobs": jobs, "cluster": None}
+    name, _, address = str(on).partition(":")
+    if name != "ray" or jobs > 1:
+        raise UserError(
+            f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs}); write --on ray, or leave "
+            "--cpus-per-run and --gpus-per-run out."
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
+    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
+        if value is not None and (value < 0 or (value > 1 and value % 1)):
+            raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
+    cluster = {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}
+    return {"jobs": 1, "cluster": cluster}
+
+
+class Lasting(io.FileIO):
+    """A file that takes everything and loses what cannot be written: a closed terminal or pipe ends no training."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or nothing."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """End the program with one line on stderr."""
+    typer.echo(printable(message), err=True)
+    raise typer.Exit(code)
+
+
+def stop_if_full(error: OSError, command: str) -> None:
+    """End the program with one line if a disk is full, and tell the command that goes on."""
+    if error.errno in FULL:
+        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
+
+
+def short(text: object) -> str:
+    """The beginning of the first line of a text, as much of it as a message has room for."""
+    line = (str(text).splitlines() or [""])[0]
+    return line if len(line) <= 100 else line[:97] + "..."
+
+
+def show_traceback(ctx: typer.Context, error: BaseException) -> None:
+    """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
+    if ctx.find_root().params["traceback"]:
+        typer.echo("".join(format_exception(error)), err=True, nl=False)
+
+
+def console(quiet: bool = False) -> Console:
+    """Make a console for stdout that leaves numbers and names uncoloured; a quiet one prints nothing."""
+    return Console(highlight=False, quiet=quiet)
+
+
+def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
+    """Make the consoles that a run is shown on: the terminal's, and one that adds to a `--log-file`."""
+    consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
+    if log_file is not None:
+        path = Path(log_file)
+        file = try_write(path, lambda: path.open("a", encoding="utf-8", buffering=1), "--log-file")
+        consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
+    return consoles
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Any], gap: int = 2, screen: Console | None = None) -> None:
+    """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
+
+    Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
+    for number, column in enumerate(columns):
+        numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
+        table.add_column(printable(column), no_wrap=number == 0, justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    (screen or console()).print(table)
+
+
+def print_or_write(text: str, out: Path | None, drawing: RenderableType | None = None) -> None:
+    """Print a text, or a drawing of it on a terminal; or write it to a file and print the file's name."""
+    from fedcli.data.files import write_atomically  # late: help comes without NumPy
+
+    if out is not None:
+        try_write(out, lambda: write_atomically(out, lambda path: path.write_text(text, encoding="utf-8")))
+        typer.echo(str(out))
+    elif drawing is not None and console().is_terminal:
+        console().print(drawing)
+    else:
+        typer.echo(text, nl=False)
+
+
+def try_write(out: Path, write: Callable[[], Any], flag: str = "--out") -> Any:
+    """Make the folder of a file, and return what `write` returns; one that cannot be written is the user's mistake."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return write()
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error
