@@ -78,7 +78,8 @@ def test_states_are_copies_and_nothing_is_written_before_there_is_a_folder(tmp_p
     given.params["w"].zero_()
     assert held(kept) == {1: 1}
     made.open(tmp_path)
-    assert held(made.keep(kept, states(2), 1)) == {1: 1, 2: 2}
+    later = made.keep(kept, states(2), 1)
+    assert held(later) == {1: 1, 2: 2}
     assert files(tmp_path) == ["000001-0", "000002-1"]
 
 
