@@ -1,6 +1,7 @@
 """The commands that try the engine on this machine: `smoke`, `bench` and `check`."""
 
 import time
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,14 +58,12 @@ def bench(
             metavar="WORKLOAD|METHOD", help="See above. \\[default: w1 w2; none with --scaling]", show_default=False
         ),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Name of a method, or path of a method file. \\[default: the simplest]")
-    ] = None,
+    method: Annotated[str, typer.Option(help="Name of a method, or path of a method file.")] = "fedavg",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="float32, float64, tf32 or bf16.")] = "float32",
     clients_per_chunk: Annotated[str, typer.Option(help="Clients that the engine trains together.")] = "auto",
-    epochs: Annotated[int | None, typer.Option(help="Local epochs. \\[default: the workload's]")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed rounds of each side.")] = 5,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs. \\[default: the workload's]")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of each side.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of images, models and batches.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line in place of the table.")] = False,
     csv: Annotated[
@@ -88,34 +87,33 @@ def bench(
     methods = [name for name in named if name in registry.methods() or is_from_file(name)]
     chosen = [rounds.find_workload(name) for name in named if name not in methods]
     chosen += rounds.scaling_workloads() if scaling else []
-    options = {
-        "method": method, "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk,
-        "epochs": epochs, "repeats": repeats, "seed": seed,
-    }  # fmt: skip
-    cases = [rounds.prepare(workload, **options) for workload in chosen]
-    machine = {name: value for name, value in options.items() if name != "method"}
-    for setup in [rounds.prepare_run(name, **machine) for name in methods]:
+    if epochs is not None:
+        chosen = [replace(workload, local_epochs=epochs) for workload in chosen]
+    machine = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
+    cases = [(workload, rounds.prepare(workload, method, **machine)) for workload in chosen]
+    for setup in [rounds.prepare_run(name, epochs, **machine) for name in methods]:
         with Console(stderr=True).status(setup.method.name) as status:
             result = measure.measure_run(setup, repeats, status.update)
         typer.echo(dumps(result) if json else measure.describe_run(result))
     if not cases:
         return
-    csv = csv and measure.result_file(csv, cases[0].setup.device, ".csv")
+    csv = csv and measure.result_file(csv, cases[0][1].device)
     if csv is not None:  # refused now rather than after minutes
         try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
     results = []
     try:
-        for case in cases:
-            with Console(stderr=True).status(case.workload.name) as status:
-                results.append(measure.measure(case, status.update))
+        for workload, setup in cases:
+            with Console(stderr=True).status(workload.name) as status:
+                results.append(measure.measure(workload, setup, repeats, status.update))
             if json:
                 typer.echo(dumps(results[-1]))
             if csv is not None:
                 try_write(csv, lambda: measure.append_csv(csv, results[-1:]), "--csv")
     finally:  # also what was measured before Ctrl-C
         if results and not json:
-            for cells in measure.TABLES:
-                print_table(tuple(cells), [measure.table_row(result, cells) for result in results])
+            rows = list(map(measure.cells, results))
+            for columns in measure.TABLES:
+                print_table(columns, [[cells[column] for column in columns] for cells in rows])
                 typer.echo()
             typer.echo(measure.MACHINE.format(**results[0]))
 
@@ -143,7 +141,7 @@ def check(
     Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
     """
     from fedcli import check as laws
-    from fedcli.bench.rounds import simplest_method
+    from fedcli.bench.rounds import SIMPLEST
     from fedcli.runs.config import find_device
 
     if methods and all_:
@@ -161,7 +159,7 @@ def check(
             chosen += [(variant.name, variant, numbers) for variant in laws.variants_of(method)]
     else:
         of_engine = [number for number in numbers if number in (4, 5, 7)]
-        chosen.append(("the engine", registry.find_method(simplest_method()), of_engine))
+        chosen.append(("the engine", registry.find_method(SIMPLEST), of_engine))
         kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
         chosen += [(method.name, method, numbers) for method in kinds]
     device = str(find_device(device))
