@@ -60,16 +60,12 @@ class Finding(NamedTuple):
 
 def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
     """Draw random images whose brightness tells the class; the classes `absent` have no example."""
-    draw = np.random.default_rng(seed)
-    present = [label for label in range(num_classes) if label not in absent]
-
-    def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = np.resize(present, count)
+    draw, tensors = np.random.default_rng(seed), []
+    for count in (num_train, 20):
+        labels = np.resize([label for label in range(num_classes) if label not in absent], count)
         pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
-        return torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)
-
-    names = tuple(str(label) for label in range(num_classes))
-    return Dataset("toy", *part(num_train), *part(20), class_names=names)
+        tensors += [torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)]
+    return Dataset("toy", *tensors, class_names=tuple(map(str, range(num_classes))))
 
 
 def toy_parts(sizes: Sequence[int] = RAGGED) -> list[np.ndarray]:

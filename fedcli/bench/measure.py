@@ -58,13 +58,7 @@ MACHINE = (
 def measure(
     workload: Workload, setup: Setup, repeats: int, progress: Callable[[str], Any] = lambda text: None
 ) -> dict[str, Any]:
-    """Measures one workload.
-
-    Args:
-        workload: What is trained.
-        setup: The run of it, see `prepare`.
-        repeats: Pairs of rounds that are timed.
-        progress: Told what is being done.
+    """Measures one workload by pairs of rounds of its run, see `prepare`; `progress` is told what is being done.
 
     Returns:
         The result, by `COLUMNS`. `engine` is `Engine.mode`; spreads are [least, largest]. `peak_bytes` is that of the
@@ -122,11 +116,6 @@ def measure(
 @flushed_denormals()
 def measure_run(setup: Setup, repeats: int, progress: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
     """Times rounds of a protocol's own run end to end, its last ones, in which all of a method's terms have begun.
-
-    Args:
-        setup: The run, see `prepare_run`.
-        repeats: Rounds that are timed, after one to warm up.
-        progress: Told what is being done.
 
     Returns:
         `seconds_per_round` (the median, testing included) and `seconds_spread`, of these `evaluation_seconds`,

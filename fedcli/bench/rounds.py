@@ -102,13 +102,7 @@ def scaling_workloads() -> list[Workload]:
 def prepare(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup:
     """Sets up the run of a workload; every option is given, so that no protocol's values enter.
 
-    Args:
-        workload: The workload.
-        method: Name of a method or path of a method file.
-        **machine: `device`, `precision`, `clients_per_chunk` and `seed`, as for a run.
-
-    Raises:
-        UserError: If an option is out of range or the method unknown.
+    `machine` is its `device`, `precision`, `clients_per_chunk` and `seed`.
     """
     chosen = registry.find_method(method)
     options = {}
@@ -125,16 +119,7 @@ def prepare(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup
 
 
 def prepare_run(method: str, epochs: int | None = None, **machine: Any) -> Setup:
-    """Sets up the run of a method's own protocol on CIFAR-10's images, whether or not these are on the machine.
-
-    Args:
-        method: As the last, see `prepare`.
-        epochs: Local epochs in place of the protocol's.
-        **machine: As for a run.
-
-    Raises:
-        UserError: If an option is out of range or the method unknown.
-    """
+    """Sets up the run of a method's own protocol on CIFAR-10's images, whether or not these are on the machine."""
     options = {"dataset": "cifar10", "local_epochs": epochs, **machine}
     given = {name: value for name, value in options.items() if value is not None}
     return resolve(registry.find_method(method), given, need_data=False)
@@ -146,14 +131,12 @@ def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
     if datasets.present(workload.dataset):
         return datasets.take(datasets.load(workload.dataset), count, seed), "real"
     draw = torch.Generator().manual_seed(seed)
-
-    def part(number: int) -> tuple[Tensor, Tensor]:
+    tensors = []
+    for number in (count, workload.num_test):
         shape = (number, workload.channels, workload.image_size, workload.image_size)
-        pixels = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
-        return pixels, torch.randint(10, (number,), generator=draw)
-
-    classes = tuple(map(str, range(10)))
-    return datasets.Dataset(workload.name, *part(count), *part(workload.num_test), class_names=classes), "random"
+        tensors.append(torch.randint(256, shape, generator=draw, dtype=torch.uint8))
+        tensors.append(torch.randint(10, (number,), generator=draw))
+    return datasets.Dataset(workload.name, *tensors, class_names=tuple(map(str, range(10)))), "random"
 
 
 class EngineRounds:

@@ -45,14 +45,8 @@ class Damaged(Exception):
 def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
     """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
-    Args:
-        path: The file.
-        tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
-        facts: What else the file says, as JSON can hold it.
-        previous: Where the file that is replaced is kept.
-
-    Raises:
-        OSError: If the disk does not take it.
+    NamedTuples are kept by name, and of what a store keeps the names of the versions. JSON holds the `facts`, and
+    `previous` the file that is replaced.
     """
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
@@ -97,11 +91,7 @@ def load(
 ) -> tuple[Tree, dict[str, Any]]:
     """Reads what `save` has written, and returns the tree and what else the file says.
 
-    Args:
-        path: The file.
-        types: The NamedTuple classes of the tree by name, and under `kept` what makes of its rows what a store keeps.
-        device: Of the tensors.
-        digest: What `save` returned, where that is known.
+    The NamedTuple classes of the tree are found in `types`, and under `kept` what makes of its rows what a store keeps.
 
     Raises:
         Damaged: See `verify`.

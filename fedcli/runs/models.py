@@ -113,10 +113,7 @@ class BestModels:
 
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
-    """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted.
-
-    Images have so many channels, and are `image_size` pixels high and wide.
-    """
+    """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted."""
     nbytes = 0
     for client in range(setup.run.num_clients if setup.method.personal else 1):
         nbytes += _network_bytes(backbone_of(setup.run.backbone, client), channels, image_size, num_classes)
@@ -279,16 +276,10 @@ def export(
     prototypes: bool = False,
     out: str | Path | None = None,
 ) -> tuple[Path, Path]:
-    """Writes a trained model to a file and a card in Markdown beside it, and returns both.
+    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both.
 
-    Args:
-        run: A finished run.
-        format: "pt", a program of `torch.export` for batches of any size, normalisation included; or "safetensors",
-            the tensors alone.
-        client: As the next two, see `Run.model`.
-        round: Of which round.
-        prototypes: Whether it classifies by the nearest prototype.
-        out: The file; in the run's folder where not given. What is there is replaced.
+    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. Where
+    `out` is not given the file is in the run's folder; what is there is replaced.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.

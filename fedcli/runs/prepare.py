@@ -55,7 +55,7 @@ def deterministic(on: bool) -> Iterator[None]:
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
-    torch.use_deterministic_algorithms(on, warn_only=True)
+    torch.use_deterministic_algorithms(on, warn_only=on)
     try:
         yield
     finally:

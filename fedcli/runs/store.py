@@ -48,13 +48,9 @@ class Store:
     """Keeps versions of clients' states, an LRU of them in memory."""
 
     def __init__(self, memory: int | None, num_clients: int, device: torch.device, types: Iterable[type]):
-        """Makes an empty one; nothing is written before `open`.
+        """Makes an empty one, which holds `memory` bytes, a quarter of the machine's where None, and has no folder yet.
 
-        Args:
-            memory: Bytes that may be held; a quarter of the machine's where None.
-            num_clients: Size of the population.
-            device: Of the run.
-            types: The NamedTuple classes of states.
+        `types` are the NamedTuple classes of states.
         """
         self._limit = _machine_memory() // 4 if memory is None else memory
         self._num_clients, self._device = num_clients, device
@@ -103,11 +99,7 @@ class Store:
         return Kept(self, dict(sorted(versions.items())))
 
     def read(self, version: Version) -> Tree:
-        """Reads a version; its tensors are on the device or the host, and not to be changed.
-
-        Raises:
-            UserError: If its file is not what was written.
-        """
+        """Reads a version, unless its file is damaged; its tensors are on any device, and not to be changed."""
         state = version.state
         if state is None:
             try:
@@ -125,10 +117,7 @@ class Store:
         return state
 
     def settle(self) -> None:
-        """Gives free memory back to the system: it lies in pieces between the states that are held.
-
-        400 MB lay there after three rounds of 100 clients.
-        """
+        """Gives free memory between the states back to the system: 400 MB after three rounds of 100 clients."""
         if MALLOC_TRIM is not None and self._in_hand:
             MALLOC_TRIM(0)
 
@@ -182,11 +171,7 @@ class Kept(UserDict):
                 version.remove.detach()  # checkpoints remove what none of them names
 
     def verify(self) -> None:
-        """Reads all files through.
-
-        Raises:
-            Damaged: If one is missing or not what was written.
-        """
+        """Reads all files through; raises `Damaged` if one is missing or not what was written."""
         for version in self.data.values():
             try:
                 verify(version.file, version.digest)
@@ -203,11 +188,7 @@ class Kept(UserDict):
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
-    """Looks at the floating-point tensors that a round, from 0, has made of the state before it.
-
-    Raises:
-        NonFiniteLoss: If one is not finite, with its place in the state.
-    """
+    """Refuses floating-point tensors that are not finite, of those that a round, from 0, has made of the one before."""
     checked, finite = {id(leaf) for leaf in leaves(before)}, {}
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and id(leaf) not in checked:
