@@ -61,23 +61,6 @@ def imported(name, folder, **arrays):
     return {**own, "partition": "iid", "batch_size": 8, "local_epochs": 1}
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"train_examples": 48, "num_clients": 12}, "no client has a validation part"),
-        (
-            {"protocol": "fedsa:digits-mixed", "num_clients": 100, "local_test": 0.001, "backbone": "cnn-small"},
-            "no client has a test part",
-        ),
-    ],
-)
-def test_a_run_with_nothing_to_choose_or_to_test_by_does_not_begin(given, words, tmp_path):
-    options = {"dataset": "digits", "partition": "iid", "device": "cpu", "rounds": 2, "cohort_size": 2, **given}
-    with pytest.raises(UserError, match=words):
-        fedcli.run("fedavg", out=tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_domain_without_test_images_is_left_out_of_the_record(tmp_path):
     options = imported("two", tmp_path, **own_data(("p", "q")))
     record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
@@ -92,43 +75,6 @@ def test_a_class_without_a_test_image_is_measured_with_the_others(tmp_path):
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"rounds": 10**24}, "--rounds must be from 1 to 2147483647"),
-        ({"seed": 10**400}, "--seed must be >= 0 and <= 4294967295 .got a number of over 300 digits"),
-        ({"weight_decay": 1e300}, "--weight-decay must be from 0 to 3e.38"),
-        ({"clients_per_chunk": "9" * 5000 + "x"}, "--clients-per-chunk must be auto"),
-        ({"partition": "dominant:1:share=1e-999999"}, "wrong share"),
-        ({"partition": "dominant:1:share=1e9999999999"}, "wrong share"),
-        ({"partition": "classes:1_0"}, "wrong number of classes"),
-        ({"partition": "classes:20"}, "does not fit the data .got 10 classes"),
-        ({"optimizer": "adam", "momentum": 0.5}, "--momentum is for --optimizer sgd .got --optimizer adam"),
-        ({"public_examples": 5}, "--public-examples is for methods that use public images"),
-        ({"device": "cpu:5"}, "--device must be auto"),
-        ({"device": "cuda:999"}, "--device cuda:999 is not there"),
-    ],
-)
-def test_what_no_run_can_have_is_refused_in_a_line(given, words, tmp_path):
-    with pytest.raises(UserError, match=words) as caught:
-        fedcli.run("fedavg", out=tmp_path / "run", **{**TINY, **given})
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "words"),
-    [
-        ("fedfa", {"calibration": "never", "calibration_lr": 0.1}, "--calibration-lr is for --calibration batch or"),
-        ("fedcme", {"exchange": "none", "matching": "random"}, "--matching is for --exchange head or body or model"),
-        ("fedfm", {"guiding": "l2", "temperature": 0.5}, "--temperature is for --guiding contrastive .got"),
-    ],
-)
-def test_an_option_of_a_method_beside_which_another_has_no_say_is_refused(method, given, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        fedcli.run(method, out=tmp_path / "run", **TINY, **given)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_protocol_and_a_record_may_tell_options_without_effect():
