@@ -138,12 +138,6 @@ def test_a_record_of_another_form_is_refused(tmp_path):
 # Imports and downloads
 
 
-def test_a_set_beyond_the_limit_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LIMIT", 300)
-    with pytest.raises(UserError, match="unpacks to more than"):
-        datasets.import_path("x", trials.npz(tmp_path / "x.npz"))
-
-
 def test_a_link_in_a_temporary_files_place_overwrites_nothing(tmp_path):
     (tmp_path / "treasure").write_text("gold")
     (tmp_path / f".file.{os.getpid()}.partial").symlink_to("treasure")
