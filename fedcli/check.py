@@ -102,13 +102,8 @@ def federation(
 ) -> tuple[Setup, Federation]:
     """Set up a method, or that of a name, on toy data, under a protocol of which every value is overridden.
 
-    Args:
-        method: The method, or its name.
-        overrides: Options of the method in place of its defaults.
-        data: The images; `toy_dataset()` where not given.
-        parts: Positions of each client's examples; those of `toy_parts()` where not given.
-        kind: Class of the federation; `Federation` where not given.
-        **run: Options of the run in place of those in `TOY`.
+    `overrides` are options of the method in place of its defaults, and `run` those of the run in place of `TOY`;
+    `parts` are the positions of each client's examples, and `kind` is the class of the federation.
     """
     method = registry.find_method(method) if isinstance(method, str) else method
     protocols = registry.protocols().values()
@@ -245,13 +240,9 @@ def law_4_chunking_is_invisible(
 ) -> list[Finding]:
     """Hold the engine, under a method, to train clients together as it trains them one after the other.
 
-    Args:
-        method: The method.
-        rounds: Rounds of each run.
-        overrides: Options of the method in place of its defaults and of a `start_round` of 0, by which all terms act.
-        chunks: Values of `--clients-per-chunk`; each without graphs and, where the device has graphs, with them.
-        against: Class of the federation that they are compared with; where not given, clients one after the other.
-        **run: Options of the run.
+    Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs and, where the device has graphs, with
+    them, to a federation of the class `against` or to clients one after the other. Without `overrides` of the method's
+    options a `start_round` is 0, so that a term that begins later is compared at all.
     """
     if overrides is None:
         overrides = {option.name: 0 for option in fields(method.config) if option.name == "start_round"}

@@ -71,7 +71,7 @@ def fake_seconds(monkeypatch, values):
 # Workloads and images
 
 
-def test_the_workloads_are_those_of_the_docstring_with_one_network_on_both_sides(monkeypatch):
+def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
     monkeypatch.undo()
     sizes = {}
     for name, workload in rounds.WORKLOADS.items():

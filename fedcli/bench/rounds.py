@@ -1,14 +1,8 @@
 """What is measured: rounds of a workload, by the engine and by a plain PyTorch loop.
 
-The workloads, each by its name or its short one; all train with SGD, learning rate 0.01 and momentum 0.9, new in every
-round:
-
-    cnn-five-epochs (w1)      28 x 28 grey, 100 clients x 600 images, 10 a round, 5 epochs, batch 64, `cnn-mcmahan`
-    cnn-small-batches (w2)    the same images and network, 20 clients a round, 1 epoch, batch 10
-    resnet18 (w3)             32 x 32 colour, 10 clients x 4,000 images, all in a round, 10 epochs, batch 64, 7 x 7 stem
-
-The images are Fashion-MNIST's and CIFAR-10's where those sets are on the machine, and random ones of the same shape
-where they are not; every result says which.
+All workloads train with SGD, learning rate 0.01 and momentum 0.9, new in every round. The images are Fashion-MNIST's
+and CIFAR-10's where those sets are on the machine, and random ones of the same shape where they are not; every result
+says which.
 
 The plain loop is what a user of PyTorch writes: one module in the default memory layout, convolution, ReLU and pooling
 in the usual order (torchvision's own network for w3), `torch.optim.SGD`, a `DataLoader` over a client's normalised
@@ -105,10 +99,8 @@ def prepare(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup
     `machine` is its `device`, `precision`, `clients_per_chunk` and `seed`.
     """
     chosen = registry.find_method(method)
-    options = {}
-    for field in (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config)):
-        if field.default is not None:
-            options[field.name] = field.default
+    declared = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
+    options = {field.name: field.default for field in declared if field.default is not None}
     options |= {name: getattr(workload, name) for name in ("backbone", "num_clients", *SHAPE)}
     options |= {"dataset": DEFAULT_DATASET, "rounds": 2 * FIRST_ROUND, "optimizer": "sgd", **SGD}
     options["protocol"] = next(each.name for each in registry.protocols().values() if each.evaluation == "server")

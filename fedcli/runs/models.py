@@ -114,9 +114,8 @@ class BestModels:
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
     """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted."""
-    nbytes = 0
-    for client in range(setup.run.num_clients if setup.method.personal else 1):
-        nbytes += _network_bytes(backbone_of(setup.run.backbone, client), channels, image_size, num_classes)
+    names = [backbone_of(setup.run.backbone, i) for i in range(setup.run.num_clients if setup.method.personal else 1)]
+    nbytes = sum(_network_bytes(name, channels, image_size, num_classes) for name in names)
     return nbytes * (2 if _keeps_best(setup, nbytes) else 1)
 
 

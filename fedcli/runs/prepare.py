@@ -100,7 +100,7 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     """Loads the data of a run and draws its partition, without a network and with nothing on the device.
 
     Returns:
-        The data set, each client's examples, and the public images where the method uses some.
+        The data set, the positions of each client's examples, and the public images where the method uses some.
 
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
@@ -138,15 +138,9 @@ def federation(
     kind: type[Federation] = Federation,
     **more: Any,
 ) -> Federation:
-    """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
+    """The federation of a run: data as `load_data` has them, normalised, augmented and tested as its protocol says.
 
-    Args:
-        setup: The run.
-        dataset: As the next two, see `load_data`.
-        parts: Positions of each client's examples.
-        public: The public images, where the method uses some.
-        kind: Class of what is made.
-        **more: What else this class takes.
+    It is of the class `kind`, which takes what else is given.
     """
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 

@@ -68,8 +68,10 @@ class Store:
         """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
-            files = [folder / STATES / f"{name}{SUFFIX}" for _, name, *_ in rows]
-            return Kept(self, {row[0]: Version(*row, file) for row, file in zip(rows, files, strict=True)})
+            versions = {}
+            for client, name, nbytes, digest in rows:
+                versions[client] = Version(client, name, nbytes, digest, folder / STATES / f"{name}{SUFFIX}")
+            return Kept(self, versions)
 
         return {**self._types, "kept": kept}
 
