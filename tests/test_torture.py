@@ -12,13 +12,14 @@ import pytest
 
 import fedcli
 from fedcli import registry
-from fedcli.data import datasets, files
+from fedcli.data import files
 from fedcli.errors import UserError, printable
 from fedcli.figures import partition, plots
 from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs import run as runs
 from fedcli.runs.config import resolve, without_effect
 from fedcli.runs.records import read_record, write_record
+from tests.files import from_npz, images
 from tests.programs import Waiting, start
 from tests.test_runs import TINY
 from tests.torture import commands, trials
@@ -43,35 +44,30 @@ def test_a_short_round_of_trials_breaks_nothing(trial, loaded):
 # Edges
 
 
-def own_data(domains=(), test=(0, 1, 2)):
-    """Images of three classes, of which only some have test images; the last of several domains has none."""
-    draw, found = np.random.default_rng(0), {"class_names": np.array(["a", "b", "c"])}
-    for part, labels in (("train", np.arange(60) % 3), ("test", np.repeat(test, 4))):
-        found |= {f"y_{part}": labels, f"x_{part}": draw.integers(0, 256, (len(labels), 8, 8), np.uint8)}
-        if domains:
-            count = len(domains) - (part == "test")
-            found[f"domain_{part}"] = np.arange(len(labels)) % count
-    return {**found, "domain_names": np.array(domains)} if domains else found
-
-
-def imported(name, folder, **arrays):
-    np.savez(folder / "images.npz", **arrays)
-    datasets.import_path(name, folder / "images.npz")
-    own = {"dataset": name, "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 2, "device": "cpu"}
-    return {**own, "partition": "iid", "batch_size": 8, "local_epochs": 1}
+OWN = {
+    "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 2, "device": "cpu", "partition": "iid",
+    "batch_size": 8, "local_epochs": 1,
+}  # fmt: skip
 
 
 def test_a_domain_without_test_images_is_left_out_of_the_record(tmp_path):
-    options = imported("two", tmp_path, **own_data(("p", "q")))
-    record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
+    domains = {
+        "domain_train": np.arange(60) % 2,
+        "domain_test": np.zeros(12, int),
+        "domain_names": np.array(["p", "q"]),
+    }
+    from_npz("two", tmp_path, **images((8, 8), 3, per_class=(20, 4)), **domains)
+    record = fedcli.run("fedavg", out=tmp_path / "run", dataset="two", **OWN).record
     assert record["status"] == "finished"
     assert [set(entry["domains"]) for entry in record["rounds"]] == [{"p"}] * 2
     assert np.isfinite([entry["domains"]["p"] for entry in record["rounds"]]).all()
 
 
 def test_a_class_without_a_test_image_is_measured_with_the_others(tmp_path):
-    options = imported("three", tmp_path, **own_data(test=(0, 1)))
-    assert fedcli.run("fedproto", out=tmp_path / "run", **options).record["status"] == "finished"
+    arrays = images((8, 8), 3, per_class=(20, 4)) | {"class_names": np.array(["a", "b", "c"])}
+    there = arrays["y_test"] < 2
+    from_npz("three", tmp_path, **{**arrays, "x_test": arrays["x_test"][there], "y_test": arrays["y_test"][there]})
+    assert fedcli.run("fedproto", out=tmp_path / "run", dataset="three", **OWN).record["status"] == "finished"
 
 
 # Options
