@@ -28,85 +28,53 @@ EVERY = [*METHODS, *VARIANTS]
 REDUCING = [method for method in EVERY if method.reduces_to is not None]
 KEEPING = [method for method in EVERY if laws.keeps_state(method)]
 SEVERAL = [method for method in EVERY if method.mixed_networks and not averages(method)]
+DECLARING = [method for method in EVERY if method.costs]
 FEW_STEPS = {"batch_size": 8}
 ABSENT = laws.toy_parts((13, 7, 10, 2))  # the last client lacks a class
 
 
-def named(method):
-    return method.name
+CASES = [  # a law, the methods that it is held against, and the options of the runs
+    (laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.NORMED}),
+    (laws.law_2_on_is_not, REDUCING, {}),
+    (laws.law_3_state_survives, KEEPING, {}),
+    (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": ABSENT}),
+    (laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": ABSENT}),
+    (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (4,), "optimizer": "adam", "lr": 0.003, **FEW_STEPS}),
+    (laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
+    (laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
+    (laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED, **FEW_STEPS}),
+    (laws.law_6_edge_data, METHODS, {"chunk": 1, **FEW_STEPS}),
+    (laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
+    (laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
+    (laws.law_9_costs_are_what_is_sent, [each for each in DECLARING if not each.uses_public_data], {}),
+    # The last batch of public images has one.
+    (
+        laws.law_9_costs_are_what_is_sent,
+        [each for each in DECLARING if each.uses_public_data],
+        {"public_batch_size": 11},
+    ),
+]
 
 
-@pytest.mark.parametrize("method", REDUCING, ids=named)
-def test_law_1_off_is_the_simpler_method(method):
-    laws.law_1_off_is_the_simpler_method(method, backbone=laws.NORMED)
-
-
-@pytest.mark.parametrize("method", REDUCING, ids=named)
-def test_law_2_on_is_not(method):
-    laws.law_2_on_is_not(method)
-
-
-@pytest.mark.parametrize("method", KEEPING, ids=named)
-def test_law_3_state_survives(method):
-    laws.law_3_state_survives(method)
-
-
-@pytest.mark.parametrize("method", EVERY, ids=named)
-def test_law_4_chunking_is_invisible(method):
-    chunks = (1, 2, "branches:4") if method in METHODS else (2,)
-    laws.law_4_chunking_is_invisible(method, chunks=chunks, parts=ABSENT)
-
-
-@pytest.mark.parametrize("method", METHODS, ids=named)
-def test_law_4_chunking_is_invisible_under_adam(method):
-    laws.law_4_chunking_is_invisible(method, chunks=(4,), optimizer="adam", lr=0.003, **FEW_STEPS)
-
-
-@pytest.mark.parametrize("method", SEVERAL, ids=named)
-def test_laws_4_and_5_hold_with_different_networks(method):
-    laws.law_4_chunking_is_invisible(method, chunks=(2,), backbone=MIXED, **FEW_STEPS)
-    laws.law_5_order_is_invisible(method, backbone=MIXED, **FEW_STEPS)
+@pytest.mark.parametrize(
+    ("law", "method", "options"),
+    [
+        pytest.param(law, method, options, id=f"{law.__name__}-{method.name}")
+        for law, methods_of_case, options in CASES
+        for method in methods_of_case
+    ],
+)
+def test_a_law_holds(law, method, options):
+    law(method, **options)
 
 
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
-@pytest.mark.parametrize("method", SEVERAL, ids=named)
+@pytest.mark.parametrize("method", SEVERAL, ids=lambda method: method.name)
 def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
     setup, fed = laws.federation(method, backbone=MIXED, parts=laws.toy_parts(sizes), **FEW_STEPS)
     state, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
     assert all(torch.isfinite(leaf).all() for leaf in leaves(state))
     assert entry["terms"]
-
-
-@pytest.mark.parametrize("method", EVERY, ids=named)
-def test_law_5_order_is_invisible(method):
-    laws.law_5_order_is_invisible(method, parts=ABSENT, **FEW_STEPS)
-
-
-@pytest.mark.parametrize("chunk", [1, 4])
-@pytest.mark.parametrize("method", METHODS, ids=named)
-def test_law_6_edge_data(method, chunk):
-    laws.law_6_edge_data(method, chunk, **FEW_STEPS)
-
-
-@pytest.mark.parametrize("method", VARIANTS, ids=named)
-def test_law_6_edge_data_for_variants(method):
-    laws.law_6_edge_data(method, 4, **FEW_STEPS)
-
-
-def test_law_7_resume_is_invisible():
-    found = laws.law_7_resume_is_invisible(STATEFUL)
-    assert [one.figure for one in found] == [0, 0]
-
-
-@pytest.mark.parametrize("method", VARIANTS, ids=named)
-def test_law_7_resume_is_invisible_for_variants(method):
-    laws.law_7_resume_is_invisible(method, **FEW_STEPS)
-
-
-@pytest.mark.parametrize("method", [method for method in EVERY if method.costs], ids=named)
-def test_law_9_costs_are_what_is_sent(method):
-    public = {"public_batch_size": 11} if method.uses_public_data else {}  # the last batch has one image
-    laws.law_9_costs_are_what_is_sent(method, **public)
 
 
 # Options

@@ -13,12 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import fedcli
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs import workers
 from fedcli.runs.records import read_record
 from tests import law_8
+from tests.files import refused
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import essence
 
@@ -74,21 +74,22 @@ class Connections:
 
 
 def test_workers_that_differ_are_refused(monkeypatch):
-    together = Connections(2, monkeypatch)
+    cpu = torch.device("cpu")
 
-    def refused(group):
-        with pytest.raises(UserError) as caught:
-            group.refuse_differences({"seed": 1, "data": "ab"[group.number]}, torch.device("cpu"))
-        group.refuse_differences({"seed": 1}, torch.device("cpu"))
-        return str(caught.value)
+    def compare(group):
+        differing = {"seed": 1, "data": "ab"[group.number]}
+        refused(lambda: group.refuse_differences(differing, cpu), "differ in data (got b on worker 1, a on worker 0)")
+        group.refuse_differences({"seed": 1}, cpu)
 
-    assert {text.split(";")[0] for text in together.run(refused)} == {
-        "the workers differ in data (got b on worker 1, a on worker 0)"
-    }
+    Connections(2, monkeypatch).run(compare)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for group, device in ((workers.Group(0, 2, 2), "cuda"), (workers.Group(0, 2, 1), "cuda:0")):
-        with pytest.raises(UserError, match="every worker needs a CUDA device of its own"):
-            group.refuse_differences({}, torch.device(device))
+    for group, device in (
+        (workers.Group(0, 2, 2), torch.device("cuda")),
+        (workers.Group(0, 2, 1), torch.device("cuda:0")),
+    ):
+        refused(
+            lambda group=group, device=device: group.refuse_differences({}, device), "needs a CUDA device of its own"
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,12 +122,12 @@ def test_an_error_of_one_worker_is_what_all_end_with(error, expected, monkeypatc
 
 
 def test_an_error_is_not_told_where_the_others_expect_tensors(monkeypatch):
-    together, empty = Connections(2, monkeypatch), torch.empty_strided
+    together, concatenate = Connections(2, monkeypatch), torch.cat
 
-    def too_large(*form, **kind):
+    def too_large(parts):
         if together.here.number == 1:
             raise RuntimeError("can't allocate memory")
-        return empty(*form, **kind)
+        return concatenate(parts)
 
     def run(group):
         with pytest.raises((RuntimeError, workers.Lost)) as caught:
@@ -135,7 +136,7 @@ def test_an_error_is_not_told_where_the_others_expect_tensors(monkeypatch):
         group.end(caught.value)
         return caught.type
 
-    monkeypatch.setattr(torch, "empty_strided", too_large)
+    monkeypatch.setattr(torch, "cat", too_large)
     assert together.run(run) == [workers.Lost, RuntimeError]
 
 
@@ -189,14 +190,12 @@ def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_end
     assert (again.returncode, errors) == (0, "")
     assert output.count("round 3/3:") == 1
 
-    given = dict(zip((flag[2:].replace("-", "_") for flag in SMALL[::2]), SMALL[1::2], strict=True))
-    numbers = {name: int(value) if value.isdecimal() else value for name, value in given.items()}
-    whole = fedcli.run(str(tmp_path / "waits.py"), out=tmp_path / "whole", checkpoint_every=1, **numbers)
-    record = read_record(tmp_path / "run")
-    assert essence(record)["rounds"] == essence(whole.record)["rounds"]
-    assert record["summary"] == whole.record["summary"]
+    start(tmp_path, "run", "./waits.py", *SMALL, "--out", "whole").communicate(timeout=SLOW)
+    record, whole = (read_record(tmp_path / name) for name in ("run", "whole"))
+    assert essence(record)["rounds"] == essence(whole)["rounds"]
+    assert record["summary"] == whole["summary"]
     assert record["resumed"] == [1]
-    assert (record["engine"]["workers"], whole.record["engine"]["workers"]) == (3, 1)
+    assert (record["engine"]["workers"], whole["engine"]["workers"]) == (3, 1)
 
 
 def test_an_interruption_ends_all_workers_with_one_line(tmp_path):

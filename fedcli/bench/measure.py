@@ -5,9 +5,9 @@ bits each time, the plain loop by PyTorch's default ones. Each has one round to 
 and one of the plain loop take turns, so that a noisy machine hits both. The ratio is the median over these pairs of
 plain seconds over engine seconds: above 1 the engine is faster.
 
-The share of the floor that is reached is floor over measured time. The evaluation's floor is the arithmetic of its
-forward passes. A floor above the measured time is a measurement that has failed, most likely because other programs
-took the cores while the ceilings were measured; it is printed as such.
+A lower bound, called "floor" in files, is the time that the arithmetic or the traffic takes at the machine's peak
+rates; the evaluation's is the arithmetic of its forward passes. A lower bound above the measured time is a measurement
+that has failed, most likely because other programs took the cores while the peak rates were measured.
 """
 
 import csv
@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 
-from fedcli.bench.floors import ceilings
+from fedcli.bench.rates import peak_bandwidth, peak_flops
 from fedcli.bench.rounds import (
     FIRST_ROUND,
     SHAPE,
     WORKLOADS,
-    Case,
     EngineRounds,
     PlainRounds,
     Workload,
@@ -45,24 +44,9 @@ COLUMNS = (
     "memory_floor_seconds", "peak_bytes", "evaluation_seconds", "evaluation_floor_seconds", "data_seconds_share",
     "images", "torch", "threads", "hardware", "precision", *SHAPE, "repeats", "seed",
 )  # fmt: skip
-TABLES = (  # column: cell, of a result; each table in the width of a terminal, times in seconds
-    {
-        "Workload": "{workload}{words}",
-        "Engine": "{engine}",
-        "Round": "{seconds_per_round} ({seconds_spread})",
-        "Plain loop": "{plain_seconds_per_round} ({plain_spread})",
-        "Ratio": "{ratio}x",
-        "Samples/s": "{samples_per_second}",
-    },
-    {
-        "Workload": "{workload}{words}",
-        "Floor": "{floor_seconds} ({reached})",
-        "Not training": "{data_percent} %",
-        "Evaluation": "{evaluation_seconds}",
-        "Its floor": "{evaluation_floor_seconds} ({evaluation_reached})",
-        "Peak MiB": "{peak_mebibytes}",
-        "Images": "{images}",
-    },
+TABLES = (  # columns of the cells of a result, each table in the width of a terminal
+    ("Workload", "Engine", "Round", "Plain loop", "Ratio", "Samples/s"),
+    ("Workload", "Bound", "Not training", "Evaluation", "Its bound", "Peak MiB", "Images"),
 )
 MACHINE = (
     "{method} on {device} ({hardware}), threads: {threads}, torch {torch}, {precision}; times in seconds, median of "
@@ -71,49 +55,58 @@ MACHINE = (
 
 
 @flushed_denormals()
-def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
-    """Measures one workload.
-
-    Args:
-        case: What to measure.
-        progress: Told what is being done.
+def measure(
+    workload: Workload, setup: Setup, repeats: int, progress: Callable[[str], Any] = lambda text: None
+) -> dict[str, Any]:
+    """Measures one workload by pairs of rounds of its run, see `prepare`; `progress` is told what is being done.
 
     Returns:
         The result, by `COLUMNS`. `engine` is `Engine.mode`; spreads are [least, largest]. `peak_bytes` is that of the
         engine's joint steps, its images included: on CUDA what PyTorch holds, on a CPU what the process does (where the
         system cannot set the process's peak back, the largest so far). `evaluation_seconds` is a pass over the test
         images by the engine, for every model that a round has changed. `data_seconds_share` is what a round spends
-        outside of local training: drawing the batches, aggregation, and the drawing of the partition, which is counted
-        whole though a run does it once.
+        outside of local training: drawing the batches and aggregation.
     """
-    workload, setup, repeats = case
     dataset, images = load_images(workload, setup.run.seed)
     _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
-    with machine_settings(engine.fed):  # what a run would set, for both sides, as are denormal numbers
-        autotune(engine.fed)
+    fed, seconds, plain_seconds, training, tests = engine.fed, [], [], [], []
+    with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
+        autotune(fed)
         progress(f"{workload.name}: warming up")
         engine.round(FIRST_ROUND)
-        measured = {"images": images, "peak_bytes": peak_memory(setup.device)}
+        peak = peak_memory(setup.device)
         engine.evaluate()
-        plain = PlainRounds(workload, dataset, engine.fed)
-        plain.round(engine.fed.cohort(FIRST_ROUND).client_ids)
-        assert plain.parameters == engine.fed.sizes.parameters, "the two sides train different networks"
-        measured |= _time_pairs(case, engine, plain, progress)
-        progress(f"{workload.name}: ceilings")
-        limits = ceilings(setup.device, setup.run.precision, plain.convolutions())
-        arithmetic = workload.samples * plain.flops_per_sample() / limits.flops
+        plain = PlainRounds(workload, dataset, fed)
+        plain.round(fed.cohort(FIRST_ROUND).client_ids)
+        assert plain.parameters == fed.sizes.parameters, "the two sides train different networks"
+        for number in range(FIRST_ROUND + 1, FIRST_ROUND + 1 + repeats):
+            progress(f"{workload.name}: pair {number - FIRST_ROUND} of {repeats}")
+            clients = fed.cohort(number).client_ids
+            seconds.append(seconds_of(partial(engine.round, number), setup.device))
+            training.append(fed.seconds["train"])
+            plain_seconds.append(seconds_of(partial(plain.round, clients), setup.device))
+            tests.append(seconds_of(engine.evaluate, setup.device))
+        progress(f"{workload.name}: peak rates")
+        dtype = torch.bfloat16 if setup.run.precision == "bf16" else fed.dtype
+        flops = peak_flops(setup.device, dtype, plain.convolutions(dtype))
+        arithmetic = workload.samples * plain.flops_per_sample() / flops
         # Parameter, gradient and momentum, each read and written.
-        touched = 2 * 3 * plain.parameters * engine.fed.dtype.itemsize
-        memory = workload.steps * touched / limits.bandwidth
-        tested = engine.models_tested * len(engine.fed.test_labels)
-    floor, machine = max(arithmetic, memory), environment(setup.device)
-    measured |= {
-        "workload": workload.name, "engine": engine.fed.engine.mode, "device": str(setup.device),
-        "method": setup.method.name, "floor_seconds": floor, "floor_share": floor / measured["seconds_per_round"],
-        "arithmetic_floor_seconds": arithmetic, "memory_floor_seconds": memory,
-        "evaluation_floor_seconds": tested * plain.flops_per_sample(train=False) / limits.flops,
-        "torch": machine["versions"]["torch"], "threads": machine["hardware"]["threads"],
+        memory = workload.steps * 2 * 3 * plain.parameters * fed.dtype.itemsize / peak_bandwidth(setup.device)
+        test_flops = engine.models_tested * len(fed.test_labels) * plain.flops_per_sample(train=False)
+    bound, machine = max(arithmetic, memory), environment(setup.device)
+    measured = {
+        "workload": workload.name, "engine": fed.engine.mode, "device": str(setup.device),
+        "method": setup.method.name, "seconds_per_round": median(seconds),
+        "seconds_spread": [min(seconds), max(seconds)], "plain_seconds_per_round": median(plain_seconds),
+        "plain_spread": [min(plain_seconds), max(plain_seconds)],
+        "ratio": median(b / a for a, b in zip(seconds, plain_seconds, strict=True)),
+        "samples_per_second": workload.samples / median(seconds), "floor_seconds": bound,
+        "floor_share": bound / median(seconds), "arithmetic_floor_seconds": arithmetic,
+        "memory_floor_seconds": memory, "peak_bytes": peak, "evaluation_seconds": median(tests),
+        "evaluation_floor_seconds": test_flops / flops,
+        "data_seconds_share": median(a - b for a, b in zip(seconds, training, strict=True)) / median(seconds),
+        "images": images, "torch": machine["versions"]["torch"], "threads": machine["hardware"]["threads"],
         "hardware": machine["hardware"]["name"], "repeats": repeats,
         **{name: getattr(setup.run, name) for name in ("precision", *SHAPE, "seed")},
     }  # fmt: skip
@@ -124,11 +117,6 @@ def measure(case: Case, progress: Callable[[str], Any] = lambda text: None) -> d
 def measure_run(setup: Setup, repeats: int, progress: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
     """Times rounds of a protocol's own run end to end, its last ones, in which all of a method's terms have begun.
 
-    Args:
-        setup: The run, see `prepare_run`.
-        repeats: Rounds that are timed, after one to warm up.
-        progress: Told what is being done.
-
     Returns:
         `seconds_per_round` (the median, testing included) and `seconds_spread`, of these `evaluation_seconds`,
         `whole_seconds` of all rounds, `peak_bytes` of a round before testing, and what was run.
@@ -138,57 +126,36 @@ def measure_run(setup: Setup, repeats: int, progress: Callable[[str], Any] = lam
     dataset, images = load_images(cifar, run.seed)
     _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
-    rounds, tests, peaks = [], [], []
+    whole, tests = [], []
     with machine_settings(engine.fed):
         autotune(engine.fed)
         first = max(run.rounds - repeats - 1, 0)
-        for number in range(first, first + repeats + 1):
+        progress(f"{name}: warming up")
+        engine.round(first)
+        peak = peak_memory(setup.device)
+        engine.evaluate()
+        for number in range(first + 1, first + 1 + repeats):
             progress(f"{name}: round {number + 1}")
-            rounds.append(seconds_of(partial(engine.round, number), setup.device))
-            peaks.append(peak_memory(setup.device))
+            seconds = seconds_of(partial(engine.round, number), setup.device)
             tests.append(seconds_of(engine.evaluate, setup.device))
-    whole = [a + b for a, b in zip(rounds[1:], tests[1:], strict=True)]
-    about = {key: getattr(run, key) for key in ("dataset", "rounds", "backbone", "precision", *SHAPE, "seed")}
+            whole.append(seconds + tests[-1])
     return {
-        "method": name, "protocol": setup.protocol.name, **about, "images": images, "engine": engine.fed.engine.mode,
-        "device": str(setup.device), "repeats": repeats, "seconds_per_round": median(whole),
-        "seconds_spread": [min(whole), max(whole)], "evaluation_seconds": median(tests[1:]),
-        "whole_seconds": run.rounds * median(whole), "peak_bytes": peaks[0],
+        "method": name, "protocol": setup.protocol.name,
+        **{key: getattr(run, key) for key in ("dataset", "rounds", "backbone", "precision", *SHAPE, "seed")},
+        "images": images, "engine": engine.fed.engine.mode, "device": str(setup.device), "repeats": repeats,
+        "seconds_per_round": median(whole), "seconds_spread": [min(whole), max(whole)],
+        "evaluation_seconds": median(tests), "whole_seconds": run.rounds * median(whole), "peak_bytes": peak,
     }  # fmt: skip
 
 
 def describe_run(result: dict[str, Any]) -> str:
     """Says in a sentence what `measure_run` has measured."""
-    least, largest = map(short, result["seconds_spread"])
     return (
         "{method} under {protocol} on {dataset} ({images} images), {backbone}, {precision}, {engine} on {device}: "
-        f"{short(result['seconds_per_round'])} seconds a round ({least}-{largest}), "
+        f"{short(result['seconds_per_round'])} seconds a round ({short(result['seconds_spread'])}), "
         f"{short(result['evaluation_seconds'])} of them testing; all {{rounds}} rounds take "
         f"{short(result['whole_seconds'] / 60)} minutes. Peak {short(result['peak_bytes'] / 2**20)} MiB."
     ).format(**result)
-
-
-def _time_pairs(case: Case, engine: EngineRounds, plain: PlainRounds, progress: Callable[[str], Any]) -> dict[str, Any]:
-    """What the seconds of the rounds say, engine and plain loop taking turns."""
-    own, server, other, tests = [], [], [], []
-    workload, repeats = case.workload, case.repeats
-    for number in range(FIRST_ROUND + 1, FIRST_ROUND + 1 + repeats):
-        progress(f"{workload.name}: pair {number - FIRST_ROUND} of {repeats}")
-        clients = engine.fed.cohort(number).client_ids
-        own.append(seconds_of(partial(engine.round, number), engine.fed.device))
-        server.append(own[-1] - engine.fed.seconds["train"])
-        other.append(seconds_of(partial(plain.round, clients), engine.fed.device))
-        tests.append(seconds_of(engine.evaluate, engine.fed.device))
-    return {
-        "seconds_per_round": median(own),
-        "seconds_spread": [min(own), max(own)],
-        "plain_seconds_per_round": median(other),
-        "plain_spread": [min(other), max(other)],
-        "ratio": median(b / a for a, b in zip(own, other, strict=True)),
-        "samples_per_second": workload.samples / median(own),
-        "evaluation_seconds": median(tests),
-        "data_seconds_share": (engine.partition_seconds + median(server)) / (engine.partition_seconds + median(own)),
-    }
 
 
 def _reset_peak(device: torch.device) -> None:
@@ -199,14 +166,14 @@ def _reset_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def result_file(path: Path, device: torch.device, ending: str) -> Path:
+def result_file(path: Path, device: torch.device) -> Path:
     """The path as it is; of a folder, the file in it that is named after the device and the version of PyTorch."""
     if not path.is_dir():
         return path
-    about = environment(device)["hardware"]
-    name = about["name"] if device.type == "cuda" else f"cpu {about['cores']} cores"
+    hardware = environment(device)["hardware"]
+    name = hardware["name"] if device.type == "cuda" else f"cpu {hardware['cores']} cores"
     words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    return path / f"{words}-torch{torch.__version__.split('+')[0]}{ending}"
+    return path / f"{words}-torch{torch.__version__.split('+')[0]}.csv"
 
 
 def append_csv(path: Path, results: Sequence[dict[str, Any]]) -> None:
@@ -230,30 +197,32 @@ def append_csv(path: Path, results: Sequence[dict[str, Any]]) -> None:
             writer.writerow(json.dumps(cell) if isinstance(cell, list) else cell for cell in result.values())
 
 
-def table_row(result: dict[str, Any], cells: dict[str, str]) -> list[str]:
-    """A result as the cells of one of `TABLES`."""
+def cells(result: dict[str, Any]) -> dict[str, str]:
+    """A result as the cells of `TABLES`, times in seconds."""
 
-    def text(value: Any) -> str:
-        if isinstance(value, list):
-            return "-".join(map(text, value))
-        return short(value) if isinstance(value, float) else str(value)
+    def bound(part: str, seconds: str) -> str:
+        share = result[part] / result[seconds]
+        return f"{short(result[part])} ({f'{share:.0%}' if share <= 1 else 'failed: too high'})"
 
-    def reached(floor: str, time: str) -> str:
-        share = result[floor] / result[time]
-        return f"{share:.0%}" if share <= 1 else "failed: too high"
-
-    words = f" {WORKLOADS[result['workload']].words}" if result["workload"] in WORKLOADS else ""
-    more = {
-        "words": words.rstrip(),
-        "data_percent": text(100 * result["data_seconds_share"]),
-        "peak_mebibytes": text(result["peak_bytes"] / 2**20),
-        "reached": reached("floor_seconds", "seconds_per_round"),
-        "evaluation_reached": reached("evaluation_floor_seconds", "evaluation_seconds"),
+    workload = WORKLOADS.get(result["workload"])
+    return {
+        "Workload": f"{workload.name} {workload.words}" if workload else result["workload"],
+        "Engine": result["engine"],
+        "Round": f"{short(result['seconds_per_round'])} ({short(result['seconds_spread'])})",
+        "Plain loop": f"{short(result['plain_seconds_per_round'])} ({short(result['plain_spread'])})",
+        "Ratio": f"{short(result['ratio'])}x",
+        "Samples/s": short(result["samples_per_second"]),
+        "Bound": bound("floor_seconds", "seconds_per_round"),
+        "Not training": f"{short(100 * result['data_seconds_share'])} %",
+        "Evaluation": short(result["evaluation_seconds"]),
+        "Its bound": bound("evaluation_floor_seconds", "evaluation_seconds"),
+        "Peak MiB": short(result["peak_bytes"] / 2**20),
+        "Images": result["images"],
     }
-    shown = {name: text(value) for name, value in result.items()}
-    return [cell.format(**shown, **more) for cell in cells.values()]
 
 
-def short(number: float) -> str:
-    """A number with three digits or, from 100 on, without a fraction."""
+def short(number: float | list[float]) -> str:
+    """A number with three digits or, from 100 on, without a fraction; a spread as two of them."""
+    if isinstance(number, list):
+        return "-".join(map(short, number))
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

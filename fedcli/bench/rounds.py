@@ -1,14 +1,8 @@
 """What is measured: rounds of a workload, by the engine and by a plain PyTorch loop.
 
-The workloads, each by its name or its short one; all train with SGD, learning rate 0.01 and momentum 0.9, new in every
-round:
-
-    cnn-five-epochs (w1)      28 x 28 grey, 100 clients x 600 images, 10 a round, 5 epochs, batch 64, `cnn-mcmahan`
-    cnn-small-batches (w2)    the same images and network, 20 clients a round, 1 epoch, batch 10
-    resnet18 (w3)             32 x 32 colour, 10 clients x 4,000 images, all in a round, 10 epochs, batch 64, 7 x 7 stem
-
-The images are Fashion-MNIST's and CIFAR-10's where those sets are on the machine, and random ones of the same shape
-where they are not; every result says which.
+All workloads train with SGD, learning rate 0.01 and momentum 0.9, new in every round. The images are Fashion-MNIST's
+and CIFAR-10's where those sets are on the machine, and random ones of the same shape where they are not; every result
+says which.
 
 The plain loop is what a user of PyTorch writes: one module in the default memory layout, convolution, ReLU and pooling
 in the usual order (torchvision's own network for w3), `torch.optim.SGD`, a `DataLoader` over a client's normalised
@@ -21,7 +15,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +28,14 @@ from fedcli import registry
 from fedcli.core import evaluation
 from fedcli.core.backbones import torchvision
 from fedcli.core.federation import Federation
-from fedcli.core.layers import LiveConv2d, use_live_taps
+from fedcli.core.layers import use_live_taps
 from fedcli.data import datasets
-from fedcli.errors import UserError, unknown
+from fedcli.errors import unknown
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.runs.prepare import deterministic, federation
 
 SGD = {"lr": 0.01, "momentum": 0.9}
+SIMPLEST = "fedavg"  # the method that adds nothing to the plain loop
 FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
 SCALING_CLIENTS, SCALING_BATCHES = (1, 2, 5, 10, 20, 50, 100), (10, 32, 64, 128)
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
@@ -97,73 +93,28 @@ def scaling_workloads() -> list[Workload]:
     return [replace(each, name=f"w1 K={each.cohort_size} B={each.batch_size}") for each in varied]
 
 
-def simplest_method() -> str:
-    """The name of the first registered method that others reduce to and that reduces to none."""
-    known = registry.methods().values()
-    bases = {method.reduces_to[0] for method in known if method.reduces_to is not None}
-    return next(method.name for method in known if method.reduces_to is None and method.name in bases)
+def prepare(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup:
+    """Sets up the run of a workload; every option is given, so that no protocol's values enter.
 
-
-class Case(NamedTuple):
-    """A measurement that has been checked and can start."""
-
-    workload: Workload
-    setup: Setup
-    repeats: int  # pairs of rounds that are timed
-
-
-def prepare(
-    workload: Workload, *, method: str | None = None, epochs: int | None = None, repeats: int = 5, **machine: Any
-) -> Case:
-    """Checks a measurement; every option of its run is given, so that no protocol's values enter.
-
-    Args:
-        workload: The workload.
-        method: Name of a method or path of a method file; the simplest one where None.
-        epochs: Local epochs in place of the workload's.
-        repeats: Rounds of each side that are timed, after the warm-up.
-        **machine: `device`, `precision`, `clients_per_chunk` and `seed`, as for a run.
-
-    Raises:
-        UserError: If an option is out of range or the method unknown.
+    `machine` is its `device`, `precision`, `clients_per_chunk` and `seed`.
     """
-    _refuse_below_1(epochs, repeats)
-    workload = replace(workload, local_epochs=epochs or workload.local_epochs)
-    chosen = registry.find_method(method or simplest_method())
-    known = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
-    defaults = {field.name: field.default for field in known if field.default is not None}
-    protocol = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
-    rounds = FIRST_ROUND + 1 + repeats
-    own = {"protocol": protocol, "dataset": DEFAULT_DATASET, "rounds": rounds, "optimizer": "sgd", **SGD}
-    shape = {name: getattr(workload, name) for name in ("backbone", "num_clients", *SHAPE)}
+    chosen = registry.find_method(method)
+    declared = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
+    options = {field.name: field.default for field in declared if field.default is not None}
+    options |= {name: getattr(workload, name) for name in ("backbone", "num_clients", *SHAPE)}
+    options |= {"dataset": DEFAULT_DATASET, "rounds": 2 * FIRST_ROUND, "optimizer": "sgd", **SGD}
+    options["protocol"] = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
     if chosen.uses_public_data:
-        own |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
-    setup = resolve(chosen, {**defaults, **own, **shape, **machine})
+        options |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
-    return Case(workload, replace(setup, setting=None), repeats)
+    return replace(resolve(chosen, {**options, **machine}), setting=None)
 
 
-def _refuse_below_1(epochs: int | None, repeats: int) -> None:
-    for flag, value in (("--epochs", epochs), ("--repeats", repeats)):
-        if value is not None and value < 1:
-            raise UserError(f"{flag} must be >= 1 (got {value}); choose a value in that range.")
-
-
-def prepare_run(name: str, *, epochs: int | None = None, repeats: int = 5, **machine: Any) -> Setup:
-    """Sets up the run of a method's own protocol on CIFAR-10's images, whether or not these are on the machine.
-
-    Args:
-        name: Of the method, or the path of its file.
-        epochs: Local epochs in place of the protocol's.
-        repeats: Rounds that are timed.
-        **machine: `device`, `precision`, `clients_per_chunk` and `seed`, as for a run.
-
-    Raises:
-        UserError: If an option is out of range or the method unknown.
-    """
-    _refuse_below_1(epochs, repeats)
-    epochs = {} if epochs is None else {"local_epochs": epochs}
-    return resolve(registry.find_method(name), {"dataset": "cifar10", **epochs, **machine}, need_data=False)
+def prepare_run(method: str, epochs: int | None = None, **machine: Any) -> Setup:
+    """Sets up the run of a method's own protocol on CIFAR-10's images, whether or not these are on the machine."""
+    options = {"dataset": "cifar10", "local_epochs": epochs, **machine}
+    given = {name: value for name, value in options.items() if value is not None}
+    return resolve(registry.find_method(method), given, need_data=False)
 
 
 def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
@@ -172,14 +123,12 @@ def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
     if datasets.present(workload.dataset):
         return datasets.take(datasets.load(workload.dataset), count, seed), "real"
     draw = torch.Generator().manual_seed(seed)
-
-    def part(number: int) -> tuple[Tensor, Tensor]:
+    tensors = []
+    for number in (count, workload.num_test):
         shape = (number, workload.channels, workload.image_size, workload.image_size)
-        pixels = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
-        return pixels, torch.randint(10, (number,), generator=draw)
-
-    classes = tuple(map(str, range(10)))
-    return datasets.Dataset(workload.name, *part(count), *part(workload.num_test), class_names=classes), "random"
+        tensors.append(torch.randint(256, shape, generator=draw, dtype=torch.uint8))
+        tensors.append(torch.randint(10, (number,), generator=draw))
+    return datasets.Dataset(workload.name, *tensors, class_names=tuple(map(str, range(10)))), "random"
 
 
 class EngineRounds:
@@ -188,19 +137,16 @@ class EngineRounds:
     Attributes:
         fed: The federation.
         state: The method's server state.
-        partition_seconds: Time it took to divide the images among the clients.
         models_tested: By the last evaluation, each on all test images.
     """
 
     def __init__(self, setup: Setup, dataset: datasets.Dataset):
-        self.setup = setup
-        start = time.perf_counter()
-        parts = setup.partition(dataset.y_train, setup.run.num_clients, setup.run.seed, None)
-        self.partition_seconds = time.perf_counter() - start
+        """Divides the images among the clients and makes the initial state."""
         run, public = setup.run, None
+        parts = setup.partition(dataset.y_train, run.num_clients, run.seed, None)
         if run.public_dataset is not None:
             public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
-        self.fed = federation(setup, dataset, parts, public)
+        self.setup, self.fed = setup, federation(setup, dataset, parts, public)
         self.state = setup.method.init(self.fed, setup.options)
 
     def round(self, number: int) -> None:
@@ -227,16 +173,6 @@ def plain_network(workload: Workload) -> nn.Module:
         *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 10)),
     )
-
-
-class Convolution(NamedTuple):
-    """A convolution as `torch.nn.functional.conv2d` is given it."""
-
-    images: tuple[int, ...]  # [B, C, H, W]
-    weight: tuple[int, ...]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    groups: int
 
 
 class PlainRounds:
@@ -292,23 +228,21 @@ class PlainRounds:
                 loss.backward()
         return counter.get_total_flops() / len(x)
 
-    def convolutions(self) -> tuple[Convolution, ...]:
-        """The kinds of convolution in a training step."""
-        kinds: list[Convolution] = []
+    def convolutions(self, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
+        """The forward pass of each kind of convolution in a training step, in a precision and the fastest layout."""
+        kinds = {}
 
-        def note(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        def note(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
             if isinstance(layer, nn.Conv2d):
-                weight, padding = layer.weight, layer.padding
-                if isinstance(layer, LiveConv2d):
-                    weight, padding = weight[:, :, *layer.live], layer.live_padding
-                sizes = tuple(given[0].shape), tuple(weight.shape)
-                kinds.append(Convolution(*sizes, layer.stride, padding, layer.groups))
+                images = inputs[0].detach().to(dtype, memory_format=torch.channels_last)
+                kinds[images.shape, output.shape, layer.weight.shape] = partial(layer.forward, images)
 
-        network = copy.deepcopy(self._live)
+        network = copy.deepcopy(self._live).to(dtype, memory_format=torch.channels_last)
         for layer in network.modules():
             layer.register_forward_hook(note)
-        self._loss(network, *next(iter(self._loaders[0])))
-        return tuple(dict.fromkeys(kinds))
+        x, _ = next(iter(self._loaders[0]))
+        network(x.to(self._device, dtype))
+        return list(kinds.values())
 
     def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(self._device), y.to(self._device)

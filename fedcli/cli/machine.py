@@ -1,6 +1,7 @@
 """The commands that try the engine on this machine: `smoke`, `bench` and `check`."""
 
 import time
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,6 +54,7 @@ def bench(
     workloads: Annotated[
         list[str] | None, Argument(metavar="WORKLOAD|METHOD", help="See above; w1 and w2 if none is given.")
     ] = None,
+<<<<<<< HEAD
     method: Annotated[str | None, Option(help="Name or file of a method; the simplest if not given.")] = None,
     device: Device = "auto",
     precision: Annotated[str, Option(help="float32, float64, tf32 or bf16.")] = "float32",
@@ -63,6 +65,22 @@ def bench(
     json: Annotated[bool, Option("--json", help="One JSON object a line in place of the table.")] = False,
     csv: Annotated[Path | None, Option(help="File to append results to; in a folder, one named by the device.")] = None,
     scaling: Annotated[bool, Option("--scaling", help="Measure w1 over clients and over batch sizes, too.")] = False,
+=======
+    method: Annotated[str, typer.Option(help="Name of a method, or path of a method file.")] = "fedavg",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, float64, tf32 or bf16.")] = "float32",
+    clients_per_chunk: Annotated[str, typer.Option(help="Clients that the engine trains together.")] = "auto",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs. \\[default: the workload's]")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of each side.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of images, models and batches.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line in place of the table.")] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="File to append the results to; in a folder, one named after device and torch.")
+    ] = None,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Measure w1 over clients per round and over batch sizes, too.")
+    ] = False,
+>>>>>>> wt-models
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -78,6 +96,7 @@ def bench(
     methods = [name for name in named if name in registry.methods() or is_from_file(name)]
     chosen = [rounds.find_workload(name) for name in named if name not in methods]
     chosen += rounds.scaling_workloads() if scaling else []
+<<<<<<< HEAD
     options = {
         "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "epochs": epochs,
         "repeats": repeats, "seed": seed,
@@ -89,20 +108,35 @@ def bench(
         typer.echo(dumps(result) if json else measure.describe_run(result))
     if csv is not None and cases:  # refused now rather than after minutes
         csv = measure.result_file(csv, cases[0].setup.device, ".csv")
+=======
+    if epochs is not None:
+        chosen = [replace(workload, local_epochs=epochs) for workload in chosen]
+    machine = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
+    cases = [(workload, rounds.prepare(workload, method, **machine)) for workload in chosen]
+    for setup in [rounds.prepare_run(name, epochs, **machine) for name in methods]:
+        with Console(stderr=True).status(setup.method.name) as status:
+            result = measure.measure_run(setup, repeats, status.update)
+        typer.echo(dumps(result) if json else measure.describe_run(result))
+    if not cases:
+        return
+    csv = csv and measure.result_file(csv, cases[0][1].device)
+    if csv is not None:  # refused now rather than after minutes
+>>>>>>> wt-models
         try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
     results = []
     try:
-        for case in cases:
-            with Console(stderr=True).status(case.workload.name) as status:
-                results.append(measure.measure(case, status.update))
+        for workload, setup in cases:
+            with Console(stderr=True).status(workload.name) as status:
+                results.append(measure.measure(workload, setup, repeats, status.update))
             if json:
                 typer.echo(dumps(results[-1]))
             if csv is not None:
                 try_write(csv, lambda: measure.append_csv(csv, results[-1:]), "--csv")
     finally:  # also what was measured before Ctrl-C
         if results and not json:
-            for cells in measure.TABLES:
-                print_table(tuple(cells), [measure.table_row(result, cells) for result in results])
+            rows = list(map(measure.cells, results))
+            for columns in measure.TABLES:
+                print_table(columns, [[cells[column] for column in columns] for cells in rows])
                 typer.echo()
             typer.echo(measure.MACHINE.format(**results[0]))
 
@@ -126,7 +160,7 @@ def check(
     Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
     """
     from fedcli import check as laws
-    from fedcli.bench.rounds import simplest_method
+    from fedcli.bench.rounds import SIMPLEST
     from fedcli.runs.config import find_device
 
     if methods and all_:
@@ -135,6 +169,7 @@ def check(
         titles = ", ".join(f"{number} ({each.title})" for number, each in laws.LAWS.items())
         raise UserError(f"unknown law {min(absent)}; there are {titles}.")
     numbers = [number for number in laws.LAWS if not law or number in law]
+<<<<<<< HEAD
     cases = []  # a name, a method and a law
     for name in methods or ():
         method = registry.find_method(name)
@@ -143,6 +178,17 @@ def check(
     if not methods:
         simplest = registry.find_method(simplest_method())
         cases += [("the engine", simplest, number) for number in numbers if number in (4, 5, 7)]
+=======
+    chosen = []
+    if methods:
+        for name in methods:
+            method = registry.find_method(name)
+            chosen.append((name, method, numbers))
+            chosen += [(variant.name, variant, numbers) for variant in laws.variants_of(method)]
+    else:
+        of_engine = [number for number in numbers if number in (4, 5, 7)]
+        chosen.append(("the engine", registry.find_method(SIMPLEST), of_engine))
+>>>>>>> wt-models
         kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
         cases += [(method.name, method, number) for method in kinds for number in numbers]
     device, single = str(find_device(device)), len({name for name, *_ in cases}) == 1

@@ -28,7 +28,6 @@ from fedcli.runs.records import identity
 SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
-OLD = "checkpoint.pt"  # as versions before safetensors named it
 STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
 STATES_OF_WORKER = "states-w"  # of what every worker but the first keeps there for itself, its number behind
 METADATA = "fedcli"  # key of the JSON text
@@ -46,14 +45,8 @@ class Damaged(Exception):
 def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
     """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
-    Args:
-        path: The file.
-        tree: Its NamedTuples are kept by name, and of what a store keeps the names of the versions.
-        facts: What else the file says, as JSON can hold it.
-        previous: Where the file that is replaced is kept.
-
-    Raises:
-        OSError: If the disk does not take it.
+    NamedTuples are kept by name, and of what a store keeps the names of the versions. JSON holds the `facts`, and
+    `previous` the file that is replaced.
     """
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
@@ -84,12 +77,9 @@ def verify(path: Path, digest: str | None = None) -> bytes:
     match = DIGEST.search(content, 0, HEAD_BYTES)
     if match is None:
         raise Damaged("it is cut or has no SHA-256")
-    start, end = match.span(1)
-    blank = hashlib.sha256(content[:start] + ZEROS)
-    blank.update(memoryview(content)[end:])
-    expected = digest or match[1].decode()
-    if blank.hexdigest() != expected:
-        raise Damaged(f"its SHA-256 is {blank.hexdigest()[:16]}, was {expected[:16]}")
+    actual, expected = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest(), digest or match[1].decode()
+    if actual != expected:
+        raise Damaged(f"its SHA-256 is {actual[:16]}, was {expected[:16]}")
     return content
 
 
@@ -101,11 +91,7 @@ def load(
 ) -> tuple[Tree, dict[str, Any]]:
     """Reads what `save` has written, and returns the tree and what else the file says.
 
-    Args:
-        path: The file.
-        types: The NamedTuple classes of the tree by name, and under `kept` what makes of its rows what a store keeps.
-        device: Of the tensors.
-        digest: What `save` returned, where that is known.
+    The NamedTuple classes of the tree are found in `types`, and under `kept` what makes of its rows what a store keeps.
 
     Raises:
         Damaged: See `verify`.
@@ -132,23 +118,15 @@ def _read_metadata(content: bytes) -> tuple[Any, dict[str, Any]]:
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     if METADATA in metadata:
         parts = json.loads(metadata[METADATA])
-    else:  # an older file
-        parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
-    return parts["tree"], parts["about"]
+        return parts["tree"], parts["about"]
+    return json.loads(metadata["tree"]), json.loads(metadata["about"])  # of an older file
 
 
 def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
-    """True where a round is to end with a checkpoint: every so many rounds, and after the last.
+    """Returns whether round `number` of `rounds` ends with a checkpoint: one in `every`, and the last.
 
-    Where it is not said how many, so often that checkpoints take a twentieth of the time at most, but at least every
-    ten minutes. The first is due after the first round, and shows what one takes.
-
-    Args:
-        number: Of the round, from 0.
-        every: Rounds between two checkpoints, where that is said.
-        rounds: Of the run.
-        seconds: That the last checkpoint took; 0 before the first.
-        since: Seconds since it ended.
+    Where `every` is None, they take a twentieth of the time at most but come at least every ten minutes: the last one
+    took `seconds`, 0 before the first, and ended `since` seconds ago.
     """
     if number + 1 == rounds:
         return True
@@ -185,7 +163,7 @@ def clear(folder: Path, *, at_rest: bool = False) -> None:
             file.unlink()
     if at_rest:
         for other in folder.glob(f"{STATES_OF_WORKER}*"):
-            shutil.rmtree(other)
+            shutil.rmtree(other, ignore_errors=True)  # they may be removing some themselves
         with suppress(OSError):  # it is not empty, or not there
             (folder / STATES).rmdir()
 
@@ -199,50 +177,42 @@ def clear_finished(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_checkpoint(
-    folder: Path, record: dict[str, Any], setup: Setup, fed: Federation, *, newest_only: bool = False
+    folder: Path, record: dict[str, Any], setup: Setup, fed: Federation
 ) -> tuple[Any, dict[str, Any], str]:
-    """Reads what a run goes on from: the newest checkpoint or, where it is damaged and may be left out, that before it.
+    """Reads what a run goes on from: the newest checkpoint or, where that is damaged, the one before it.
 
     Returns:
         The method's state, what the record says up to it, and what was wrong with a newer checkpoint; the initial ones
         where there is none.
 
     Raises:
-        UserError: If the checkpoints are damaged, or one is another run's, of another kind or of an older form.
+        UserError: If the checkpoints are damaged, or one is another run's or of another kind.
     """
-    initial = setup.method.init(fed, setup.options)
-    files = [folder / name for name in (CHECKPOINT, PREVIOUS) if (folder / name).is_file()]
-    if not files and (folder / OLD).is_file():  # not silently from the first round
-        raise UserError(
-            f"the checkpoint '{folder / OLD}' has the form of an older version, which this one does not read; delete "
-            "it to resume from the first round, or resume with that version."
-        )
-    if not files:
-        return initial, {"rounds": [], "cost": None}, ""
-    damage = []
-    for file in files[:1] if newest_only else files:
+    initial, damage = setup.method.init(fed, setup.options), []
+    for file in (folder / CHECKPOINT, folder / PREVIOUS):
+        if not file.is_file():
+            continue
         try:
             state, facts = load(file, fed.store.reopen(folder), fed.device)
-            if facts.get("identity") != identity(record):
+            if facts["identity"] != identity(record):
                 raise UserError(
-                    f"the checkpoint '{file}' is of another run (got identity {str(facts.get('identity'))[:16]}, was "
+                    f"the checkpoint '{file}' is of another run (got identity {facts['identity'][:16]}, was "
                     f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
                 )
             for kept in _kept(state):
                 kept.verify()
         except Damaged as error:
-            damage.append(f"'{file}' is damaged ({error})")
+            damage.append(f"the checkpoint '{file}' is damaged ({error})")
             continue
         if difference := _difference(initial, state):
             raise UserError(
                 f"the checkpoint '{file}' holds a state of another kind ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
-        return state, facts["record"], f"the checkpoint {damage[0]}; going on from the one before it" if damage else ""
-    raise UserError(
-        f"the checkpoint {' and '.join(damage)}; {'delete it' if len(damage) == 1 else 'delete both'} to resume "
-        "from the first round, or start a new run."
-    )
+        return state, facts["record"], "".join(f"{text}; going on from the one before it" for text in damage)
+    if damage:
+        raise UserError(f"{', and '.join(damage)}; delete all of them to resume from the first round.")
+    return initial, {"rounds": [], "cost": None}, ""
 
 
 def _kept(state: Any) -> list[Any]:
@@ -255,14 +225,13 @@ def _difference(initial: Any, loaded: Any) -> str:
 
     What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
     """
-    tensors, kept = to_names(loaded)[1], [f"/{field}/" for field in stored(loaded)]
+    tensors, kept = to_names(loaded)[1], tuple(f"/{field}/" for field in stored(loaded))
     for name, expected in to_names(initial)[1].items():
-        path, tensor = "state" + name.replace("/", "."), tensors.get(name)
-        if name.startswith(tuple(kept)):
-            continue
-        if tensor is None:
-            return f"got no tensor {path}"
-        if tensor.dtype != expected.dtype or (expected.is_floating_point() and tensor.shape != expected.shape):
-            forms = [f"{form.dtype} {list(form.shape)}" for form in (tensor, expected)]
-            return f"got {path} {forms[0]}, should be {forms[1]}"
+        tensor = tensors.get(name)
+        same = tensor is not None and tensor.dtype == expected.dtype
+        if same and expected.is_floating_point():
+            same = tensor.shape == expected.shape
+        if not same and not name.startswith(kept):
+            form = "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+            return f"got state{name.replace('/', '.')} {form}, should be {expected.dtype} {list(expected.shape)}"
     return ""

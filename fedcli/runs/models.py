@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +27,8 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
-from fedcli.runs.config import Setup, describe_reductions, given_options
-from fedcli.runs.records import identity, params_hash, reductions_of, summarise
+from fedcli.runs.config import Setup, describe_reductions
+from fedcli.runs.records import identity, reductions_of, summarise
 from fedcli.runs.store import Store
 from fedcli.runs.trust import trust_files
 from fedcli.userfiles import is_from_file
@@ -37,39 +36,23 @@ from fedcli.userfiles import is_from_file
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
 SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
-TESTED = {
+MEASURED = {
     "server": "on the test images",
     "clients": "on the clients' own test parts, pooled",
-    "domains": "of each client's model on the test images of the other domains, the mean",
+    "domains": "mean of the clients' models on the test images of the other domains",
 }
 LOADING = {
     "pt": """\
-It needs PyTorch alone, of the version above or a later one that still reads it.
-
-```python
 import torch
 
-model = torch.export.load("{name}").module()
-images = torch.rand(8, {shape})  # floats from 0 to 1
-with torch.no_grad():
-    labels = model(images).argmax(1)
-```
+model = torch.export.load("{name}").module()  # the network with its normalisation
+logits = model(torch.rand(8, {shape}))
 """,
     "safetensors": """\
-The file has the tensors alone: `body.` gives the features, `head.` is the classifier, `mean` and `std`
-are the normalisation. `fedcli export --format pt` writes a model that needs no definition of the network.
-
-```python
 from safetensors.torch import load_file
 
+# `body.` gives the features and `head.` is the classifier of the network below; `mean` and `std` normalise its images.
 tensors = load_file("{name}")
-```
-
-The network:
-
-```
-{network}
-```
 """,
 }
 
@@ -130,13 +113,9 @@ class BestModels:
 
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
-    """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted.
-
-    Images have so many channels, and are `image_size` pixels high and wide.
-    """
-    nbytes = 0
-    for client in range(setup.run.num_clients if setup.method.personal else 1):
-        nbytes += _network_bytes(backbone_of(setup.run.backbone, client), channels, image_size, num_classes)
+    """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted."""
+    names = [backbone_of(setup.run.backbone, i) for i in range(setup.run.num_clients if setup.method.personal else 1)]
+    nbytes = sum(_network_bytes(name, channels, image_size, num_classes) for name in names)
     return nbytes * (2 if _keeps_best(setup, nbytes) else 1)
 
 
@@ -235,16 +214,13 @@ class Run:
         Raises:
             UserError: If the run has not finished, or has no such model.
         """
-        folder, record = self.path, self.record
         if round not in ROUNDS:
             raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
-        if record["status"] != "finished":
-            raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-        if "input" not in record["model"]:
+        if self.record["status"] != "finished":
             raise UserError(
-                f"the record of '{folder}' does not say which images its model takes; run the experiment again."
+                f"the run '{self.path}' has not finished (it is {self.record['status']}); 'fedcli resume' goes on."
             )
-        record = trust_files(record, self.files)
+        record = trust_files(self.record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
         if method.personal is None and client is not None:
             raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
@@ -253,9 +229,9 @@ class Run:
                 f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from "
                 f"0 to {config['num_clients'] - 1} with --client."
             )
-        models = _read_models(folder, record, method, round)
-        if prototypes and models.prototypes is None:
+        if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
+        models = _read_models(self.path, record, method, round)
         channels, image_size = record["model"]["input"][:2]
         backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
         network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
@@ -271,33 +247,24 @@ class Run:
 
 
 def _read_models(folder: Path, record: dict[str, Any], method: Method, round: str) -> Models:
-    """Reads the models of the selected or the last round of a finished run.
-
-    Raises:
-        UserError: If they are damaged, another run's or not there.
-    """
-    best, num_clients = record["summary"]["selected_round"], record["config"]["num_clients"]
-    is_last = round == "last" or best == record["rounds"][-1]["round"]
-    file = folder / (CHECKPOINT if is_last else SELECTED)
-    store = Store(None, num_clients, torch.device("cpu"), (*method.state_types, Models))
+    """Reads the models of the selected or the last round of a finished run; refuses damaged and other ones."""
+    last = record["rounds"][-1]["round"]
+    number = last if round == "last" else record["summary"]["selected_round"]
+    file = folder / (CHECKPOINT if number == last else SELECTED)
+    store = Store(None, record["config"]["num_clients"], torch.device("cpu"), (*method.state_types, Models))
     try:
         state, facts = checkpoints.load(file, store.reopen(folder))
-        if is_last:
-            actual = params_hash(all_params(method, state, num_clients))
-            expected, models = record["summary"]["params_sha256"], models_of(method, state)
-        else:
-            actual, expected = (facts.get("identity"), facts.get("round")), (identity(record), best)
-            models = state
-        if actual == expected:
+        models = state if isinstance(state, Models) else models_of(method, state)
+        written = facts["record"]["rounds"][-1] if "record" in facts else facts
+        if (facts["identity"], written["round"]) == (identity(record), number):
             return models
-        reason = f"got {actual}, was {expected}"
+        reason = f"it has those of round {written['round'] + 1} of run {facts['identity'][:16]}"
     except Damaged as error:
         reason = error
-    remedy = "run the experiment again"
-    if not is_last:
-        remedy = f"up to {LARGEST >> 30} GiB, all clients' together, are kept: take those of the last with --round last"
-    number = (record["rounds"][-1]["round"] if is_last else best) + 1
-    raise UserError(f"'{file}' does not hold the models of round {number} ({reason}); {remedy}.")
+    raise UserError(
+        f"'{file}' does not hold the models of round {number + 1} of this run ({reason}); take those of the last round "
+        "with --round last, or run the experiment again."
+    )
 
 
 def export(
@@ -308,16 +275,10 @@ def export(
     prototypes: bool = False,
     out: str | Path | None = None,
 ) -> tuple[Path, Path]:
-    """Writes a trained model to a file and a card in Markdown beside it, and returns both.
+    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both.
 
-    Args:
-        run: A finished run.
-        format: "pt", a program of `torch.export` for batches of any size, normalisation included; or "safetensors",
-            the tensors alone.
-        client: As the next two, see `Run.model`.
-        round: Of which round.
-        prototypes: Whether it classifies by the nearest prototype.
-        out: The file; in the run's folder where not given. What is there is replaced.
+    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. Where
+    `out` is not given the file is in the run's folder; what is there is replaced.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
@@ -363,74 +324,46 @@ def _program(model: Classifier, shape: Sequence[int]) -> bytes:
 def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:
     """Returns the card of a model that is exported as `name`, all of it from the record and the method's card."""
     record, method = run.record, find_method(run.record["method_source"])
-    config, versions, protocol = record["config"], record["versions"], protocols().get(record["protocol"])
-    number = record["summary"]["selected_round"] if round == "selected" else record["rounds"][-1]["round"]
+    config, summary, protocol = record["config"], record["summary"], protocols().get(record["protocol"])
+    entry = record["rounds"][summary["selected_round"] if round == "selected" else -1]
+    setting = protocol.datasets.get(record["dataset"]) if protocol else None
+    top_k = f"top-{setting.top_k} " if setting and setting.top_k > 1 else ""
+    measured = MEASURED[record["evaluation"]]
+    if method.personal is not None and record["evaluation"] == "server":
+        measured += ", mean of all clients' models"
     shape = ", ".join(map(str, record["model"]["input"]))
     mean, std = (", ".join(f"{value:g}" for value in record["normalisation"][key]) for key in ("mean", "std"))
-    whose = "global model" if client is None else f"client {client}'s own model"
-    size = sum(value.numel() for value in model.network.parameters())
-    output = f"logits [N, {model.network.head.out_features}] of the classifier"
-    if model.prototypes is not None:
-        classes = f"[N, {model.network.head.out_features}]"
-        output = f"{classes}, minus the squared distance of the features to each class's prototype, -inf without one"
-    made_by = ", ".join(f"{library} {versions[library]}" for library in ("fedcli", "torch", "python"))
-    elsewhere = (
-        "protocol",
-        "dataset",
-        "device",
-        "eval_every",
-        "drift_every",
-        "checkpoint_every",
-    )  # in the card or idle
-    chosen = [
-        f"{key} {value}" for key, value in given_options(config, record["origin"]).items() if key not in elsewhere
-    ]
+    classes = model.network.head.out_features
+    outputs = "logits" if model.prototypes is None else "minus the squared distance of the features to each prototype"
     rows = {
-        "Model": f"{whose} after round {number + 1} of {config['rounds']} ({round})",
-        "Network": f"{backbone_of(config['backbone'], client)}, {size:,} parameters",
+        "Model": f"{'global' if client is None else f'client {client}'}, after round {entry['round'] + 1} of "
+        f"{config['rounds']} ({round})",
+        "Network": f"{backbone_of(config['backbone'], client)}, "
+        f"{sum(value.numel() for value in model.network.parameters()):,} parameters",
         "Method": f"`{method.name}`, {method.title}",
         "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
         "Protocol": f"`{record['protocol']}`" + (f": {protocol.summary} ({protocol.source})" if protocol else ""),
-        "Options that differ from it": ", ".join(chosen) or "none",
         "Reduced": describe_reductions(reductions_of(record)) or "no",
-        "Accuracy": _accuracy(record, number, method, client),
+        "Accuracy of the round": f"{100 * entry['test_accuracy']:.2f} % {top_k}{measured}",
+        "Headline of the run": f"{100 * summary['selected']:.2f} % ({summary['selection']}); "
+        f"{100 * summary['last']:.2f} % in the last round",
         "Input": f"float images [N, {shape}] from 0 to 1, computed in {model.mean.dtype}",
-        "Normalisation, inside" if format == "pt" else "Normalisation, to be done": f"mean {mean}; std {std}",
-        "Output": output,
-        "Made by": f"{made_by}; commit {record['commit'] or 'unknown'}; exported by fedcli {version('fedcli')}, torch "
-        f"{torch.__version__}",
+        "Normalisation": f"mean {mean}; std {std}",
+        "Output": f"{outputs} [N, {classes}], classes {', '.join(record['class_names'])}",
+        "Made by": ", ".join(f"{library} {record['versions'][library]}" for library in ("fedcli", "torch", "python"))
+        + f", commit {record['commit'] or 'unknown'}; exported by torch {torch.__version__}",
         "Command": f"`{record['command']}`",
     }
-    table = "\n".join(f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in rows.items())
-    paper = "\n\n".join(method.card.split("\n\n")[:2])
-    dtype = "" if model.mean.dtype == torch.float32 else f", dtype={model.mean.dtype}"
-    loading = LOADING[format].format(name=name, shape=f"{shape}{dtype}", network=model.network)
-    return f"""# {method.name} on {record["dataset"]}: {name}
-
-{paper}
-
-| | |
-|---|---|
-{table}
-
-Classes, in the order of the output: {", ".join(record["class_names"])}.
-
-## Loading
-
-{loading}"""
-
-
-def _accuracy(record: dict[str, Any], number: int, method: Method, client: int | None) -> str:
-    """Returns what the record says of the accuracy: the round's, the headline and its rule."""
-    entry, summary, protocol = record["rounds"][number], record["summary"], protocols().get(record["protocol"])
-    setting = protocol.datasets.get(record["dataset"]) if protocol else None
-    rule = f"top-{setting.top_k} " if setting is not None and setting.top_k > 1 else ""
-    text = f"{100 * entry['test_accuracy']:.2f} % {rule}{TESTED[record['evaluation']]}"
-    if client is not None and record["evaluation"] == "server":
-        text += ", the mean of all clients' models"
     if method.prototypes is not None:
-        text += " by the nearest prototype"
+        rows["Accuracy of the round"] += " by the nearest prototype"
     if "classifier_accuracy" in entry:
-        text += f", {100 * entry['classifier_accuracy']:.2f} % by the classifier"
-    headline = f"the run's headline is {100 * summary['selected']:.2f} % ({summary['selection']})"
-    return f"{text}; {headline}; the last round has {100 * summary['last']:.2f} %"
+        rows["Accuracy by the classifier"] = f"{100 * entry['classifier_accuracy']:.2f} %"
+    lines = [f"# {method.name} on {record['dataset']}: {name}", *method.card.split("\n\n")[:2], "| | |\n|---|---|"]
+    for key, value in rows.items():
+        lines[-1] += f"\n| {key} | {value.replace('|', chr(92) + '|')} |"
+    if model.mean.dtype != torch.float32:
+        shape += f", dtype={model.mean.dtype}"
+    lines.append(f"```python\n{LOADING[format].format(name=name, shape=shape)}```")
+    if format == "safetensors":
+        lines.append(f"```\n{model.network}\n```")
+    return "\n\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def deterministic(on: bool) -> Iterator[None]:
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
-    torch.use_deterministic_algorithms(on, warn_only=True)
+    torch.use_deterministic_algorithms(on, warn_only=on)
     try:
         yield
     finally:
@@ -63,27 +63,21 @@ def deterministic(on: bool) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def repeatable(device: torch.device) -> AbstractContextManager[None]:
-    """Lets what is done on a device give the same bits each time."""
-    return deterministic(True) if device.type == "cuda" else nullcontext()
-
-
 @contextmanager
 def machine_settings(fed: Federation) -> Iterator[None]:
     """PyTorch's process-wide settings as this run needs them; put back afterwards.
 
-    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. The same bits each
-    time, see `repeatable`. One thread for a small network on the CPU that trains one client after the other, where
-    handing work to several costs more than the work.
+    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. On CUDA the same
+    bits each time, see `deterministic`. One thread for a small network on the CPU that trains one client after the
+    other, where handing work to several costs more than the work.
     """
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
     matmul.allow_tf32 = convolution.allow_tf32 = fed.config.precision == "tf32"
-    small = fed.sizes.parameters < SMALL_NETWORK and fed.engine.clients_per_chunk == 1
-    if fed.device.type == "cpu" and small:
+    if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK and fed.engine.clients_per_chunk == 1:
         torch.set_num_threads(1)
     try:
-        with repeatable(fed.device):
+        with deterministic(fed.device.type == "cuda"):
             yield
     finally:
         matmul.allow_tf32, convolution.allow_tf32 = before[:2]
@@ -96,7 +90,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
     kind = drift.Recording if setup.run.drift_every else Strict
-    fed = federation(setup, dataset, parts, public, kind=kind, store=store)
+    fed = federation(setup, dataset, parts, public, kind, store=store)
     if progress is not None:
         fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     return dataset, parts, fed
@@ -106,7 +100,7 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     """Loads the data of a run and draws its partition, without a network and with nothing on the device.
 
     Returns:
-        The data set, each client's examples, and the public images where the method uses some.
+        The data set, the positions of each client's examples, and the public images where the method uses some.
 
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
@@ -125,16 +119,11 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
             "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
         )
     _, testing, _, validation = divide(parts, config)
-    lacking = ""
+    remedy = "give a larger share, more data or fewer clients."
     if config.local_test and not any(map(len, testing)):
-        lacking = f"a test part (got --local-test {config.local_test:g}"
-    elif setup.selection == "best-validation" and not any(map(len, validation)):
-        lacking = f"a validation part (got --validation {config.validation:g}"
-    if lacking:
-        raise UserError(
-            f"no client has {lacking} of clients with too few examples); give a larger share, more data or fewer "
-            "clients."
-        )
+        raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); {remedy}")
+    if setup.selection == "best-validation" and not any(map(len, validation)):
+        raise UserError(f"no client has a validation part (got --validation {config.validation:g}); {remedy}")
     public = None
     if config.public_dataset is not None:
         public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
@@ -149,15 +138,9 @@ def federation(
     kind: type[Federation] = Federation,
     **more: Any,
 ) -> Federation:
-    """The federation of a run: data normalised and augmented as its protocol says, tested as it says.
+    """The federation of a run: data as `load_data` has them, normalised, augmented and tested as its protocol says.
 
-    Args:
-        setup: The run, whose data are the next three, see `load_data`.
-        dataset: Its images.
-        parts: Positions of each client's examples.
-        public: The public images, where the method uses some.
-        kind: Class of what is made.
-        **more: What else this takes.
+    It is of the class `kind`, which takes what else is given.
     """
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
@@ -178,20 +161,13 @@ def federation(
 def new_record(
     setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:
-    """What is known of a run before its first round.
+    """Returns the record of a run before its first round.
 
-    Args:
-        setup: As `dataset`, `parts` and `fed`, see `prepare`.
-        dataset: Of the run.
-        parts: Of its clients.
-        fed: Made of both.
-        source: Name of its method, or path of the method's file.
-        chosen: Why so many clients train together; None where it was given or is the CPU's rule.
+    `source` is the name of its method or the path of the method's file; `chosen` says why so many clients train
+    together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
     """
     config = setup.run
     counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
-    networks = dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True))
-    buffers = max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks)
     public = None
     if fed.public_images is not None:
         public = {
@@ -233,8 +209,8 @@ def new_record(
         "model": {
             "backbone": config.backbone,
             "parameters": fed.sizes.parameters,
-            "buffers": buffers,
-            "networks": networks,
+            "buffers": max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks),
+            "networks": dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True)),
             "input": [dataset.channels, dataset.image_size, dataset.image_size],
         },
         "engine": {

@@ -410,7 +410,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     setup, fed = restore({**record, "config": {**record["config"], **instead}}, chosen)
     expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
-        state = read_checkpoint(folder, record, setup, fed, newest_only=True)[0]
+        state = read_checkpoint(folder, record, setup, fed)[0]
         actual = params_hash(all_params(chosen, state, fed.num_clients))
     if actual != expected:
         raise UserError(

@@ -2,7 +2,8 @@
 
 Each time that a client keeps a state, that is a version of it, which never changes. It is written to a file of its own
 when it is evicted from memory or a checkpoint is to name it, and never again. A method holds the versions of all
-clients as a `Kept`, a mapping from ids to states, and asks for those of the round's clients.
+clients as a `Kept`, a mapping from ids to states, and asks for those of the round's clients. A version that no method
+holds is gone from memory, and its file too unless a checkpoint names it.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ from fedcli.core.trees import Tree, leaves, to_names, tree_map
 from fedcli.errors import UserError
 from fedcli.runs.checkpoints import STATES, STATES_OF_WORKER, SUFFIX, Damaged, load, save, verify
 
-MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # gives free memory back to the system, under glibc
+MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # under glibc
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
@@ -32,7 +33,7 @@ class Unkept(OSError):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Version:
-    """A client's state as it was kept once; its memory is free again when nobody holds it."""
+    """A client's state as it was kept once."""
 
     client: int
     name: str  # of its file, without the suffix; final once it is written
@@ -40,19 +41,16 @@ class Version:
     digest: str | None = None  # of the file; None until it is written
     file: Path | None = None  # likewise
     state: Tree = None  # None where it is only in the file
+    remove: weakref.finalize | None = None  # removes a file that no checkpoint names once nobody holds the version
 
 
 class Store:
     """Keeps versions of clients' states, an LRU of them in memory."""
 
     def __init__(self, memory: int | None, num_clients: int, device: torch.device, types: Iterable[type]):
-        """Makes an empty one; nothing is written before `open`.
+        """Makes an empty one, which holds `memory` bytes, a quarter of the machine's where None, and has no folder yet.
 
-        Args:
-            memory: Bytes that may be held; a quarter of the machine's where None.
-            num_clients: Size of the population.
-            device: Of the run.
-            types: The NamedTuple classes of states.
+        `types` are the NamedTuple classes of states.
         """
         self._limit = _machine_memory() // 4 if memory is None else memory
         self._num_clients, self._device = num_clients, device
@@ -60,7 +58,6 @@ class Store:
         self._types = {kind.__name__: kind for kind in types}
         self._folder: Path | None = None  # of new files
         self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
-        self._spilled: dict[Path, weakref.ref[Version]] = {}  # written for want of memory, and in no checkpoint
         self._in_hand = 0  # bytes that a method has of the states that it kept last, beside their copies here
 
     def open(self, folder: Path, worker: int = 0) -> None:
@@ -86,10 +83,6 @@ class Store:
             Unkept: If the disk does not take them.
         """
         refuse_non_finite({"clients": new}, {}, round)
-        for file, version in list(self._spilled.items()):
-            if version() is None:  # nobody holds it any more
-                file.unlink(missing_ok=True)
-                del self._spilled[file]
         if isinstance(states, Kept):
             versions = dict(states.data)
         else:  # a method's own at the start
@@ -101,47 +94,34 @@ class Store:
                 of_all = version.nbytes * self._num_clients
                 on_host = self._device.type == "cuda" and 2 * of_all > torch.cuda.mem_get_info(self._device)[0]
                 self._home = torch.device("cpu") if on_host else self._device
-            self._hold(version, tree_map(lambda leaf: leaf.to(self._home, copy=True).contiguous(), state))
+            version.state = tree_map(lambda leaf: leaf.to(self._home, copy=True).contiguous(), state)
+            self._cache[version] = None
             self._evict()
             versions[client] = version
         return Kept(self, dict(sorted(versions.items())))
 
     def read(self, version: Version) -> Tree:
-        """Reads a version; its tensors are on the device or the host, and not to be changed.
-
-        Raises:
-            UserError: If its file is not what was written.
-        """
-        if version.state is not None:
-            self._hold(version, version.state)
-            return version.state
-        try:
-            state, _ = load(version.file, self._types, digest=version.digest)
-        except (OSError, Damaged) as error:
-            raise UserError(
-                f"what client {version.client} keeps in '{version.file}' cannot be read ({error}); 'fedcli resume' "
-                "goes on from the checkpoint before, if that is whole."
-            ) from error
-        if version.nbytes <= self._room():  # evicts none: when all clients are read in turn, none would stay
-            self._hold(version, state)
-        return state
-
-    def write(self, version: Version) -> None:
-        """Writes a version for a checkpoint, unless it is written; checkpoints remove what none of them names."""
-        if version.file is None:
-            self._spill(version)
-        self._spilled.pop(version.file, None)
-
-    def settle(self) -> None:
-        """Gives free memory back to the system: it lies in pieces between the states that are held."""
-        if MALLOC_TRIM is not None and self._in_hand:
-            MALLOC_TRIM(0)
-
-    def _hold(self, version: Version, state: Tree) -> None:
-        """Puts a state into memory, or at the end of those there."""
+        """Reads a version, unless its file is damaged; its tensors are on any device, and not to be changed."""
+        state = version.state
+        if state is None:
+            try:
+                state, _ = load(version.file, self._types, digest=version.digest)
+            except (OSError, Damaged) as error:
+                raise UserError(
+                    f"what client {version.client} keeps in '{version.file}' cannot be read ({error}); 'fedcli resume' "
+                    "goes on from the checkpoint before, if that is whole."
+                ) from error
+            if version.nbytes > self._room():  # evicts none: when all clients are read in turn, none would stay
+                return state
         version.state = state
         self._cache.pop(version, None)
         self._cache[version] = None
+        return state
+
+    def settle(self) -> None:
+        """Gives free memory between the states back to the system: 400 MB after three rounds of 100 clients."""
+        if MALLOC_TRIM is not None and self._in_hand:
+            MALLOC_TRIM(0)
 
     def _room(self) -> float:
         """Returns how many bytes may be held beside those that are; any number as long as nothing may be written."""
@@ -155,14 +135,14 @@ class Store:
         for version in list(self._cache):
             if room >= 0:
                 return
+            room += version.nbytes
             if version.file is None:
-                self._spill(version)
+                self.spill(version)
             version.state = None
             del self._cache[version]
-            room += version.nbytes
 
-    def _spill(self, version: Version) -> None:
-        """Writes a state to the file of its version."""
+    def spill(self, version: Version) -> None:
+        """Writes a state to a file, which is removed when nobody holds the version, unless a checkpoint names it."""
         while (file := self._folder / f"{version.name}{SUFFIX}").exists():  # the client has kept two in this round
             version.name += "-again"
         try:
@@ -171,7 +151,8 @@ class Store:
         except OSError as error:
             raise Unkept(error.errno, error.strerror, str(file)) from error
         version.file = file
-        self._spilled[file] = weakref.ref(version)
+        version.remove = weakref.finalize(version, file.unlink, missing_ok=True)
+        version.remove.atexit = False
 
 
 class Kept(UserDict):
@@ -186,14 +167,13 @@ class Kept(UserDict):
     def write(self) -> None:
         """Writes what has not been written, for a checkpoint."""
         for version in self.data.values():
-            self._store.write(version)
+            if version.file is None:
+                self._store.spill(version)
+            if version.remove is not None:
+                version.remove.detach()  # checkpoints remove what none of them names
 
     def verify(self) -> None:
-        """Reads all files through.
-
-        Raises:
-            Damaged: If one is missing or not what was written.
-        """
+        """Reads all files through; raises `Damaged` if one is missing or not what was written."""
         for version in self.data.values():
             try:
                 verify(version.file, version.digest)
@@ -210,13 +190,8 @@ class Kept(UserDict):
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
-    """Looks at the floating-point tensors that a round, from 0, has made of the state before it.
-
-    Raises:
-        NonFiniteLoss: If one is not finite, with its place in the state.
-    """
-    checked = {id(leaf) for leaf in leaves(before)}
-    finite = {}
+    """Refuses floating-point tensors that are not finite, of those that a round, from 0, has made of the one before."""
+    checked, finite = {id(leaf) for leaf in leaves(before)}, {}
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and id(leaf) not in checked:
             finite[name] = torch.isfinite(leaf).all()

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,25 +30,13 @@ from fedcli.runs.signals import end_with_parent
 
 LOST = 75  # exit code of a process that no longer reaches the others
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
-ERRORS = {kind.__name__: kind for kind in (UserError, NonFiniteLoss)}  # that stay what they are on the other processes
+ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
 
 
 class Lost(KeyboardInterrupt):
     """Another process of the run has died, so that this one cannot go on."""
 
     code = LOST
-
-
-class Form:
-    """What a tensor is but for its bytes; its strides too, since the order of a sum may depend on them."""
-
-    def __init__(self, tensor: Tensor):
-        self.dtype, self.shape, self.strides = tensor.dtype, tensor.shape, tensor.stride()
-        self.device = tensor.device.type
-
-    def empty(self) -> Tensor:
-        """Makes a tensor of this form, of any content."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 class Group:
@@ -81,15 +70,7 @@ class Group:
         return self._gather(make if self.number == 0 else lambda: None)[0]
 
     def refuse_differences(self, facts: dict[str, Any], device: torch.device) -> None:
-        """Compares what must be the same on all processes.
-
-        Args:
-            facts: By what is said of them.
-            device: Of the run, one for each process.
-
-        Raises:
-            UserError: If one of them differs, or processes share a CUDA device.
-        """
+        """Refuses facts, by what is said of them, that differ among the processes, and a CUDA device in common."""
         if self.count == 1:
             return
         if device.type == "cuda" and (device.index is not None or self.here > torch.cuda.device_count()):
@@ -116,28 +97,21 @@ class Group:
         if again or not isinstance(error, Exception):
             return
         if not self._told:
-            kind = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), type(error).__name__)
+            told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):
-                self._exchange(None, (kind, str(error)))
+                self._exchange(None, told)
         if self.number > 0:
             sys.exit()
 
-    def _exchange(self, message: Any, error: tuple[str, str] | None = None) -> list[Any]:
-        """Sends all processes a message without tensors, and returns everyone's, by their numbers.
-
-        Raises:
-            Exception: The error, a kind and a text, that a process has sent with its message.
-            Lost: If a process has died.
-        """
+    def _exchange(self, message: Any, error: Exception | None = None) -> list[Any]:
+        """Sends all a message without tensors and returns everyone's, or raises the error that one has sent with it."""
         pairs = [None] * self.count
         with _losing():
             dist.all_gather_object(pairs, (message, error))
         for number, (_, error) in enumerate(pairs):
             if error is not None:
                 self._told = True
-                kind, text = error
-                text = text if kind in ERRORS else f"{kind}: {text}"
-                raise ERRORS.get(kind, RuntimeError)(f"on worker {number}, {text}")
+                raise type(error)(f"on worker {number}, {error}")
         return [message for message, _ in pairs]
 
     def _gather(self, make: Callable[[], Tree]) -> list[Tree]:
@@ -149,22 +123,27 @@ class Group:
             self._inside = False
         # Copies have memory of their own, without gaps between elements.
         made = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, made)
-        forms = self._exchange(tree_map(lambda leaf: Form(leaf) if isinstance(leaf, Tensor) else leaf, made))
+        trees = self._exchange(tree_map(lambda leaf: _empty(leaf) if isinstance(leaf, Tensor) else leaf, made))
         self._ended = True  # from here on the others expect bytes, and no word of an error
-        trees = [tree_map(lambda leaf: leaf.empty() if isinstance(leaf, Form) else leaf, form) for form in forms]
+        trees = [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree) for tree in trees]
         trees[self.number] = made
         for number, tree in enumerate(trees):
-            tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
-            for device in ("cpu", "cuda"):
-                parts = [_bytes(tensor) for tensor in tensors if tensor.device.type == device]
-                if any(map(len, parts)):
-                    vector = torch.cat(parts)  # one message: each takes its time, however small
-                    with _losing():
-                        dist.broadcast(vector, number)
-                    for part, received in zip(parts, vector.split([len(part) for part in parts]), strict=True):
-                        part.copy_(received)
+            parts = [_bytes(leaf) for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.numel() > 0]
+            for device in {part.device.type: None for part in parts}:  # in the same order everywhere
+                here = [part for part in parts if part.device.type == device]
+                vector = torch.cat(here)  # one message: each takes its time, however small
+                with _losing():
+                    dist.broadcast(vector, number)
+                for part, received in zip(here, vector.split([len(part) for part in here]), strict=True):
+                    part.copy_(received)
         self._ended = False
         return trees
+
+
+def _empty(tensor: Tensor) -> partial:
+    """Makes a tensor of the same form, of any content; its strides too, as the order of a sum may depend on them."""
+    form = tensor.shape, tensor.stride()
+    return partial(torch.empty_strided, *form, dtype=tensor.dtype, device=tensor.device.type)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -234,9 +213,7 @@ def _connected() -> Group:
 
 
 def launch(count: int, command: Sequence[str]) -> int:
-    """Starts a command so many times on this machine by PyTorch's launcher, and waits for the end of all.
-
-    What interrupts this process interrupts them.
+    """Starts a command `count` times here by PyTorch's launcher; what interrupts this process interrupts them.
 
     Returns:
         The exit code of the first process, which has said why it ended, or that of an interruption.

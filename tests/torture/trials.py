@@ -340,13 +340,13 @@ def npz_bomb(path: Path) -> Path:
     return path
 
 
-def listed(prefix: str = "") -> dict[str, bytes]:
+def listed() -> dict[str, bytes]:
     """MNIST-M's files, which have no checksum."""
     contents = {}
     for part in ("train", "test"):
-        contents |= {f"{prefix}mnist_m_{part}/{label}.png": image() for label in range(10)}
+        contents |= {f"mnist_m_{part}/{label}.png": image() for label in range(10)}
         lines = "".join(f"{label}.png {label}\n" for label in range(10))
-        contents[f"{prefix}mnist_m_{part}_labels.txt"] = lines.encode()
+        contents[f"mnist_m_{part}_labels.txt"] = lines.encode()
     return contents
 
 
@@ -362,29 +362,13 @@ def as_tar(path: Path, contents: dict[str, bytes], **attributes: Any) -> Path:
     return path
 
 
-def as_zip(path: Path, contents: dict[str, bytes]) -> Path:
-    """A zip."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+def encrypted(path: Path, contents: dict[str, bytes]) -> Path:
+    """A zip with the flag of a password in every header, local and central."""
+    with zipfile.ZipFile(path, "w") as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
-    return path
-
-
-def encrypted(path: Path) -> Path:
-    """The zip with the flag of a password in every header, local and central."""
-    content = path.read_bytes()
-    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        head, *members = content.split(mark)
-        content = head + b"".join(mark + part[: offset - 4] + b"\x01" + part[offset - 3 :] for part in members)
-    path.write_bytes(content)
-    return path
-
-
-def cut(path: Path, draw: random.Random) -> Path:
-    """The file without its end, or with other bytes in it."""
-    content = path.read_bytes()
-    position = draw.randrange(len(content))
-    path.write_bytes(content[:position] + (b"" if draw.random() < 0.5 else b"?" * 9 + content[position + 9 :]))
+    content = path.read_bytes().replace(b"PK\3\4\x14\0\0", b"PK\3\4\x14\0\1")
+    path.write_bytes(content.replace(b"PK\1\2\x14\3\x14\0\0", b"PK\1\2\x14\3\x14\0\1"))
     return path
 
 
@@ -397,26 +381,21 @@ def fifo(path: Path) -> Path:
 NOT_NUMBERS = json.dumps({"users": ["a"], "user_data": {"a": {"x": [[float("nan")] * 784], "y": [0]}}}).encode()
 NO_USERS = b'{"users": [1], "user_data": {"1": 3}}'
 NOT_TEXT = os.fsdecode(b"train/\xff\xfe/0.png")
-IMPORTS: tuple[tuple[str, Callable[[Path, random.Random], Path]], ...] = (
-    ("x", lambda to, draw: fifo(to / "x.npz")),
-    ("cinic10", lambda to, draw: fifo(to / "a.tar.gz")),
-    ("x", lambda to, draw: fifo(tree(to / "f", {}) / "train/a/z.png").parents[2]),
-    ("x", lambda to, draw: npz_bomb(to / "x.npz")),
-    ("x", lambda to, draw: tree(to / "f", {"train/a/0.png": image(30_000)})),
-    ("mnist-m", lambda to, draw: encrypted(as_zip(to / "t.zip", listed()))),
-    ("mnist-m", lambda to, draw: as_tar(to / "a.tgz", listed("../../"))),
-    ("mnist-m", lambda to, draw: as_tar(to / "a.tgz", listed(), type=tarfile.SYMTYPE, linkname="/etc/passwd")),
-    ("mnist-m", lambda to, draw: as_tar(to / "a.tgz", {**listed(), "mnist_m_train/0.png": bytes(1 << 27)})),
-    ("femnist", lambda to, draw: folder_of(to / "l", {"all_data_0.json": b"[" * 100_000})),
-    ("femnist", lambda to, draw: folder_of(to / "l", {"all_data_0.json": NO_USERS})),
-    ("femnist", lambda to, draw: folder_of(to / "l", {"all_data_0.json": NOT_NUMBERS})),
-    ("x", lambda to, draw: tree(to / "n", {NOT_TEXT: image()})),
-    ("x", lambda to, draw: npz(to / "x.npz", y_train=np.array([{}, 1, 2, 3], object))),
-    ("x", lambda to, draw: npz(to / "x.npz", y_train=np.array([0, 2**62, 1, 0]))),
-    ("x", lambda to, draw: npz(to / "x.npz", class_names=np.array(["two\nlines \x1b[31m", "b"]))),
-    ("x", lambda to, draw: cut(npz(to / "x.npz"), draw)),
-    ("mnist-m", lambda to, draw: cut(as_tar(to / "a.tgz", listed()), draw)),
-    ("mnist-m", lambda to, draw: cut(as_zip(to / "t.zip", listed()), draw)),
+IMPORTS: tuple[tuple[str, Callable[[Path], Path]], ...] = (
+    ("x", lambda to: fifo(to / "x.npz")),
+    ("cinic10", lambda to: fifo(to / "a.tar.gz")),
+    ("x", lambda to: fifo(tree(to / "f", {}) / "train/a/z.png").parents[2]),
+    ("x", lambda to: npz_bomb(to / "x.npz")),
+    ("x", lambda to: tree(to / "f", {"train/a/0.png": image(30_000)})),
+    ("mnist-m", lambda to: encrypted(to / "t.zip", listed())),
+    ("mnist-m", lambda to: as_tar(to / "a.tgz", listed(), type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+    ("mnist-m", lambda to: as_tar(to / "a.tgz", {**listed(), "mnist_m_train/0.png": bytes(1 << 27)})),
+    ("femnist", lambda to: folder_of(to / "l", {"all_data_0.json": b"[" * 100_000})),
+    ("femnist", lambda to: folder_of(to / "l", {"all_data_0.json": NO_USERS})),
+    ("femnist", lambda to: folder_of(to / "l", {"all_data_0.json": NOT_NUMBERS})),
+    ("x", lambda to: tree(to / "n", {NOT_TEXT: image()})),
+    ("x", lambda to: npz(to / "x.npz", y_train=np.array([0, 2**62, 1, 0]))),
+    ("x", lambda to: npz(to / "x.npz", class_names=np.array(["two\nlines \x1b[31m", "b"]))),
 )
 
 
@@ -424,7 +403,7 @@ def hostile_import(number: int) -> str:
     """An archive, folder or image that hangs, bursts or leads astray is refused in a line, or harmless."""
     name, make = IMPORTS[number % len(IMPORTS)]
     with TemporaryDirectory() as place:
-        path = make(Path(place), random.Random(number))
+        path = make(Path(place))
         end = call(Path(place), "data", "import", name, path)
         if not end.code and not end.fault:
             end = call(Path(place), "data", "show", name)
@@ -468,6 +447,6 @@ TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often i
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
-    "hostile archives, folders and images": (hostile_import, 60),
+    "hostile archives, folders and images": (hostile_import, 14),
     "Control-C while modules are imported": (interrupt, 20),
 }
