@@ -54,33 +54,16 @@ def bench(
     workloads: Annotated[
         list[str] | None, Argument(metavar="WORKLOAD|METHOD", help="See above; w1 and w2 if none is given.")
     ] = None,
-<<<<<<< HEAD
-    method: Annotated[str | None, Option(help="Name or file of a method; the simplest if not given.")] = None,
+    method: Annotated[str, Option(help="Name or file of a method.")] = "fedavg",
     device: Device = "auto",
     precision: Annotated[str, Option(help="float32, float64, tf32 or bf16.")] = "float32",
     clients_per_chunk: Annotated[str, Option(help="Clients that the engine trains together.")] = "auto",
-    epochs: Annotated[int | None, Option(help="Local epochs; the workload's if not given.")] = None,
-    repeats: Annotated[int, Option(help="Timed rounds of each side.")] = 5,
+    epochs: Annotated[int | None, Option(min=1, help="Local epochs; the workload's if not given.")] = None,
+    repeats: Annotated[int, Option(min=1, help="Timed rounds of each side.")] = 5,
     seed: Annotated[int, Option(help="Seed of images, models and batches.")] = 0,
     json: Annotated[bool, Option("--json", help="One JSON object a line in place of the table.")] = False,
     csv: Annotated[Path | None, Option(help="File to append results to; in a folder, one named by the device.")] = None,
     scaling: Annotated[bool, Option("--scaling", help="Measure w1 over clients and over batch sizes, too.")] = False,
-=======
-    method: Annotated[str, typer.Option(help="Name of a method, or path of a method file.")] = "fedavg",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[str, typer.Option(help="float32, float64, tf32 or bf16.")] = "float32",
-    clients_per_chunk: Annotated[str, typer.Option(help="Clients that the engine trains together.")] = "auto",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs. \\[default: the workload's]")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of each side.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of images, models and batches.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line in place of the table.")] = False,
-    csv: Annotated[
-        Path | None, typer.Option(help="File to append the results to; in a folder, one named after device and torch.")
-    ] = None,
-    scaling: Annotated[
-        bool, typer.Option("--scaling", help="Measure w1 over clients per round and over batch sizes, too.")
-    ] = False,
->>>>>>> wt-models
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -96,19 +79,6 @@ def bench(
     methods = [name for name in named if name in registry.methods() or is_from_file(name)]
     chosen = [rounds.find_workload(name) for name in named if name not in methods]
     chosen += rounds.scaling_workloads() if scaling else []
-<<<<<<< HEAD
-    options = {
-        "device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "epochs": epochs,
-        "repeats": repeats, "seed": seed,
-    }  # fmt: skip
-    cases = [rounds.prepare(workload, method=method, **options) for workload in chosen]
-    for setup in [rounds.prepare_run(name, **options) for name in methods]:
-        with Console(stderr=True).status(setup.method.name) as status:
-            result = measure.measure_run(setup, repeats, status.update)
-        typer.echo(dumps(result) if json else measure.describe_run(result))
-    if csv is not None and cases:  # refused now rather than after minutes
-        csv = measure.result_file(csv, cases[0].setup.device, ".csv")
-=======
     if epochs is not None:
         chosen = [replace(workload, local_epochs=epochs) for workload in chosen]
     machine = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
@@ -117,11 +87,8 @@ def bench(
         with Console(stderr=True).status(setup.method.name) as status:
             result = measure.measure_run(setup, repeats, status.update)
         typer.echo(dumps(result) if json else measure.describe_run(result))
-    if not cases:
-        return
-    csv = csv and measure.result_file(csv, cases[0][1].device)
-    if csv is not None:  # refused now rather than after minutes
->>>>>>> wt-models
+    if csv is not None and cases:  # refused now rather than after minutes
+        csv = measure.result_file(csv, cases[0][1].device)
         try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
     results = []
     try:
@@ -169,26 +136,14 @@ def check(
         titles = ", ".join(f"{number} ({each.title})" for number, each in laws.LAWS.items())
         raise UserError(f"unknown law {min(absent)}; there are {titles}.")
     numbers = [number for number in laws.LAWS if not law or number in law]
-<<<<<<< HEAD
     cases = []  # a name, a method and a law
     for name in methods or ():
         method = registry.find_method(name)
         checked = {name: method} | {variant.name: variant for variant in laws.variants_of(method)}
         cases += [(title, each, number) for title, each in checked.items() for number in numbers]
     if not methods:
-        simplest = registry.find_method(simplest_method())
+        simplest = registry.find_method(SIMPLEST)
         cases += [("the engine", simplest, number) for number in numbers if number in (4, 5, 7)]
-=======
-    chosen = []
-    if methods:
-        for name in methods:
-            method = registry.find_method(name)
-            chosen.append((name, method, numbers))
-            chosen += [(variant.name, variant, numbers) for variant in laws.variants_of(method)]
-    else:
-        of_engine = [number for number in numbers if number in (4, 5, 7)]
-        chosen.append(("the engine", registry.find_method(SIMPLEST), of_engine))
->>>>>>> wt-models
         kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
         cases += [(method.name, method, number) for method in kinds for number in numbers]
     device, single = str(find_device(device)), len({name for name, *_ in cases}) == 1
