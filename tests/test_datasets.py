@@ -227,9 +227,9 @@ def put(key, value):
 
 BAD_ARRAYS = {
     "no labels": (drop("y_test"), "y_test"),
-    "float images": (put("x_train", lambda a: a["x_train"] / 255), "x_train", "float64", "uint8"),
+    "float images": (put("x_train", lambda a: a["x_train"] / 255), "alike in both parts", "uint8"),
     "flat images": (put("x_test", lambda a: a["x_test"].reshape(6, -1)), "x_test", "6 x 16"),
-    "channels first": (put("x_train", np.zeros((9, 3, 4, 4), np.uint8)), "x_train", "9 x 3 x 4 x 4", "N x H x H x 3"),
+    "channels first": (put("x_train", np.zeros((9, 3, 4, 4), np.uint8)), "x_train", "9 x 3 x 4 x 4", "N x H x W x 3"),
     "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_test", "0 x 4 x 4"),
     "labels of another length": (put("y_train", lambda a: a["y_train"][:-1]), "y_train", "shape 8", "must be 9"),
     "labels in a column": (put("y_train", lambda a: a["y_train"][:, None]), "y_train", "9 x 1"),

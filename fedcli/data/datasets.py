@@ -174,8 +174,7 @@ def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
     raw, notes = forms.read(Path(path), info)
     if "client_train" in raw and info:
         raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-    arrays, changes = files.converted(raw, path)
-    arrays = files.checked(arrays, path)
+    arrays, changes = files.in_form(raw, path)
     _keep(_cache_file(name), files.canonical(known_form(name, arrays, path) if info else arrays))
     if "client_train" in raw:
         split = _cache_file(name).with_suffix(".split.npz")
@@ -337,7 +336,7 @@ def _ways(name: str) -> str:
 def _arrays(name: str) -> files.Arrays:
     """The arrays of a set that is present, in canonical order."""
     if _is_kept(name):
-        return files.checked(files.read_npz(_cache_file(name)), _cache_file(name))
+        return files.in_form(files.read_npz(_cache_file(name)), _cache_file(name))[0]
     info = KNOWN[name]
     return files.canonical(info.make(name, _arrays) if info.needs else info.make())
 
@@ -373,7 +372,7 @@ def _from_user(text: str, digest: str) -> Dataset:
     if not isinstance(arrays, dict):
         raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
     arrays = {key: np.asarray(value) for key, value in arrays.items()}
-    return _dataset(short_name(text), files.canonical(files.checked(arrays, Path(text))))
+    return _dataset(short_name(text), files.canonical(files.in_form(arrays, Path(text))[0]))
 
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
