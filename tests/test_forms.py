@@ -452,7 +452,7 @@ BAD_FOLDERS = {
     "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
     "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "4 x 5", "4 x 4"),
     "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "train/bee", "no images"),
-    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/train/Ant"),
+    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/test/ant"),
     "no test": (lambda f: shutil.rmtree(f / "test"), "images/test/ant"),
     "no test of a domain": (in_domain, "images/right/test/ant"),
 }  # fmt: skip

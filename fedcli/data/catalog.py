@@ -90,12 +90,11 @@ def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
 
 def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of both parts that a share takes of its source."""
-    pools = []
-    for part in PARTS:
-        chosen = slice(None)
-        if share.domain is not None:
-            chosen = source[f"domain_{part}"] == source["domain_names"].tolist().index(share.domain)
-        pools.append((source[f"x_{part}"][chosen], source[f"y_{part}"][chosen]))
+    pools = [(source[f"x_{part}"], source[f"y_{part}"]) for part in PARTS]
+    if share.domain is not None:
+        number = source["domain_names"].tolist().index(share.domain)
+        chosen = [source[f"domain_{part}"] == number for part in PARTS]
+        pools = [(x[rows], y[rows]) for (x, y), rows in zip(pools, chosen, strict=True)]
     if share.division != "parts":
         pools = [tuple(map(np.concatenate, zip(*pools, strict=True)))] * 2
     (x_train, y_train), (x_test, y_test) = pools
@@ -235,12 +234,7 @@ BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 
 
 def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
-    """The arrays with the official labels, class names and domains of a known data set.
-
-    Args:
-        name: One of `KNOWN`.
-        arrays: Of any reader; their labels follow their own `class_names`, their domains their `domain_names`.
-        path: Where they come from, for the refusal.
+    """The arrays, of any reader, with the official labels, class names and domains of the known data set `name`.
 
     Raises:
         UserError: The images have another shape, or the classes or domains are others.
@@ -254,8 +248,8 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
         )
     result = dict(arrays)
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
-        names = arrays[NAMES[kind]].tolist() if NAMES[kind] in arrays else []
-        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or no domains
+        names = arrays.get(NAMES[kind], np.array([])).tolist()
+        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or the official names
             continue
         order = None if isinstance(official, int) else official_order(names, official)
         if order is None:
@@ -265,25 +259,20 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
                 f"must be {rule}; rename them, or choose another name for another data set."
             )
         result[NAMES[kind]] = np.array(official)
-        for part in PARTS:
-            result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
+        result |= {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
     return result
 
 
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
-    """For each name its place among the official ones; None where they are others. The spelling may differ a little.
+    """For each name its place among the official ones; None where they are others.
 
-    The numbers from 0 stand for the official places themselves: that is what labels without names come with.
+    The numbers from 0 stand for the official places, since labels without names come with them. Case, spaces and signs
+    do not count, unless a set has both A and a; `T-shirt/top` is also written `t-shirt`.
     """
     if 0 < len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
         return [int(name) for name in names]
-    for fold in (str, _fold):  # exactly first: some sets have A and a
+    for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
         labels = {fold(name): label for label, name in enumerate(official)}
         if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
             return [labels[fold(name)] for name in names]
     return None
-
-
-def _fold(name: str) -> str:
-    """A name without case, spaces and signs; `T-shirt/top` is also written `t-shirt`."""
-    return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")

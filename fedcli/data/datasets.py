@@ -111,15 +111,13 @@ def available(name: str) -> None:
 
 
 def present(name: str) -> bool:
-    """Whether a built-in, known or imported set can be loaded, without a look into its file."""
-    return _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
+    """Whether a set can be loaded, without a look into its file."""
+    return is_from_file(name) or _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
     """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
-    if name in forms.DOWNLOADS or is_from_file(name):
-        return True
-    return name in MADE and all(map(open_to_all, MADE[name]))
+    return name in forms.DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
 
 
 def load(name: str) -> Dataset:
@@ -188,31 +186,27 @@ def describe(name: str) -> dict[str, Any]:
     """What is known of a data set without loading it.
 
     Returns:
-        `name`; `kind`, which is built-in, download, import, made or imported; `present`; `train`, `test` and `classes`
-        (numbers, None where they depend on files that are not there) and `shape` (channels, H, W); and `note`, which
-        says of what and how it is made.
+        `name`; `kind`, which is built-in, download, import, made, imported or your own; `present`; `train`, `test` and
+        `classes` (numbers, None where they depend on files that are not there) and `shape` (channels, H, W); and
+        `note`, which says of what and how it is made.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    kind = "download" if name in forms.DOWNLOADS else "import" if name in KNOWN else "imported"
-    note = ""
-    if name not in KNOWN:
+    info, note = KNOWN.get(name), ""
+    if info is None:
         available(name)
     if is_from_file(name):
         dataset, kind = load(name), "your own"
         sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
-        sizes = files.npz_sizes(_cache_file(name))
+        sizes, kind = files.npz_sizes(_cache_file(name)), "import" if info else "imported"
     else:
-        info = KNOWN[name]
+        kind = "import" if not info.make else "made" if info.needs else "built-in"
         sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
-        if info.make:
-            kind = "made" if info.needs else "built-in"
-    train, test, classes, shape = sizes
     return {
-        "name": name, "kind": kind, "present": is_from_file(name) or present(name), "note": note, "train": train,
-        "test": test, "classes": classes, "shape": shape,
+        "name": name, "kind": "download" if name in forms.DOWNLOADS else kind, "present": present(name), "note": note,
+        **dict(zip(("train", "test", "classes", "shape"), sizes, strict=True)),
     }  # fmt: skip
 
 
@@ -220,18 +214,11 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """A part of the training images, stratified by class and then by domain; the test images stay.
 
     Every class keeps its share of the images and at least one; inside a class the domains keep their shares. With the
-    same seed, a smaller part is contained in a larger one.
-
-    Args:
-        dataset: Of N training images and C classes.
-        num_train: How many to keep, from C to N.
-        seed: Of the choice.
-
-    Returns:
-        The part, in canonical order; its `share` says how small it is.
+    same seed, a smaller part is contained in a larger one. The part, in canonical order, says by its `share` how small
+    it is.
 
     Raises:
-        UserError: There are fewer images, or more classes.
+        UserError: There are fewer images than `num_train`, or more classes.
     """
     labels, count = dataset.y_train.numpy(), len(dataset.y_train)
     if not dataset.num_classes <= num_train <= count:
@@ -296,11 +283,8 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """`order` rearranged so that every beginning of it holds each group in proportion, the first of each at once.
-
-    Args:
-        order: Positions `[N]`.
-        groups: Group of each position, `[N]`; inside a group the order stays.
+    """Positions `[N]` rearranged so that every beginning holds each of their groups, `[N]`, in proportion, the first of
+    each at once; inside a group their order stays.
     """
     ordered = groups[order]
     sizes = np.bincount(ordered)
@@ -322,15 +306,15 @@ def _is_kept(name: str) -> bool:
 def _ways(name: str) -> str:
     """How a known data set can be had."""
     info = KNOWN[name]
-    missing = [need for need in info.needs if not present(need)] or info.needs
-    ways = {
-        "it is built in: use it as it is": name in BUILT_IN,
-        f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'": name
-        in forms.DOWNLOADS,
-        f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}": info.needs,
-        f"bring {info.files} and run 'fedcli data import {name} PATH'": info.files,
-    }
-    return ", or ".join(way for way, applies in ways.items() if applies)
+    ways = []
+    if name in forms.DOWNLOADS:
+        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
+    if info.needs:
+        missing = [need for need in info.needs if not present(need)] or info.needs
+        ways.append(f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}")
+    if info.files:
+        ways.append(f"bring {info.files} and run 'fedcli data import {name} PATH'")
+    return ", or ".join(ways) or "it is built in: use it as it is"
 
 
 def _arrays(name: str) -> files.Arrays:

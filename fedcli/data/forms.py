@@ -115,17 +115,17 @@ def read_leaf(source: Source) -> Arrays:
     Where LEAF has made folders `train` and `test`, these are the parts; else a fixed random tenth of the writers of
     `all_data` is the test part. Ink is dark on a bright ground, as in the files.
     """
-    files = [(Path(name).parent.name, source.folder / name) for name in source.names if name.endswith(".json")]
-    folders = {folder for folder, _ in files}
+    folders = {Path(name).parent.name for name in source.names if name.endswith(".json")}
     chosen = set(PARTS) if folders >= set(PARTS) else {"all_data"} if "all_data" in folders else folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
     written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
-    for folder, file in files:
-        if folder not in chosen:
+    for name in source.names:
+        folder = Path(name).parent.name
+        if folder not in chosen or not name.endswith(".json"):
             continue
-        with reading(file, "one of LEAF's files, with users and user_data"):
-            content = json.loads(file.read_bytes())
+        with reading(source.folder / name, "one of LEAF's files, with users and user_data"):
+            content = json.loads((source.folder / name).read_bytes())
             for writer in content["users"]:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
@@ -134,14 +134,14 @@ def read_leaf(source: Source) -> Arrays:
                     raise ValueError(f"the writer {writer} is there twice")
                 written[folder, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
     writers = sorted({writer for _, writer in written})
-    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
-    rows = []
-    for (folder, writer), (x, y) in sorted(written.items(), key=lambda item: item[0]):
-        number = writers.index(writer)
-        is_test = folder == "test" if chosen == set(PARTS) else number in held_out
-        rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test)))
     if len(writers) < 2:
         raise UserError(f"'{source.path}' has too few writers (got {len(writers)}); give all of LEAF's files.")
+    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
+    rows = []
+    for (folder, name), (x, y) in sorted(written.items(), key=lambda item: item[0]):
+        writer = writers.index(name)
+        is_test = folder == "test" if chosen == set(PARTS) else writer in held_out
+        rows.append((x, y, np.full(len(y), writer), np.full(len(y), is_test)))
     x, y, writer, test = map(np.concatenate, zip(*rows, strict=True))
     return divided(test, x=x, y=y, writer=writer) | {"class_names": np.arange(62)}
 
@@ -158,20 +158,29 @@ def read_pictures(source: Source) -> Arrays:
         UserError: Folders are missing or not alike, a file is no image, or the images differ in size.
     """
     rows = _find_pictures(source)
-    size = source.info.image_size if source.info and source.info.resized else None
-    images, total = [], 0
-    for *_, name in rows:
-        image = decoded(source.folder / name, f"{source.path}/{name}", size)
-        images.append(image)
-        total += image.nbytes
-        check_size(total, source.path)
-        if image.shape[:2] != images[0].shape[:2]:
+    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels"
+    sizes, channels = [], 1
+    for *_, name in rows:  # what the files say of themselves, before any is decoded
+        with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
+            if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
+                raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
+            sizes.append(image.size)
+            channels = channels if image.mode in ("1", "L", "LA") else 3
+    side = source.info.image_size if source.info and source.info.resized else None
+    width, height = (side, side) if side else sizes[0]
+    for (*_, name), size in zip(rows, sizes, strict=True):
+        if size != sizes[0] and not side:
             raise UserError(
-                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(image.shape[:2])}, "
-                f"not {shape_text(images[0].shape[:2])} pixels); all images must have one size; resize it."
+                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(size[::-1])}, not "
+                f"{height} x {width} pixels); all images must have one size; resize it."
             )
-    shape = (*images[0].shape[:2], max(image.shape[2] for image in images))
-    x = np.stack([np.broadcast_to(image, shape) for image in images])  # a grey image to all channels
+    check_size(len(rows) * height * width * channels, source.path)
+    x = np.empty((len(rows), height, width, channels), np.uint8)
+    for pixels, (*_, name) in zip(x, rows, strict=True):
+        with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
+            whole = image.convert("L" if channels == 1 else "RGB")
+            resized = whole if whole.size == (width, height) else whole.resize((side, side), Image.Resampling.BILINEAR)
+            pixels[:] = np.asarray(resized).reshape(pixels.shape)
     domains, parts, labels = np.array([row[:3] for row in rows]).T
     class_names, y = np.unique(labels, return_inverse=True)
     domain_names, domain = np.unique(domains, return_inverse=True)
@@ -181,9 +190,8 @@ def read_pictures(source: Source) -> Arrays:
         for group in np.unique(groups):
             members = order[groups[order] == group]
             test[members[: round(len(members) / 5)]] = True
-    if domain_names.tolist() == [""]:
-        return divided(test, x=x, y=y) | {"class_names": class_names}
-    return divided(test, x=x, y=y, domain=domain) | {"class_names": class_names, "domain_names": domain_names}
+    arrays = divided(test, x=x, y=y) | {"class_names": class_names}
+    return arrays if not any(domain_names) else arrays | divided(test, domain=domain) | {"domain_names": domain_names}
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
@@ -191,7 +199,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     lists = {}  # of some parts, the class of each image by its file
     for match in filter(None, map(_LIST.fullmatch, source.names)):
         lines = (source.folder / match.string).read_text(errors="replace").splitlines()
-        lists[match[1]] = {words[0]: words[1] for words in map(str.split, lines) if len(words) > 1}
+        lists[match[1]] = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
     rows, odd = [], []
     in_images = any("/images/" in f"/{name}" for name in source.names)
     for name in source.names:
@@ -203,7 +211,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
                 f"'{name}' in '{source.path}' lies too deep; images lie in <class>/, train/<class>/, <domain>/<class>/ "
                 "or <domain>/train/<class>/; move or remove it."
             )
-        domain, part, label, file = (group or "" for group in match.groups())
+        domain, part, label, file = match.groups(default="")
         label = label or lists.get(part, {}).pop(file, "")
         if label:
             rows.append((domain, part, label, name))
@@ -223,29 +231,13 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         source.notes.append("a fixed fifth of each class is kept to test on")
     rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
     domains, classes = (sorted({row[column] for row in rows}) or ["<class>"] for column in (0, 2))
-    cells = {row[:3] for row in rows}
-    for cell in product(domains, taken.values(), classes):
-        if cell not in cells:
-            raise UserError(
-                f"there are no images in '{'/'.join(filter(None, (str(source.path), *cell)))}' (got {len(classes)} "
-                "classes); train and test of each domain must have the same class folders; add or rename them."
-            )
+    lacking = set(product(domains, taken.values(), classes)) - {row[:3] for row in rows}
+    if lacking:
+        raise UserError(
+            f"there are no images in '{'/'.join(filter(None, (str(source.path), *min(lacking))))}' (got {len(classes)} "
+            "classes); train and test of each domain must have the same class folders; add or rename them."
+        )
     return rows
-
-
-def decoded(file: Path, name: str, size: int | None = None) -> np.ndarray:
-    """One image `[H, W, 1 or 3]` of a file, which refusals call `name`; bilinear at `size` x `size` where given.
-
-    Raises:
-        UserError: The file is not an image of 8 bits a channel, or too large.
-    """
-    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels"
-    with reading(name, form), Image.open(file) as image:
-        if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
-            raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
-        whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        pixels = np.array(whole.resize((size, size), Image.Resampling.BILINEAR) if size else whole)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 # By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
