@@ -225,9 +225,19 @@ def cases():
     black = {f"x_{part}": whole[f"x_{part}"] * np.array([[1], [1], [1], [0]], np.uint8) for part in PARTS}
     narrow = {f"x_{part}": whole[f"x_{part}"][:, :, :3] for part in PARTS}
     yield whole | narrow, whole | black, "black borders made the images 4 x 4"
+    one_hot = {f"y_{part}": np.eye(3)[whole[f"y_{part}"]] for part in PARTS}
+    yield whole | one_hot, whole, "the labels were one-hot"
+    yield whole | {f"y_{part}": whole[f"y_{part}"][:, None] / 1 for part in PARTS}, whole, "9 training and 6 test"
+    medical = {f"{part}_images": whole[f"x_{part}"] for part in PARTS} | {"val_images": whole["x_test"]}
+    medical |= {f"{part}_labels": whole[f"y_{part}"][:, None] for part in PARTS} | {"val_labels": whole["y_test"]}
+    yield medical, whole, "left out: val"
+    yield {{"x": "X", "y": "Targets"}[key[0]] + key[1:].replace("test", "val"): whole[key] for key in whole}, whole, ""
+    grey = images((4, 4), 3)
+    flat = {f"x_{part}": grey[f"x_{part}"].reshape(-1, 16) for part in PARTS}
+    yield grey | flat, grey, "rows of 16 pixels became images of 4 x 4"
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(12))
 def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number):
     arrays, whole, words = list(cases())[number]
     expected = from_npz("whole", tmp_path / "a", **whole)

@@ -46,6 +46,7 @@ def download(name: Annotated[str, typer.Argument(metavar="NAME", help="A data se
 def import_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
+    size: Annotated[int | None, typer.Option(min=1, help="Resize the images to so many pixels a side.")] = None,
     convert: Annotated[bool, typer.Option("--convert", hidden=True, help="Done by itself.")] = False,
     source: Annotated[Literal["pfllib"] | None, typer.Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
@@ -55,7 +56,7 @@ def import_(
     """
     from fedcli.data import datasets
 
-    file, notes = datasets.import_path(name, path)
+    file, notes = datasets.import_path(name, path, size)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
     typer.echo(f"{name}: {numbers}: {file}")

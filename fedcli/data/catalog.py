@@ -80,8 +80,8 @@ def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
         source = load(share.source)
         for is_test, (x, y) in enumerate(_draw_share(name, share, domain, source)):
-            tensor = resize(torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, 3, 1))), info.image_size)
-            x = np.moveaxis(tensor.expand(-1, 3, -1, -1).numpy(), 1, 3)
+            x = resized(x, info.image_size)
+            x = np.broadcast_to(x, (*x.shape[:3], 3))
             rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test, bool)))
     x, y, domains, test = map(np.concatenate, zip(*rows, strict=True))
     names = {"class_names": source["class_names"], "domain_names": np.array(info.domain_names)}
@@ -127,6 +127,11 @@ def resize(images: Tensor, size: int) -> Tensor:
         smooth = F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
         resized.append(smooth.round().clamp(0, 255).to(torch.uint8))
     return torch.cat(resized)
+
+
+def resized(images: np.ndarray, size: int) -> np.ndarray:
+    """Resizes uint8 images `[N, H, W, channels]`, see `resize`."""
+    return resize(torch.from_numpy(images.transpose(0, 3, 1, 2)), size).numpy().transpose(0, 2, 3, 1)
 
 
 def _mnist_m(name: str, load: Load) -> Arrays:

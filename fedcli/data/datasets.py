@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data import files, forms, splits
-from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize
+from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
@@ -47,6 +47,7 @@ class Dataset:
     place_train: Tensor | None = None  # int64 [N], where each image stood in the files; None for those kept long ago
     place_test: Tensor | None = None
     share: float = 1.0  # of the training images that are kept
+    source: str = ""  # of a user's own, where it was imported from, and what was changed
 
     @property
     def num_classes(self) -> int:
@@ -91,8 +92,27 @@ def names() -> list[str]:
 
 
 def find_name(text: str) -> str:
-    """The name that a text is, whatever the case of its letters; a text that is none stays as it is."""
-    return text if is_from_file(text) else spelt(text, names())
+    """The name that a text is, whatever the case of its letters; a text that is none stays as it is.
+
+    The path of a file, folder or archive becomes a name of the path and the hash of its content, under which the set is
+    imported unless it has been.
+
+    Raises:
+        UserError: What lies at the path cannot be imported.
+    """
+    name = text if is_from_file(text) else spelt(text, names())
+    if not text or is_from_file(text) or name in names() or not os.path.exists(text):
+        return name
+    path, digest = Path(text), hashlib.sha256()
+    for file in forms.files_below(path) if path.is_dir() else [""]:
+        if (path / file).is_file():
+            with (path / file).open("rb") as content:
+                digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
+    stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
+    name = f"{stem}-{digest.hexdigest()[:12]}"
+    if not _is_kept(name):
+        import_path(name, path)
+    return name
 
 
 def available(name: str) -> None:
@@ -104,7 +124,7 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
-        remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
+        remedy = "'fedcli data list' shows all, 'fedcli data import NAME PATH' adds one; a path may stand for a name."
         raise unknown("data set", name, names(), remedy)
     elif not present(name):
         raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
@@ -150,12 +170,13 @@ def download(name: str) -> Path:
         return import_path(name, Path(folder))[0]
 
 
-def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
+def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
     """Takes a data set from files of the user's into the cache; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
         path: File, folder or archive in one of `forms.FORMS`.
+        size: Height and width in pixels that its images are resized to.
 
     Returns:
         The cache file, and what the user is told about the reading.
@@ -169,17 +190,23 @@ def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
     info = KNOWN.get(name)
     if name in MADE and not info.files:
         raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
-    raw, notes = forms.read(Path(path), info)
+    raw, notes = forms.read(Path(path), info, size)
     if "client_train" in raw and info:
         raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
     arrays, changes = files.in_form(raw, path)
-    _keep(_cache_file(name), files.canonical(known_form(name, arrays, path) if info else arrays))
+    notes = changes + notes
+    if size:
+        arrays |= {f"x_{part}": resized(arrays[f"x_{part}"], size) for part in files.PARTS}
+    if info:
+        arrays = known_form(name, arrays, path)
     if "client_train" in raw:
         split = _cache_file(name).with_suffix(".split.npz")
         _keep(split, splits.of_clients(raw["client_train"], raw["client_test"]))
         flags = ["--partition", f"file:{split}", "--num-clients", str(raw["client_train"].max() + 1)]
         notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
-    return _cache_file(name), changes + notes
+    source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
+    _keep(_cache_file(name), files.canonical(arrays) | source)
+    return _cache_file(name), notes
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -200,7 +227,8 @@ def describe(name: str) -> dict[str, Any]:
         dataset, kind = load(name), "your own"
         sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
-        sizes, kind = files.npz_sizes(_cache_file(name)), "import" if info else "imported"
+        *sizes, note = files.npz_facts(_cache_file(name))
+        kind = "import" if info else "imported"
     else:
         kind = "import" if not info.make else "made" if info.needs else "built-in"
         sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
@@ -320,7 +348,7 @@ def _ways(name: str) -> str:
 def _arrays(name: str) -> files.Arrays:
     """The arrays of a set that is present, in canonical order."""
     if _is_kept(name):
-        return files.in_form(files.read_npz(_cache_file(name)), _cache_file(name))[0]
+        return files.read_npz(_cache_file(name))
     info = KNOWN[name]
     return files.canonical(info.make(name, _arrays) if info.needs else info.make())
 
@@ -361,9 +389,11 @@ def _from_user(text: str, digest: str) -> Dataset:
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
-    texts = {key: tuple(arrays[key].tolist()) for key in files.NAMES.values() if key in arrays}
-    tensors = {}
-    for key in arrays.keys() - texts:
-        values = np.moveaxis(arrays[key], 3, 1) if key.startswith("x_") else arrays[key]
-        tensors[key] = torch.from_numpy(np.ascontiguousarray(values))
-    return Dataset(name, **texts, **tensors)
+    fields = {"source": str(arrays.get("source", ""))}
+    for key, values in arrays.items():
+        if key in files.NAMES.values():
+            fields[key] = tuple(values.tolist())
+        elif key != "source":
+            values = np.moveaxis(values, 3, 1) if key.startswith("x_") else values
+            fields[key] = torch.from_numpy(np.ascontiguousarray(values))
+    return Dataset(name, **fields)

@@ -6,6 +6,7 @@ int64 `[N]`. In canonical order also `place_train`, `place_test` int64 `[N]`: wh
 """
 
 import hashlib
+import math
 import os
 import re
 import zipfile
@@ -24,6 +25,12 @@ KINDS = ("x", "y", "domain", "writer", "place")  # of arrays with an entry for e
 NAMES = {"y": "class_names", "domain": "domain_names"}  # what labels and domains count
 LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
+WORDS = {
+    "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
+    "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
+}  # fmt: skip
+PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders name it
+_KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 
 
@@ -104,14 +111,16 @@ def reading(path: object, form: str) -> Iterator[None]:
 
 
 def check_size(count: int, path: object) -> None:
-    """Refuses a set that takes more than `LIMIT` bytes.
+    """Refuses a set that takes more than `LIMIT` bytes, or so many GiB as FEDCLI_MAX_GIB allows.
 
     Raises:
-        UserError: If `count` bytes of `path` are too many.
+        UserError: If `count` bytes of `path`, unpacked, are too many.
     """
-    if count > LIMIT:
+    allowed = os.environ.get("FEDCLI_MAX_GIB", "")
+    if count > max(LIMIT, int(allowed) << 30 if allowed.isdecimal() else 0):
         raise UserError(
-            f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); leave images out, or resize them."
+            f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); leave images out, resize them, or "
+            f"set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it."
         )
 
 
@@ -131,8 +140,8 @@ def read_npz(path: Path) -> Arrays:
             return dict(file)
 
 
-def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
-    """Numbers of training images, test images and classes, and `(channels, H, W)`, without reading the pixels.
+def npz_facts(path: Path) -> tuple[int, int, int, tuple[int, int, int], str]:
+    """Numbers of training images, test images and classes, `(channels, H, W)`, and the source, without the pixels.
 
     Raises:
         UserError: The file, written from arrays in their one form, is damaged.
@@ -141,7 +150,8 @@ def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
         with file.zip.open("x_train.npy") as member:
             np.lib.format.read_magic(member)
             num_train, height, width, channels = np.lib.format.read_array_header_1_0(member)[0]
-        return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width)
+        source = str(file.get("source", ""))
+        return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width), source
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -152,101 +162,134 @@ def shape_text(shape: tuple[int, ...]) -> str:
 def in_form(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
     """The arrays in their one form, and what was changed for that.
 
-    A second axis of 1 or 3 is the channels' where the last one is not. Pixels in [0, 1] or in [-1, 1] are stretched to
-    0 to 255, those in [0, 255] rounded; the range is that of both parts together. Black borders make images square, and
-    those of both parts alike. Labels that count from 1 count from 0. Numbers name what has no names.
+    Arrays may be called by `WORDS`, with a part before or after the word; `val` stands for `test` where there is none,
+    and without parts a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the channels'
+    where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched to 0 to
+    255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot; from 1 they
+    count from 0. Numbers name what has no names.
 
     Args:
-        arrays: In any form that an `.npz` file may have; those of other names are left out.
+        arrays: As a reader or an `.npz` file gives them; those of other names are left out.
         path: Where they come from, for the refusal.
 
     Raises:
         UserError: Names the array that is missing or not as it should be.
     """
-    kinds = [kind for kind in KINDS if kind in "xy" or arrays.keys() & {f"{kind}_train", f"{kind}_test"}]
-    columns: dict[str, list[np.ndarray]] = {}  # the arrays of both parts
+    named: dict[tuple[str, str], np.ndarray] = {}  # by kind and part
+    for key, values in arrays.items():
+        before, word, after = _KEY.fullmatch(key.lower()).groups(default="")
+        if word in WORDS and not (before and after):
+            named.setdefault((WORDS[word], before or after), values)
+    notes: list[str] = []
+    parts = choose_parts({part for _, part in named}, notes)
+    kinds = [kind for kind in KINDS if kind in {"x", "y", *(kind for kind, _ in named)}]
+    columns: Arrays = {}
     for kind in kinds:
-        missing = [key for key in (f"{kind}_train", f"{kind}_test") if key not in arrays]
+        missing = ["_".join(filter(None, (kind, part))) for part in parts if (kind, part) not in named]
         if missing:
             raise UserError(
                 f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); x_train, y_train, x_test and "
                 "y_test are needed, and domains or writers are told of both parts; add it."
             )
-        columns[kind] = [arrays[f"{kind}_{part}"] for part in PARTS]
-    notes: list[str] = []
-    columns["x"] = _uint8_squares(columns["x"], path, notes)
-    result: Arrays = {}
+        several = [named[kind, part] for part in parts]
+        lengths = [named["x", part].shape[:1] for part in parts]
+        alike = len({(values.shape[1:], kind == "x" and values.dtype == np.uint8) for values in several}) == 1
+        if not alike or [values.shape[:1] for values in several] != lengths or not all(map(sum, lengths)):
+            raise _unusable(kind, several, path)
+        columns[kind] = np.concatenate(several)
+    test = np.repeat([False, True][: len(parts)], [length for (length,) in lengths])
+    columns["x"], y = _bytes(columns["x"], path, notes), columns["y"]
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif" and (np.sort(y)[:, -2:] == [0, 1]).all():
+        y = y.argmax(1)
+        notes.append("the labels were one-hot")
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    columns["y"] = y.astype(np.int64) if y.dtype.kind == "f" and (y == np.rint(y)).all() else y
     for kind in kinds[1:]:
-        for part, values, images in zip(PARTS, columns[kind], columns["x"], strict=True):
-            if values.dtype.kind not in "iu" or values.shape != (len(images),):
-                raise _unusable(kind, part, values, f"{len(images)} whole numbers, one for each image", path)
-        if kind in NAMES:
-            names = arrays.get(NAMES[kind])
-            lowest = min(int(values.min()) for values in columns[kind])
-            highest = max(int(values.max()) for values in columns[kind])
-            if kind == "y" and lowest == 1 and (names is None or highest == names.size):
-                columns[kind], lowest, highest = [values - 1 for values in columns[kind]], 0, highest - 1
+        if columns[kind].dtype.kind not in "iu" or columns[kind].ndim != 1:
+            raise _unusable(kind, [columns[kind]], path)
+        columns[kind] = columns[kind].astype(np.int64)
+    if parts == [""]:
+        test = _a_fifth(columns)
+        notes.append("a fixed fifth of each class is kept to test on")
+    height, width = columns["x"].shape[1:3]
+    if height != width:
+        top, left = max(width - height, 0), max(height - width, 0)
+        borders = [(0, 0), (top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)]
+        columns["x"] = np.pad(columns["x"], borders)
+        notes.append(f"black borders made the images {max(height, width)} x {max(height, width)}")
+    names: Arrays = {}
+    for kind, key in NAMES.items():
+        if kind in columns:
+            lowest, highest = int(columns[kind].min()), int(columns[kind].max())
+            if kind == "y" and lowest == 1 and (key not in arrays or highest == arrays[key].size):
+                columns[kind], lowest, highest = columns[kind] - 1, 0, highest - 1
                 notes.append("the labels counted from 1")
-            # Without names, a wild label would make up millions of classes.
-            limit = len(columns["x"][0]) if names is None else names.size
-            if lowest < 0 or highest >= limit:
-                source = "the number of training images" if names is None else f"the length of {NAMES[kind]}"
+            texts = arrays.get(key, np.arange(min(highest + 1, (~test).sum())))  # a wild label makes no million names
+            if lowest < 0 or highest >= texts.size:
                 raise UserError(
-                    f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); they must "
-                    f"be from 0 to {limit - 1}, below {source}; number them from 0."
+                    f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); below the "
+                    f"length of {key} or the number of training images, it must be from 0 to {texts.size - 1}."
                 )
-            result[NAMES[kind]] = (np.arange(highest + 1) if names is None else np.atleast_1d(names)).astype(str)
-            for name, count in Counter(result[NAMES[kind]].tolist()).items():
+            names[key] = np.atleast_1d(texts).astype(str)
+            for name, count in Counter(names[key].tolist()).items():
                 if count > 1 or not NAME.fullmatch(name):
                     raise UserError(
-                        f"{NAMES[kind]} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a}); "
-                        "a name has 1 to 100 characters on one line; rename it."
+                        f"{key} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a}); a name "
+                        "has 1 to 100 characters on one line; rename it."
                     )
-        columns[kind] = [values.astype(np.int64) for values in columns[kind]]
-    for kind, pair in columns.items():
-        result |= {f"{kind}_{part}": values for part, values in zip(PARTS, pair, strict=True)}
-    return result, notes
+    return divided(test, **columns) | names, notes
 
 
-def _unusable(kind: str, part: str, values: np.ndarray, rule: str, path: Path) -> UserError:
-    """An error, to be raised by the caller, for an array that is not as it should be."""
-    return UserError(
-        f"{kind}_{part} in '{path}' is not usable (got {values.dtype} of shape {shape_text(values.shape)}); it must be "
-        f"{rule}; convert it."
-    )
+def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
+    """The parts to train and to test on, of those that there are; an empty name alone where nothing names parts."""
+    taken = [""] if parts == {""} else ["train", "val" if "val" in parts and "test" not in parts else "test"]
+    if parts - set(taken):
+        notes.append(f"left out: {', '.join(sorted(parts - set(taken))) or 'what is in no part'}")
+    return taken
 
 
-def _uint8_squares(images: list[np.ndarray], path: Path, notes: list[str]) -> list[np.ndarray]:
-    """The images of both parts as `in_form` has them; adds to the notes what was changed."""
-    if all(pixels.ndim == 4 and pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3) for pixels in images):
-        images = [np.moveaxis(pixels, 1, 3) for pixels in images]
+def _unusable(kind: str, several: list[np.ndarray], path: Path) -> UserError:
+    """An error, to be raised by the caller, for arrays of a kind, one for each part, that are not as they should be."""
+    texts = [f"{values.dtype} of shape {shape_text(values.shape)}" for values in several]
+    rule = "whole numbers, one for each image"
+    if kind == "x":
+        rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
+    return UserError(f"{kind}_train or {kind}_test in '{path}' is {' and '.join(texts)}; it must be {rule}.")
+
+
+def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
+    """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
+    shape, side = images.shape, math.isqrt(images.shape[-1])
+    if len(shape) == 2 and side and shape[1] == side**2:
+        images = images.reshape(-1, side, side)
+        notes.append(f"rows of {shape[1]} pixels became images of {side} x {side}")
+    if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
+        images = np.moveaxis(images, 1, 3)
         notes.append("the images' channels came first")
-    images = [pixels[..., None] if pixels.ndim == 3 else pixels for pixels in images]
-    in_bytes, channels = images[0].dtype == np.uint8, images[0].shape[3:]
-    for part, pixels in zip(PARTS, images, strict=True):
-        numbers = pixels.size and pixels.dtype.kind in "buif" and (pixels.dtype == np.uint8) == in_bytes
-        if not numbers or channels not in ((1,), (3,)) or pixels.shape[3:] != channels:
-            rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
-            raise _unusable("x", part, pixels, rule, path)
-    if not in_bytes:
-        low = float(np.min([pixels.min() for pixels in images]))  # NaN where there is one
-        high = float(np.max([pixels.max() for pixels in images]))
-        if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
-            raise UserError(
-                f"the pixels in '{path}' are in no known range (got {low:g} to {high:g}); 0 to 255, 0 to 1 and -1 to 1 "
-                "are; undo their normalisation."
-            )
-        shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
-        images = [np.rint((pixels + shift) * scale).astype(np.uint8) for pixels in images]
-        notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
-    side = max(max(pixels.shape[1:3]) for pixels in images)
-    if any(pixels.shape[1:3] != (side, side) for pixels in images):
-        for number, pixels in enumerate(images):
-            gaps = [(side - length) // 2 for length in pixels.shape[1:3]]
-            borders = [(gap, side - length - gap) for gap, length in zip(gaps, pixels.shape[1:3], strict=True)]
-            images[number] = np.pad(pixels, [(0, 0), *borders, (0, 0)])
-        notes.append(f"black borders made the images {side} x {side}")
-    return images
+    images = images[..., None] if images.ndim == 3 else images
+    if not images.size or images.dtype.kind not in "buif" or images.shape[3:] not in ((1,), (3,)):
+        raise _unusable("x", [images], path)
+    if images.dtype == np.uint8:
+        return images
+    low, high = float(images.min()), float(images.max())  # NaN where there is one
+    if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
+        raise UserError(
+            f"the pixels in '{path}' are in no known range (got {low:g} to {high:g}); 0 to 255, 0 to 1 and -1 to 1 "
+            "are; undo their normalisation."
+        )
+    shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
+    notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
+    return np.rint((images + shift) * scale).astype(np.uint8)
+
+
+def _a_fifth(columns: Arrays) -> np.ndarray:
+    """Whether each image is in the test part: a random fifth of each class and domain, whatever their order."""
+    x, y, domain = columns["x"], columns["y"], columns.get("domain", np.zeros_like(columns["y"]))
+    order, cells, test = canonical_order(x, y, domain), y * (domain.max() + 1) + domain, np.zeros(len(y), bool)
+    for cell in np.unique(cells):
+        members = order[cells[order] == cell]
+        test[members[: round(len(members) / 5)]] = True
+    return test
 
 
 def divided(test: np.ndarray, **columns: np.ndarray) -> Arrays:

@@ -2,9 +2,10 @@
 
 A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. Whichever
 form of `FORMS` has a file there that it is recognised by reads it. torchvision downloads the official files where it
-has them, and reads CIFAR and USPS; it is imported only then, because that takes seconds.
+has them, and reads CIFAR; it is imported only then, because that takes seconds.
 """
 
+import bz2
 import gzip
 import json
 import math
@@ -26,14 +27,14 @@ from PIL import Image
 
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import KNOWN, DatasetInfo
-from fedcli.data.files import PARTS, Arrays, canonical_order, check_size, divided, read_npz, reading, shape_text
+from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, divided, read_npz, reading, shape_text
 from fedcli.data.splits import read_pfllib
 from fedcli.errors import UserError
 
 PIXELS = 1 << 25  # of an image in a file
 LEAF_TEST = 10  # one writer in so many is held out for testing
 TIMEOUT = 30  # seconds without a byte before a download is given up
-_PART = "(?:mnist_m_)?(train|test|val|valid)"  # a folder of the images of a part
+_PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
 _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
 
@@ -45,6 +46,7 @@ class Source(NamedTuple):
     folder: Path  # the folder that holds them
     names: list[str]  # their paths in it, in order
     info: DatasetInfo | None  # of the set that they are to be, where that is known
+    size: int | None  # pixels, height and width that images are resized to
     notes: list[str]  # what the user is told about the reading
 
     def files(self, pattern: str) -> list[tuple[re.Match, Path]]:
@@ -81,18 +83,28 @@ def read_idx(source: Source) -> Arrays:
     return arrays
 
 
-def read_by_torchvision(source: Source) -> Arrays:
-    """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, and USPS."""
-    match, file = source.files(r"batches\.meta|meta|usps\.bz2")[0]
-    name = {"batches.meta": "CIFAR10", "meta": "CIFAR100", "usps.bz2": "USPS"}[match[0].removeprefix("/")]
-    root = file.absolute().parent if name == "USPS" else file.absolute().parent.parent
+def read_cifar(source: Source) -> Arrays:
+    """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, in a folder of any name."""
+    ((match, file),) = source.files(r"(?:batches\.)?meta")
+    name = "CIFAR10" if "batches" in match[0] else "CIFAR100"
+    reader, arrays = getattr(torchvision().datasets, name), {}
+    with reading(source.path, f"the whole official files of {name}"), TemporaryDirectory(prefix="fedcli-") as root:
+        Path(root, reader.base_folder).symlink_to(file.absolute().parent)
+        for part in PARTS:
+            data = reader(root, train=part == "train")
+            arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
+    return arrays | {"class_names": np.array(data.classes)}
+
+
+def read_usps(source: Source) -> Arrays:
+    """USPS as `usps` and `usps.t`, compressed or not: a label from 1 and 256 values `place:value` in [-1, 1] a line."""
     arrays: Arrays = {}
-    for part in PARTS:
-        with reading(source.path, f"the whole official files of {name}, under their names"):
-            data = getattr(torchvision().datasets, name)(root, train=part == "train")
-        arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
-        if name != "USPS":
-            arrays["class_names"] = np.array(data.classes)
+    for match, file in source.files(r"usps(\.t)?(\.bz2)?"):
+        with reading(file, "one of the official files of USPS"), (bz2.open if match[2] else open)(file, "rt") as lines:
+            rows = [[word.rpartition(":")[2] for word in line.split()] for line in lines]
+            values = np.array(rows, np.float32)  # rounded down, as torchvision does
+        part = "test" if match[1] else "train"
+        arrays |= {f"x_{part}": ((values[:, 1:] + 1) / 2 * 255).astype(np.uint8), f"y_{part}": values[:, 0] - 1}
     return arrays
 
 
@@ -150,15 +162,15 @@ def read_pictures(source: Source) -> Arrays:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
     `val` stands for `test` where there is none with classes. Without such folders, in `<class>/*` and
-    `<domain>/<class>/*`, a fixed fifth of each class and domain is the test part. Files may lie in one more folder
-    `images`, and a list may tell their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted
-    names. Grey images become coloured where there are coloured ones.
+    `<domain>/<class>/*`, the images are in no part. Files may lie in one more folder `images`, and a list may tell
+    their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become
+    coloured where there are coloured ones.
 
     Raises:
         UserError: Folders are missing or not alike, a file is no image, or the images differ in size.
     """
     rows = _find_pictures(source)
-    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels"
+    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels; known forms: {', '.join(FORMS)}"
     sizes, channels = [], 1
     for *_, name in rows:  # what the files say of themselves, before any is decoded
         with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
@@ -166,32 +178,28 @@ def read_pictures(source: Source) -> Arrays:
                 raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
             sizes.append(image.size)
             channels = channels if image.mode in ("1", "L", "LA") else 3
-    side = source.info.image_size if source.info and source.info.resized else None
-    width, height = (side, side) if side else sizes[0]
+    width, height = (source.size, source.size) if source.size else sizes[0]
     for (*_, name), size in zip(rows, sizes, strict=True):
-        if size != sizes[0] and not side:
+        if size != sizes[0] and not source.size:
             raise UserError(
                 f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(size[::-1])}, not "
-                f"{height} x {width} pixels); all images must have one size; resize it."
+                f"{height} x {width} pixels); all images must have one size; make it so by 'fedcli data import NAME "
+                "PATH --size N'."
             )
     check_size(len(rows) * height * width * channels, source.path)
     x = np.empty((len(rows), height, width, channels), np.uint8)
     for pixels, (*_, name) in zip(x, rows, strict=True):
         with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
             whole = image.convert("L" if channels == 1 else "RGB")
-            resized = whole if whole.size == (width, height) else whole.resize((side, side), Image.Resampling.BILINEAR)
-            pixels[:] = np.asarray(resized).reshape(pixels.shape)
+            if whole.size != (width, height):
+                whole = whole.resize((width, height), Image.Resampling.BILINEAR)
+            pixels[:] = np.asarray(whole).reshape(pixels.shape)
     domains, parts, labels = np.array([row[:3] for row in rows]).T
-    class_names, y = np.unique(labels, return_inverse=True)
-    domain_names, domain = np.unique(domains, return_inverse=True)
-    test = parts == "test"
-    if not parts[0]:  # random, but without regard to names and order of files and folders
-        order, groups = canonical_order(x, y, domain), y * len(domain_names) + domain
-        for group in np.unique(groups):
-            members = order[groups[order] == group]
-            test[members[: round(len(members) / 5)]] = True
-    arrays = divided(test, x=x, y=y) | {"class_names": class_names}
-    return arrays if not any(domain_names) else arrays | divided(test, domain=domain) | {"domain_names": domain_names}
+    columns, names = {"x": x}, {}
+    names["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
+    if any(domains):
+        names["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
+    return (divided(parts == "test", **columns) if any(parts) else columns) | names
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
@@ -222,15 +230,14 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         raise UserError(
             f"images and the list of their classes in '{source.path}' do not fit (got {odd[0]} in one); get it again."
         )
-    parts = {row[1] for row in rows}
-    test = next((part for part in ("test", "val", "valid") if part in parts), "test")
-    taken = {"train": "train", test: "test"} if parts - {""} else {"": ""}
-    if parts - set(taken):
-        source.notes.append(f"left out: {', '.join(sorted(parts - set(taken))) or 'other folders'}")
-    if "" in taken:
-        source.notes.append("a fixed fifth of each class is kept to test on")
+    if not rows:
+        raise UserError(
+            f"'{source.path}' has no images in folders (got {source.names[0]}); known are {', '.join(FORMS)}."
+        )
+    parts = choose_parts({row[1] for row in rows}, source.notes)
+    taken = dict(zip(parts, PARTS, strict=False)) if len(parts) > 1 else {"": ""}
     rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
-    domains, classes = (sorted({row[column] for row in rows}) or ["<class>"] for column in (0, 2))
+    domains, classes = ({row[column] for row in rows} for column in (0, 2))
     lacking = set(product(domains, taken.values(), classes)) - {row[:3] for row in rows}
     if lacking:
         raise UserError(
@@ -243,22 +250,23 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
 # By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
 # its reader.
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
-    "PFLlib's train/0.npz": (r"^[^/]*/train/0\.npz$", lambda source: read_pfllib(source.folder)),
+    "PFLlib's train/0.npz": (r"^/train/0\.npz$", lambda source: read_pfllib(source.folder)),
     "MNIST's *-images-idx3-ubyte": (r"images.idx3-ubyte(\.gz)?$", read_idx),
-    "CIFAR's batches": (r"cifar-10-batches-py/batches\.meta$|cifar-100-python/meta$", read_by_torchvision),
-    "usps.bz2": (r"/usps\.bz2$", read_by_torchvision),
+    "CIFAR's batches": (r"/(batches\.)?meta$", read_cifar),
+    "USPS's usps and usps.t": (r"/usps(\.t)?(\.bz2)?$", read_usps),
     "SVHN's or SynthDigits' *_32x32.mat": (r"(train|test)_32x32\.mat$", read_matlab),
     "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
     "image folders <class>/*": ("", read_pictures),
 }
 
 
-def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
-    """The arrays of a file, folder or archive, not yet checked, and what the user is told about the reading.
+def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple[Arrays, list[str]]:
+    """The arrays of a file, folder or archive, not yet in their one form, and what the user is told about the reading.
 
     Args:
         path: In one of `FORMS`.
         info: Of the set that it is to be; None for a new one.
+        size: That images in files are resized to, where it is not that of the set.
 
     Raises:
         UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
@@ -266,22 +274,27 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
     if path.suffix == ".npz" and path.is_file():
         return {key: values for key, values in read_npz(path).items() if not key.startswith("client_")}, []
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder = path
-        if path.suffix == ".json" and path.is_file():
+        folder, names = path, files_below(path)
+        if path.is_file() and any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
             folder, names = path.parent, [path.name]
-        else:
-            if not path.is_dir():
-                folder = Path(temporary)
-                unpack(path, folder)
-            names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
-            names.sort(key=lambda name: name.split("/"))
+        elif not path.is_dir():
+            folder = Path(temporary)
+            unpack(path, folder)
+            names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
         folder, names, notes = folder / around, [name.removeprefix(f"{around}/") for name in names], []
+        size = info.image_size if info and info.resized else size
         for marker, read_form in FORMS.values():
-            if any(re.search(marker, f"{folder.absolute().name}/{name}") for name in names):
-                return read_form(Source(path, folder, names, info, notes)), notes
+            if any(re.search(marker, f"/{name}") for name in names):
+                return read_form(Source(path, folder, names, info, size, notes)), notes
     raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}.")
+
+
+def files_below(folder: Path) -> list[str]:
+    """The paths of the files in a folder and those below it, in order; hidden ones are left out."""
+    names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
+    return sorted(names, key=lambda name: name.split("/"))
 
 
 def unpack(path: Path, folder: Path) -> None:
