@@ -99,8 +99,8 @@ def test_what_is_missing_is_named(tmp_path, cache):
         from_npz(name, tmp_path / "a", **known_images(name))
     refused(lambda: datasets.available("digits-4"), "bring svhn, synth-digits, or", "fedcli data import digits-4 PATH")
     refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, or")  # mnist-m can be made
-    refused(lambda: datasets.download("digits-4"), "no download", "bring svhn")
-    refused(lambda: datasets.download("femnist"), "no download", "all_data_*.json")
+    refused(lambda: datasets.download("digits-4"), "to download 'digits-4'", "bring svhn")
+    refused(lambda: datasets.download("femnist"), "to download 'femnist'", "all_data_*.json")
     for name in ("svhn", "synth-digits"):
         from_npz(name, tmp_path / "a", **known_images(name))
     about = datasets.describe("digits-4")

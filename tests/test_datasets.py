@@ -124,7 +124,7 @@ def test_take_keeps_one_of_every_class_however_rare():
     assert datasets.take(toy, 5, 0).y_train.tolist() == [0, 1, 2, 3, 4]
     assert datasets.take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
     for count in (4, 101):
-        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "5 to 100")
+        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
 
 
 def test_channel_statistics():
@@ -249,13 +249,13 @@ def put(key, value):
 BAD_ARRAYS = {
     "no labels": (drop("y_test"), "has no y_test"),
     "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "alike in both parts", "float64"),
-    "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "15 x 3"),
-    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "9 x 4 x 4 and uint8 of shape 6 x 3 x 4"),
-    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_train or x_test", "0 x 4 x 4"),
+    "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
+    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "(9, 4, 4) and uint8 of shape (6, 3, 4)"),
+    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_train or x_test", "(0, 4, 4)"),
     "labels of another part": (
-        lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train or y_test", "shape 8", "one"
+        lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train or y_test", "shape (8,)", "one"
     ),
-    "several labels": (lambda a: a.update(y_train=np.eye(9), y_test=np.ones((6, 9))), "y_train or y_test", "15 x 9"),
+    "several labels": (lambda a: a.update(y_train=np.eye(9), y_test=np.ones((6, 9))), "y_train or y_test", "(15, 9)"),
     "labels between": (put("y_train", lambda a: a["y_train"] / 2), "y_train or y_test", "float64"),
     "negative labels": (put("y_test", lambda a: a["y_test"] - 1), "y_train or y_test", "-1 to 2", "0 to 2"),
     "labels beyond class_names": (put("class_names", np.array(["a", "b"])), "0 to 2", "0 to 1", "class_names"),
@@ -301,8 +301,8 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
 def test_known_names_have_one_shape(tmp_path, name):
     _, _, classes, (channels, size, _) = known.KNOWN[name].sizes
     for shape, count, words in (
-        ((size + 1, size + 1, channels), classes, f"be {size} x {size}"),
-        ((size, size, 4 - channels), classes, f"be {size} x {size}"),
+        ((size + 1, size + 1, channels), classes, f"be ({size}, {size}"),
+        ((size, size, 4 - channels), classes, f"be ({size}, {size}"),
         ((size, size, channels), classes + 1, f"got {classes + 1}"),
     ):
         arrays = images(shape, count)

@@ -442,7 +442,7 @@ def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
     folder = write_folder(tmp_path / "images", images((8, 8, 3), 2), ["ant", "bee"])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
-    refused(lambda: datasets.import_path("mine", folder), "wide.png", "5 x 9", "8 x 8", "--size N")
+    refused(lambda: datasets.import_path("mine", folder), "wide.png", "got (9, 5), not (8, 8)", "--size N")
     datasets.import_path("mine", folder, 8)
     pixels = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR)).tobytes()
     assert pixels in {image for (image,) in examples(datasets.load("mine"), "train")}
@@ -474,7 +474,7 @@ BAD_FOLDERS = {
     "a partial image": (spoil_cut, "cut.png", "an image"),
     "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),
     "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
-    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "4 x 5", "4 x 4"),
+    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "(5, 4), not (4, 4)"),
     "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "train/bee", "no images"),
     "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/test/ant"),
     "no test": (lambda f: shutil.rmtree(f / "test"), "images/test/ant"),

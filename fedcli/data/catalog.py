@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data import builtin
-from fedcli.data.files import NAMES, PARTS, Arrays, divided, shape_text
+from fedcli.data.files import NAMES, PARTS, Arrays, divided
 from fedcli.errors import UserError
 
 Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
@@ -41,14 +41,10 @@ class DatasetInfo(NamedTuple):
     note: str = ""  # on how it is made
 
     @property
-    def num_classes(self) -> int:
-        """C."""
-        return self.class_names if isinstance(self.class_names, int) else len(self.class_names)
-
-    @property
     def sizes(self) -> tuple[int | None, int | None, int, tuple[int, int, int]]:
         """Numbers of training images, test images and classes, and `(channels, H, W)`."""
-        return self.num_train, self.num_test, self.num_classes, (self.channels, self.image_size, self.image_size)
+        num_classes = self.class_names if isinstance(self.class_names, int) else len(self.class_names)
+        return self.num_train, self.num_test, num_classes, (self.channels, self.image_size, self.image_size)
 
     def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
         """The set that has a domain from each share, in this one's size and with its domains."""
@@ -80,8 +76,7 @@ def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
         source = load(share.source)
         for is_test, (x, y) in enumerate(_draw_share(name, share, domain, source)):
-            x = resized(x, info.image_size)
-            x = np.broadcast_to(x, (*x.shape[:3], 3))
+            x = np.broadcast_to(resized(x, info.image_size), (len(y), info.image_size, info.image_size, 3))
             rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test, bool)))
     x, y, domains, test = map(np.concatenate, zip(*rows, strict=True))
     names = {"class_names": source["class_names"], "domain_names": np.array(info.domain_names)}
@@ -104,10 +99,8 @@ def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tu
     rng = generator(0, "recipe", name, domain)
     train = rng.permutation(allowed)[: share.num_train]
     if len(train) < share.num_train:
-        raise UserError(
-            f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images); its domain '{domain}' "
-            f"needs {share.num_train}; import the whole set."
-        )
+        fault = f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images)"
+        raise UserError(f"{fault}; its domain '{domain}' needs {share.num_train}; import the whole set.")
     if share.division == "pooled":
         test = np.setdiff1d(test, train)
     if share.num_test is not None:
@@ -144,14 +137,11 @@ def _femnist_digits(name: str, load: Load) -> Arrays:
     """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
     if "writer_train" not in source:
-        raise UserError(
-            "'femnist' does not say who wrote what (got images and labels only); import it from LEAF's files."
-        )
+        raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
     x, y, writer = (np.concatenate([source[f"{kind}_{part}"] for part in PARTS]) for kind in ("x", "y", "writer"))
     x, y, writer = (values[y < 10] for values in (x, y, writer))
-    order = generator(0, "recipe", "femnist-digits").permutation(len(y))
+    order, test = generator(0, "recipe", "femnist-digits").permutation(len(y)), np.zeros(len(y), bool)
     order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
-    test = np.zeros(len(y), bool)
     for members in np.split(order, np.flatnonzero(np.diff(writer[order])) + 1):
         test[members[max(1, len(members) * 9 // 10) :]] = True
     return divided(test, x=x, y=y, writer=writer) | {"class_names": source["class_names"][:10]}
@@ -247,10 +237,8 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     info, shape = KNOWN[name], arrays["x_train"].shape[1:]
     expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:
-        raise UserError(
-            f"the images in '{path}' are not those of '{name}' (got {shape_text(shape)} for height, width and "
-            f"channels); they must be {shape_text(expected)}; choose another name for another data set."
-        )
+        fault = f"the images in '{path}' are not those of '{name}' (got {shape}, the channels last)"
+        raise UserError(f"{fault}; they must be {expected}; choose another name for another data set.")
     result = dict(arrays)
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
         names = arrays.get(NAMES[kind], np.array([])).tolist()
@@ -259,10 +247,8 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
         order = None if isinstance(official, int) else official_order(names, official)
         if order is None:
             rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
-            raise UserError(
-                f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
-                f"must be {rule}; rename them, or choose another name for another data set."
-            )
+            fault = f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …)"
+            raise UserError(f"{fault}; they must be {rule}; rename them, or choose another name for the set.")
         result[NAMES[kind]] = np.array(official)
         result |= {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
     return result

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data import files, forms, splits
+from fedcli.data import files, forms
 from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
@@ -149,7 +149,8 @@ def load(name: str) -> Dataset:
     available(name)
     if is_from_file(name):
         return _from_user(name, file_hash(from_file(name, "data set").path))
-    return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
+    with files.reading(_cache_file(name), "as 'fedcli data import' wrote it"):
+        return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
 
 
 def download(name: str) -> Path:
@@ -159,10 +160,8 @@ def download(name: str) -> Path:
         UserError: The name is not one of those that can be downloaded, or the download fails.
     """
     if name not in forms.DOWNLOADS:
-        if name in KNOWN:
-            raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
-        remedy = f"these can be downloaded: {', '.join(forms.DOWNLOADS)}."
-        raise unknown("data set to download", name, forms.DOWNLOADS, remedy)
+        remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(forms.DOWNLOADS)}"
+        raise unknown("data set to download", name, forms.DOWNLOADS, f"{remedy}.")
     if _is_kept(name):
         return _cache_file(name)
     with TemporaryDirectory(prefix="fedcli-") as folder:
@@ -184,25 +183,26 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
     Raises:
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
     """
-    if name in BUILT_IN or not _NAME.fullmatch(name):
-        reason = "is built in" if name in BUILT_IN else "is not possible"
-        raise UserError(f"the name '{name}' {reason}; imported sets are called by a-z, 0-9 and -; choose another name.")
     info = KNOWN.get(name)
     if name in MADE and not info.files:
-        raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
+        raise UserError(f"the name '{name}' is of a set that is always made: {_ways(name)}; choose another name.")
+    if not _NAME.fullmatch(name):
+        raise UserError(f"the name '{name}' is not possible; use a-z, 0-9 and -; choose another name.")
     raw, notes = forms.read(Path(path), info, size)
     if "client_train" in raw and info:
         raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-    arrays, changes = files.in_form(raw, path)
-    notes = changes + notes
+    arrays = files.in_form(raw, path, notes)
     if size:
         arrays |= {f"x_{part}": resized(arrays[f"x_{part}"], size) for part in files.PARTS}
     if info:
         arrays = known_form(name, arrays, path)
     if "client_train" in raw:
-        split = _cache_file(name).with_suffix(".split.npz")
-        _keep(split, splits.of_clients(raw["client_train"], raw["client_test"]))
-        flags = ["--partition", f"file:{split}", "--num-clients", str(raw["client_train"].max() + 1)]
+        split, lists, count = _cache_file(name).with_suffix(".split.npz"), {}, raw["client_train"].max() + 1
+        for client in range(count):
+            lists[f"train_{client}"] = np.flatnonzero(raw["client_train"] == client)
+            lists[f"test_{client}"] = len(raw["client_train"]) + np.flatnonzero(raw["client_test"] == client)
+        _keep(split, lists)
+        flags = ["--partition", f"file:{split}", "--num-clients", str(count)]
         notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
     _keep(_cache_file(name), files.canonical(arrays) | source)
@@ -213,9 +213,8 @@ def describe(name: str) -> dict[str, Any]:
     """What is known of a data set without loading it.
 
     Returns:
-        `name`; `kind`, which is built-in, download, import, made, imported or your own; `present`; `train`, `test` and
-        `classes` (numbers, None where they depend on files that are not there) and `shape` (channels, H, W); and
-        `note`, which says of what and how it is made.
+        `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
+        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); and of what, in `note`.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
@@ -250,10 +249,8 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """
     labels, count = dataset.y_train.numpy(), len(dataset.y_train)
     if not dataset.num_classes <= num_train <= count:
-        raise UserError(
-            f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} training images of "
-            f"{dataset.num_classes} classes); use {dataset.num_classes} to {count}."
-        )
+        fault = f"--train-examples {num_train} does not fit the {count} images of '{dataset.name}'"
+        raise UserError(f"{fault}; use {dataset.num_classes}, the number of classes, to {count}.")
     order = generator(seed, "take").permutation(count)
     if dataset.domain_train is not None:
         order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
@@ -275,12 +272,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
 
     They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
     grey is repeated, and where these have one, colour becomes its luminance (ITU-R BT.601). Nothing reads their labels.
-
-    Args:
-        name: A data set that is present.
-        private: Whose shape they get.
-        count: How many are drawn, without replacement; all where None.
-        seed: Of the draw.
+    So many as `count` are drawn without replacement, by the seed; all where it is None.
 
     Raises:
         UserError: If there are fewer than `count`.
@@ -365,10 +357,8 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
         files.remove_leftovers(path.parent)
         files.write_atomically(path, write)
     except OSError as error:
-        raise UserError(
-            f"the data set cannot be kept as '{path}' ({error.strerror}); its folder must be writable and have room; "
-            "set FEDCLI_DATA to another one."
-        ) from error
+        remedy = "its folder must be writable and have room; set FEDCLI_DATA to another one."
+        raise UserError(f"the data set cannot be kept as '{path}' ({error.strerror}); {remedy}") from error
 
 
 @lru_cache(maxsize=len(BUILT_IN))
@@ -384,7 +374,7 @@ def _from_user(text: str, digest: str) -> Dataset:
     if not isinstance(arrays, dict):
         raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
     arrays = {key: np.asarray(value) for key, value in arrays.items()}
-    return _dataset(short_name(text), files.canonical(files.in_form(arrays, Path(text))[0]))
+    return _dataset(short_name(text), files.canonical(files.in_form(arrays, Path(text), [])))
 
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:

@@ -37,9 +37,8 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file so that a reader, or a run killed in between, sees the old or the new one, never a part.
 
-    Args:
-        path: The file; a link to one stays a link, and what is no file, as `/dev/stdout`, is written as it is.
-        write: Given a path in the same folder, writes there. What it has written goes again if it fails.
+    `write` is given a path in the same folder; what it has written goes again if it fails. A link to a file stays a
+    link, and what is no file, as `/dev/stdout`, is written as it is.
 
     Raises:
         OSError: If the disk does not take it, with the name of the file.
@@ -94,12 +93,8 @@ def one_line(error: Exception) -> str:
 def reading(path: object, form: str) -> Iterator[None]:
     """Makes one refusal of whatever is raised while a file is read; libraries have about ten kinds of errors each.
 
-    Args:
-        path: The file, for the refusal.
-        form: What the file must be.
-
     Raises:
-        UserError: Says what was raised.
+        UserError: Says what was raised, and of which form the file must be.
     """
     try:
         yield
@@ -118,10 +113,8 @@ def check_size(count: int, path: object) -> None:
     """
     allowed = os.environ.get("FEDCLI_MAX_GIB", "")
     if count > max(LIMIT, int(allowed) << 30 if allowed.isdecimal() else 0):
-        raise UserError(
-            f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); leave images out, resize them, or "
-            f"set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it."
-        )
+        remedy = f"leave images out, resize them, or set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it"
+        raise UserError(f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); {remedy}.")
 
 
 _NPZ = "a whole .npz file, as numpy.savez writes it"
@@ -154,23 +147,14 @@ def npz_facts(path: Path) -> tuple[int, int, int, tuple[int, int, int], str]:
         return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width), source
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as `28 x 28 x 1`."""
-    return " x ".join(map(str, shape)) or "()"
-
-
-def in_form(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
-    """The arrays in their one form, and what was changed for that.
+def in_form(arrays: Arrays, path: Path, notes: list[str]) -> Arrays:
+    """The arrays, of a reader or an `.npz` file at `path`, in their one form; adds to the notes what was changed.
 
     Arrays may be called by `WORDS`, with a part before or after the word; `val` stands for `test` where there is none,
     and without parts a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the channels'
     where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched to 0 to
     255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot; from 1 they
     count from 0. Numbers name what has no names.
-
-    Args:
-        arrays: As a reader or an `.npz` file gives them; those of other names are left out.
-        path: Where they come from, for the refusal.
 
     Raises:
         UserError: Names the array that is missing or not as it should be.
@@ -180,17 +164,14 @@ def in_form(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
         before, word, after = _KEY.fullmatch(key.lower()).groups(default="")
         if word in WORDS and not (before and after):
             named.setdefault((WORDS[word], before or after), values)
-    notes: list[str] = []
     parts = choose_parts({part for _, part in named}, notes)
     kinds = [kind for kind in KINDS if kind in {"x", "y", *(kind for kind, _ in named)}]
     columns: Arrays = {}
     for kind in kinds:
         missing = ["_".join(filter(None, (kind, part))) for part in parts if (kind, part) not in named]
         if missing:
-            raise UserError(
-                f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); x_train, y_train, x_test and "
-                "y_test are needed, and domains or writers are told of both parts; add it."
-            )
+            rule = "x_train, y_train, x_test and y_test are needed, and domains or writers of both parts or none"
+            raise UserError(f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); {rule}; add it.")
         several = [named[kind, part] for part in parts]
         lengths = [named["x", part].shape[:1] for part in parts]
         alike = len({(values.shape[1:], kind == "x" and values.dtype == np.uint8) for values in several}) == 1
@@ -226,18 +207,14 @@ def in_form(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
                 notes.append("the labels counted from 1")
             texts = arrays.get(key, np.arange(min(highest + 1, (~test).sum())))  # a wild label makes no million names
             if lowest < 0 or highest >= texts.size:
-                raise UserError(
-                    f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); below the "
-                    f"length of {key} or the number of training images, it must be from 0 to {texts.size - 1}."
-                )
+                fault = f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest})"
+                raise UserError(f"{fault}; it must be from 0 to {texts.size - 1}, the numbers of {key} or images.")
             names[key] = np.atleast_1d(texts).astype(str)
             for name, count in Counter(names[key].tolist()).items():
                 if count > 1 or not NAME.fullmatch(name):
-                    raise UserError(
-                        f"{key} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a}); a name "
-                        "has 1 to 100 characters on one line; rename it."
-                    )
-    return divided(test, **columns) | names, notes
+                    fault = f"{key} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a})"
+                    raise UserError(f"{fault}; a name has 1 to 100 characters on one line; rename it.")
+    return divided(test, **columns) | names
 
 
 def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
@@ -250,11 +227,10 @@ def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
 
 def _unusable(kind: str, several: list[np.ndarray], path: Path) -> UserError:
     """An error, to be raised by the caller, for arrays of a kind, one for each part, that are not as they should be."""
-    texts = [f"{values.dtype} of shape {shape_text(values.shape)}" for values in several]
-    rule = "whole numbers, one for each image"
-    if kind == "x":
-        rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
-    return UserError(f"{kind}_train or {kind}_test in '{path}' is {' and '.join(texts)}; it must be {rule}.")
+    texts = " and ".join(f"{values.dtype} of shape {values.shape}" for values in several)
+    rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
+    rule = rule if kind == "x" else "whole numbers, one for each image"
+    return UserError(f"{kind}_train or {kind}_test in '{path}' is no such array (got {texts}); it must be {rule}.")
 
 
 def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
@@ -273,10 +249,8 @@ def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
         return images
     low, high = float(images.min()), float(images.max())  # NaN where there is one
     if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
-        raise UserError(
-            f"the pixels in '{path}' are in no known range (got {low:g} to {high:g}); 0 to 255, 0 to 1 and -1 to 1 "
-            "are; undo their normalisation."
-        )
+        fault = f"the pixels in '{path}' are in no known range (got {low:g} to {high:g})"
+        raise UserError(f"{fault}; 0 to 255, 0 to 1 and -1 to 1 are; undo their normalisation.")
     shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
     notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
     return np.rint((images + shift) * scale).astype(np.uint8)

@@ -27,7 +27,7 @@ from PIL import Image
 
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import KNOWN, DatasetInfo
-from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, divided, read_npz, reading, shape_text
+from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, divided, read_npz, reading
 from fedcli.data.splits import read_pfllib
 from fedcli.errors import UserError
 
@@ -59,9 +59,7 @@ class Source(NamedTuple):
         files = [(match, self.folder / match.string) for match in matches if match]
         folders = sorted({str(file.parent.relative_to(self.folder)) for _, file in files})
         if len(folders) > 1:
-            raise UserError(
-                f"'{self.path}' holds several data sets (got {', '.join(folders)}); give the folder of one of them."
-            )
+            raise UserError(f"'{self.path}' holds several data sets (got {', '.join(folders)}); give one's folder.")
         return files
 
 
@@ -127,29 +125,26 @@ def read_leaf(source: Source) -> Arrays:
     Where LEAF has made folders `train` and `test`, these are the parts; else a fixed random tenth of the writers of
     `all_data` is the test part. Ink is dark on a bright ground, as in the files.
     """
-    folders = {Path(name).parent.name for name in source.names if name.endswith(".json")}
+    paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
+    folders = {file.parent.name for file in paths}
     chosen = set(PARTS) if folders >= set(PARTS) else {"all_data"} if "all_data" in folders else folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
     written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
-    for name in source.names:
-        folder = Path(name).parent.name
-        if folder not in chosen or not name.endswith(".json"):
-            continue
-        with reading(source.folder / name, "one of LEAF's files, with users and user_data"):
-            content = json.loads((source.folder / name).read_bytes())
+    for file in paths:
+        with reading(file, "one of LEAF's files, with users and user_data"):
+            content = json.loads(file.read_bytes()) if file.parent.name in chosen else {"users": ()}
             for writer in content["users"]:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
-                if (folder, writer) in written:
+                if (file.parent.name, writer) in written:
                     raise ValueError(f"the writer {writer} is there twice")
-                written[folder, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
+                written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
     writers = sorted({writer for _, writer in written})
     if len(writers) < 2:
         raise UserError(f"'{source.path}' has too few writers (got {len(writers)}); give all of LEAF's files.")
-    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
-    rows = []
+    held_out, rows = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))], []
     for (folder, name), (x, y) in sorted(written.items(), key=lambda item: item[0]):
         writer = writers.index(name)
         is_test = folder == "test" if chosen == set(PARTS) else writer in held_out
@@ -181,11 +176,10 @@ def read_pictures(source: Source) -> Arrays:
     width, height = (source.size, source.size) if source.size else sizes[0]
     for (*_, name), size in zip(rows, sizes, strict=True):
         if size != sizes[0] and not source.size:
-            raise UserError(
-                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(size[::-1])}, not "
-                f"{height} x {width} pixels); all images must have one size; make it so by 'fedcli data import NAME "
-                "PATH --size N'."
+            fault = (
+                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {size}, not {sizes[0]} pixels)"
             )
+            raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
     check_size(len(rows) * height * width * channels, source.path)
     x = np.empty((len(rows), height, width, channels), np.uint8)
     for pixels, (*_, name) in zip(x, rows, strict=True):
@@ -215,10 +209,8 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
             continue
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
-            raise UserError(
-                f"'{name}' in '{source.path}' lies too deep; images lie in <class>/, train/<class>/, <domain>/<class>/ "
-                "or <domain>/train/<class>/; move or remove it."
-            )
+            folders = "<class>/, train/<class>/, <domain>/<class>/ or <domain>/train/<class>/"
+            raise UserError(f"'{name}' in '{source.path}' lies too deep; images lie in {folders}; move or remove it.")
         domain, part, label, file = match.groups(default="")
         label = label or lists.get(part, {}).pop(file, "")
         if label:
@@ -227,23 +219,18 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
             odd.append(file)
     odd += [file for files in lists.values() for file in files]
     if odd:
-        raise UserError(
-            f"images and the list of their classes in '{source.path}' do not fit (got {odd[0]} in one); get it again."
-        )
+        raise UserError(f"images and the list of classes in '{source.path}' do not fit (got {odd[0]} in one).")
     if not rows:
-        raise UserError(
-            f"'{source.path}' has no images in folders (got {source.names[0]}); known are {', '.join(FORMS)}."
-        )
+        raise UserError(f"'{source.path}' has no images in folders (got {source.names[0]}); forms: {', '.join(FORMS)}.")
     parts = choose_parts({row[1] for row in rows}, source.notes)
     taken = dict(zip(parts, PARTS, strict=False)) if len(parts) > 1 else {"": ""}
     rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
     domains, classes = ({row[column] for row in rows} for column in (0, 2))
     lacking = set(product(domains, taken.values(), classes)) - {row[:3] for row in rows}
     if lacking:
-        raise UserError(
-            f"there are no images in '{'/'.join(filter(None, (str(source.path), *min(lacking))))}' (got {len(classes)} "
-            "classes); train and test of each domain must have the same class folders; add or rename them."
-        )
+        folder = "/".join(filter(None, (str(source.path), *min(lacking))))
+        rule = "train and test of each domain must have the same class folders; add or rename them."
+        raise UserError(f"there are no images in '{folder}' (got {len(classes)} classes); {rule}")
     return rows
 
 
@@ -261,12 +248,9 @@ FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
 
 
 def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple[Arrays, list[str]]:
-    """The arrays of a file, folder or archive, not yet in their one form, and what the user is told about the reading.
+    """The arrays of a file, folder or archive in one of `FORMS`, not yet in their one form, and notes for the user.
 
-    Args:
-        path: In one of `FORMS`.
-        info: Of the set that it is to be; None for a new one.
-        size: That images in files are resized to, where it is not that of the set.
+    `info` is of the known set that it is to be; images in files are resized to its size, or to `size` without one.
 
     Raises:
         UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
@@ -329,11 +313,7 @@ DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source or name in
 
 
 def download(name: str, folder: Path) -> None:
-    """Downloads and unpacks the official files of a data set, compared with their MD5, by torchvision.
-
-    Args:
-        name: One of `DOWNLOADS`.
-        folder: An empty one.
+    """Downloads the official files of one of `DOWNLOADS` into an empty folder, compared with their MD5, by torchvision.
 
     Raises:
         UserError: The site cannot be reached, or sends something else.
@@ -350,9 +330,7 @@ def download(name: str, folder: Path) -> None:
             options |= {"split": info.split} if info.split else {}
             getattr(datasets, info.source)(folder, download=True, **options)
     except (OSError, RuntimeError, HTTPException) as error:
-        raise UserError(
-            f"'{name}' could not be downloaded ({' '.join(str(error).split())}); it needs a network; where there is "
-            f"none, bring the official files and run 'fedcli data import {name} PATH'."
-        ) from error
+        remedy = f"without a network, bring the official files and run 'fedcli data import {name} PATH'."
+        raise UserError(f"'{name}' could not be downloaded ({' '.join(str(error).split())}); {remedy}") from error
     finally:
         socket.setdefaulttimeout(timeout)

@@ -39,25 +39,19 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
     """
     train, test = read_split(Path(path))
     if len(train) != num_clients:
-        raise UserError(
-            f"the split '{path}' has another number of clients than --num-clients (got {len(train)} lists, "
-            f"{num_clients} clients); use --num-clients {len(train)}."
-        )
+        fault = f"the split '{path}' has another number of clients than --num-clients (got {len(train)} lists)"
+        raise UserError(f"{fault}; use --num-clients {len(train)}, not {num_clients}.")
     place = np.asarray(place)
     tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))  # clients may share images to test on
     positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
     if (times > 1).any():
-        raise UserError(
-            f"the split '{path}' uses an image twice (got position {positions[times.argmax()]}); one that is trained "
-            "on may be in no other list; fix the lists."
-        )
+        fault = f"the split '{path}' uses an image twice (got position {positions[times.argmax()]})"
+        raise UserError(f"{fault}; one that is trained on may be in no other list; fix the lists.")
     absent = np.setdiff1d(positions, place)
     if len(absent):
-        raise UserError(
-            f"the split '{path}' names an image that the run does not have (got position {absent[0]}, of {len(place)} "
-            "images); those to test on, counted after the others, need a protocol that tests on the clients' own "
-            "parts, and no split goes with --train-examples; fix the lists, or choose another protocol."
-        )
+        fault = f"the split '{path}' names an image that the run does not have (got position {absent[0]}"
+        remedy = "images to test on need a protocol that tests on the clients' own parts; leave --train-examples out"
+        raise UserError(f"{fault}, of {len(place)} images); {remedy}, or fix the lists.")
     rank = np.empty(place.max() + 1, np.int64)  # of the example at each position
     rank[place] = np.arange(len(place))
     rng = generator(0, "split")
@@ -94,22 +88,11 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return train, test
 
 
-def of_clients(train: np.ndarray, test: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a split file in which each image of both parts, `[N]`, is its client's."""
-    split = {}
-    for client in range(train.max() + 1):
-        split[f"train_{client}"] = np.flatnonzero(train == client)
-        split[f"test_{client}"] = len(train) + np.flatnonzero(test == client)
-    return split
-
-
 # PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The images of all clients, one client after the other, and beside them `client_train` and `client_test` `[N]`.
-
-    The folder has `train/0.npz`, `test/0.npz` and so on, as PFLlib's `generate_*.py` write them.
+    """The images of all clients in turn, of `train/0.npz` and so on, and their `client_train` and `client_test` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
