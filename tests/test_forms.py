@@ -474,7 +474,7 @@ BAD_FOLDERS = {
     "a partial image": (spoil_cut, "cut.png", "an image"),
     "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),
     "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
-    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "(5, 4), not (4, 4)"),
+    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "not (4, 4)"),
     "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "train/bee", "no images"),
     "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/test/ant"),
     "no test": (lambda f: shutil.rmtree(f / "test"), "images/test/ant"),

@@ -6,7 +6,7 @@ Everything random comes from fixed seeds.
 import re
 import string
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,11 +164,11 @@ _FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
 _OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
 
 KNOWN = {
-    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=builtin.digits),
+    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(builtin.digits)),
     "digit-domains": DatasetInfo(
-        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=builtin.digit_domains,
+        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=cache(builtin.digit_domains)
     ),
-    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=builtin.photos),
+    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(builtin.photos)),
     "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
     "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
     "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
@@ -181,9 +181,7 @@ KNOWN = {
     "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
     "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
     "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
-    "synth-digits": DatasetInfo(
-        3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files",
-    ),
+    "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
     "mnist-m": DatasetInfo(
         3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True, make=_mnist_m,
         needs=("mnist",), note="blended with scikit-learn's photographs",
@@ -196,10 +194,9 @@ KNOWN = {
     "mixed-digits": DatasetInfo(
         3, 28, _DIGITS, num_test=57_453, files=_FOLDERS, resized=True,
         domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
-    ).made_of(
-        Share("mnist", 7430), Share("svhn", 7430),
-        Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
-        Share("synth-digits", 7430), Share("mnist-m", 7430),
+    ).made_of(  # the official training part of USPS has 7,291 images
+        Share("mnist", 7430), Share("svhn", 7430), Share("usps", 7430, division="pooled"), Share("synth-digits", 7430),
+        Share("mnist-m", 7430),
     ),
     "digits-4": DatasetInfo(
         3, 32, _DIGITS, num_test=47_592, files=_FOLDERS, resized=True,

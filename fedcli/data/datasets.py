@@ -150,7 +150,7 @@ def load(name: str) -> Dataset:
     if is_from_file(name):
         return _from_user(name, file_hash(from_file(name, "data set").path))
     with files.reading(_cache_file(name), "as 'fedcli data import' wrote it"):
-        return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
+        return _dataset(name, _arrays(name))
 
 
 def download(name: str) -> Path:
@@ -359,11 +359,6 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
     except OSError as error:
         remedy = "its folder must be writable and have room; set FEDCLI_DATA to another one."
         raise UserError(f"the data set cannot be kept as '{path}' ({error.strerror}); {remedy}") from error
-
-
-@lru_cache(maxsize=len(BUILT_IN))
-def _built(name: str) -> Dataset:
-    return _dataset(name, _arrays(name))
 
 
 @lru_cache(maxsize=2)

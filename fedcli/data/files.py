@@ -192,6 +192,10 @@ def in_form(arrays: Arrays, path: Path, notes: list[str]) -> Arrays:
     if parts == [""]:
         test = _a_fifth(columns)
         notes.append("a fixed fifth of each class is kept to test on")
+        if not test.any():
+            raise UserError(
+                f"'{path}' has too few images to test on a fifth of each class (got {len(test)}); add some."
+            )
     height, width = columns["x"].shape[1:3]
     if height != width:
         top, left = max(width - height, 0), max(height - width, 0)

@@ -174,12 +174,12 @@ def read_pictures(source: Source) -> Arrays:
             sizes.append(image.size)
             channels = channels if image.mode in ("1", "L", "LA") else 3
     width, height = (source.size, source.size) if source.size else sizes[0]
-    for (*_, name), size in zip(rows, sizes, strict=True):
-        if size != sizes[0] and not source.size:
-            fault = (
-                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {size}, not {sizes[0]} pixels)"
-            )
-            raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
+    odd = [number for number, size in enumerate(sizes) if size != sizes[0]]
+    if odd and not source.size:
+        fault = (
+            f"'{rows[odd[0]][-1]}' in '{source.path}' has another size (got {sizes[odd[0]]}, not {sizes[0]})"
+        )
+        raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
     check_size(len(rows) * height * width * channels, source.path)
     x = np.empty((len(rows), height, width, channels), np.uint8)
     for pixels, (*_, name) in zip(x, rows, strict=True):
