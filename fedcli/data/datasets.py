@@ -249,7 +249,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """
     labels, count = dataset.y_train.numpy(), len(dataset.y_train)
     if not dataset.num_classes <= num_train <= count:
-        fault = f"--train-examples {num_train} does not fit the {count} images of '{dataset.name}'"
+        fault = f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} images)"
         raise UserError(f"{fault}; use {dataset.num_classes}, the number of classes, to {count}.")
     order = generator(seed, "take").permutation(count)
     if dataset.domain_train is not None:

@@ -176,9 +176,7 @@ def read_pictures(source: Source) -> Arrays:
     width, height = (source.size, source.size) if source.size else sizes[0]
     odd = [number for number, size in enumerate(sizes) if size != sizes[0]]
     if odd and not source.size:
-        fault = (
-            f"'{rows[odd[0]][-1]}' in '{source.path}' has another size (got {sizes[odd[0]]}, not {sizes[0]})"
-        )
+        fault = f"'{rows[odd[0]][-1]}' in '{source.path}' has another size (got {sizes[odd[0]]}, not {sizes[0]})"
         raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
     check_size(len(rows) * height * width * channels, source.path)
     x = np.empty((len(rows), height, width, channels), np.uint8)
@@ -287,8 +285,7 @@ def unpack(path: Path, folder: Path) -> None:
     Raises:
         UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
     """
-    forms = ", ".join(FORMS)
-    with reading(path, f"an .npz file, or a folder or a whole .zip or .tar archive in one of these forms: {forms}"):
+    with reading(path, f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"):
         if not path.is_file():  # as a pipe, which would never end
             raise ValueError("there is no such file or folder")
         if zipfile.is_zipfile(path):

@@ -22,13 +22,9 @@ FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0,
 
 
 class Split(list[np.ndarray]):
-    """Positions of each client's examples; where the file names them, its own test part comes first.
+    """Positions of each client's examples; where the file names them, its own test part comes first."""
 
-    Attributes:
-        num_test: Of each client, how many examples that part has; None where the file names none.
-    """
-
-    num_test: list[int] | None = None
+    num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
 
 
 @partitioner({"": FlagParameter("path", "file", "file:split.json", str, None)}, needs="place")
