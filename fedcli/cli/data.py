@@ -27,10 +27,11 @@ def data_list() -> None:
         numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
         shape = " x ".join(map(str, traits["shape"]))
         rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
-        notes.append((name, traits["note"]))
+        if traits["kind"] == "made":
+            notes.append((name, traits["note"]))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo()
-    print_table(("Made", "From"), [note for note in notes if note[1]])
+    print_table(("Made", "From"), notes)
     typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
