@@ -60,9 +60,7 @@ def import_(
     file, notes = datasets.import_path(name, path, size)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
-    typer.echo(f"{name}: {numbers}: {file}")
-    for note in notes:
-        typer.echo(note)
+    typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
 
 
 @app.command("show", cls=Command)
