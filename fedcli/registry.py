@@ -200,6 +200,8 @@ def find_protocol(name: str, method: Method | None = None) -> Protocol:
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
     """The protocol a method runs under where none is named: its default, or another of the paper that knows the data.
 
+    Data that no protocol knows at all go with `own:data`, unless the default is of a user's file.
+
     Args:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
@@ -216,4 +218,5 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
     for protocol in (first, *{**protocols(), **of_file}.values()):
         if protocol.name.split(":")[0] == paper and dataset in protocol.datasets:
             return protocol
-    return first
+    papers_data = {None, *(name for protocol in protocols().values() for name in protocol.datasets)}
+    return first if dataset in papers_data or first.name not in protocols() else find_protocol("own:data")

@@ -234,7 +234,9 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
 def test_options_that_a_method_cannot_have_are_refused(options, message, folder):
     text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
     text = text.replace('"""FedAvg adds no option."""', options)
-    (folder / "mine.py").write_text(text.replace("import Method, both_ways\n", "import Method, both_ways, option\n"))
+    (folder / "mine.py").write_text(
+        text.replace("import Method, Protocol, both_ways\n", "import Method, Protocol, both_ways, option\n")
+    )
     for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
         assert message in refused(*command)
 
@@ -267,10 +269,8 @@ def test_data_import_list_show_and_run(no_figures):
     text = flat(done("data", "show", "shapes"))
     assert "images 40 to train, 8 to test shape 1 x 8 x 8 classes 4: " in text
     assert "fingerprint" in text
-    assert "names no network for 'shapes'" in refused("run", "fedavg", "--dataset", "shapes")
-    options = ("--backbone", "cnn-small", "--num-clients", "2", "--partition", "iid", "--rounds", "1", "--no-drop-last")
-    done("run", "fedavg", "--dataset", "shapes", *options, "--local-epochs", "1", "--out", "a")
-    assert read("a")["dataset"] == "shapes"
+    done("run", "fedavg", "--dataset", "shapes", "--num-clients", "2", "--rounds", "1", "--out", "a")
+    assert (read("a")["dataset"], read("a")["protocol"]) == ("shapes", "own:data")
 
 
 def test_data_show_draws_a_partition():

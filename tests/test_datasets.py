@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedcli
 from fedcli.core.backbones import torchvision
 from fedcli.data import catalog as known
 from fedcli.data import datasets
@@ -123,7 +124,7 @@ def test_take_keeps_one_of_every_class_however_rare():
     assert datasets.take(toy, 5, 0).y_train.tolist() == [0, 1, 2, 3, 4]
     assert datasets.take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
     for count in (4, 101):
-        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "5 to 100")
+        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
 
 
 def test_channel_statistics():
@@ -167,8 +168,8 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
     assert datasets.describe("cifar10") == absent | sizes | {"present": True, "train": 30, "test": 20}
     from_npz("mine", tmp_path / "a", **images((4, 4), 3))
     assert datasets.describe("mine") == {
-        "name": "mine", "kind": "imported", "present": True, "note": "", "train": 9, "test": 6, "classes": 3,
-        "shape": (1, 4, 4),
+        "name": "mine", "kind": "imported", "present": True, "note": str(tmp_path / "a" / "images.npz"), "train": 9,
+        "test": 6, "classes": 3, "shape": (1, 4, 4),
     }  # fmt: skip
     refused(lambda: datasets.describe("cifra10"), "unknown data set 'cifra10'", "did you mean 'cifar10'")
 
@@ -214,6 +215,26 @@ def test_names_that_cannot_be_imported(tmp_path, name):
     refused(lambda: datasets.import_path(name, tmp_path / "a.npz"), f"the name '{name}'", "choose another name")
 
 
+def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arrays = images((8, 8), 2, per_class=(15, 3))
+    np.savez("My set.npz", **arrays)
+    record = fedcli.run("fedavg", dataset="./My set.npz", rounds=1, num_clients=2, device="cpu").record
+    name = datasets.find_name("My set.npz")
+    assert (record["dataset"], record["protocol"]) == (name, "own:data")
+    assert name.startswith("my-set-")
+    assert record["dataset_source"] == str(tmp_path / "My set.npz")
+    assert record["dataset_fingerprint"] == datasets.load(name).fingerprint
+    np.savez("My set.npz", **images((8, 8), 2, seed=1))
+    assert datasets.find_name(str(tmp_path / "My set.npz")) != name
+    write_folder(tmp_path / "folder", arrays, ["0", "1"])
+    folder = datasets.find_name("folder")
+    assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
+    (next((tmp_path / "folder").rglob("*.png"))).rename(tmp_path / "folder" / "train" / "1" / "other.png")
+    assert datasets.find_name("folder") != folder
+    refused(lambda: datasets.available(datasets.find_name("./none.npz")), "unknown data set './none.npz'", "a path")
+
+
 # .npz files that are wrong
 
 
@@ -226,26 +247,24 @@ def put(key, value):
 
 
 BAD_ARRAYS = {
-    "no labels": (drop("y_test"), "y_test"),
-    "float images": (put("x_train", lambda a: a["x_train"] / 255), "x_train", "float64", "uint8"),
-    "flat images": (put("x_test", lambda a: a["x_test"].reshape(6, -1)), "x_test", "6 x 16"),
-    "channels first": (put("x_train", np.zeros((9, 3, 4, 4), np.uint8)), "x_train", "9 x 3 x 4 x 4", "N x H x H x 3"),
-    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_test", "0 x 4 x 4"),
-    "labels of another length": (put("y_train", lambda a: a["y_train"][:-1]), "y_train", "shape 8", "must be 9"),
-    "labels in a column": (put("y_train", lambda a: a["y_train"][:, None]), "y_train", "9 x 1"),
-    "float labels": (put("y_train", lambda a: a["y_train"] * 1.0), "y_train", "float64"),
+    "no labels": (drop("y_test"), "has no y_test"),
+    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "alike in both parts", "float64"),
+    "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
+    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "(9, 4, 4) and uint8 of shape (6, 3, 4)"),
+    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_train or x_test", "(0, 4, 4)"),
+    "labels of another part": (
+        lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train or y_test", "shape (8,)", "one"
+    ),
+    "several labels": (lambda a: a.update(y_train=np.eye(9), y_test=np.ones((6, 9))), "y_train or y_test", "(15, 9)"),
+    "labels between": (put("y_train", lambda a: a["y_train"] / 2), "y_train or y_test", "float64"),
     "negative labels": (put("y_test", lambda a: a["y_test"] - 1), "y_train or y_test", "-1 to 2", "0 to 2"),
-    "labels beyond class_names": (put("class_names", ["a", "b"]), "0 to 2", "0 to 1", "class_names"),
+    "labels beyond class_names": (put("class_names", np.array(["a", "b"])), "0 to 2", "0 to 1", "class_names"),
     "a wild label": (
         lambda a: (a.pop("class_names"), a.update(y_train=a["y_train"] * 10**9)), "0 to 2000000000", "0 to 8"
     ),
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
     "half the writers": (put("writer_test", np.zeros(6, int)), "has no writer_train", "of both parts"),
-    "too few writers": (
-        lambda a: a.update(writer_train=np.zeros(8, int), writer_test=np.zeros(6, int)), "writer_train", "must be 9"
-    ),
-    "half the domains": (put("domain_train", np.zeros(9, int)), "has no domain_test"),
     "domains beyond their names": (
         lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
         "domain_train or domain_test", "0 to 1", "domain_names",
@@ -282,8 +301,8 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
 def test_known_names_have_one_shape(tmp_path, name):
     _, _, classes, (channels, size, _) = known.KNOWN[name].sizes
     for shape, count, words in (
-        ((size + 1, size + 1, channels), classes, f"be {size} x {size}"),
-        ((size, size, 4 - channels), classes, f"be {size} x {size}"),
+        ((size + 1, size + 1, channels), classes, f"be ({size}, {size}"),
+        ((size, size, 4 - channels), classes, f"be ({size}, {size}"),
         ((size, size, channels), classes + 1, f"got {classes + 1}"),
     ):
         arrays = images(shape, count)

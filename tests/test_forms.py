@@ -187,7 +187,7 @@ def test_official_files_are_read_in_folders_and_archives(name, tmp_path, monkeyp
     ):
         assert_same(expected, imported(name, path))
     (parent,) = {file.parent for file in folder.rglob("*") if file.is_file()} if name not in DEEP else (folder,)
-    monkeypatch.chdir(parent)
+    monkeypatch.chdir(parent.rename(tmp_path / "called otherwise"))
     assert_same(expected, imported(name, "."))
 
 
@@ -202,6 +202,10 @@ def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
     again = {name: gzip.compress(raw[name.removesuffix(".gz")], 1) for name in contents}
     for number, names in enumerate((raw, kaggle, again, {**raw, **contents})):
         assert_same(expected, imported("mnist", write_files(tmp_path / str(number) / "MNIST" / "raw", names)))
+    arrays = {key: np.minimum(values, 254) for key, values in known_images("usps").items()}
+    raw_usps = {name[:-4]: bz2.decompress(content) for name, content in usps_files(arrays, "usps").items()}
+    expected = from_npz("usps", tmp_path / "npz", **arrays)
+    assert_same(expected, imported("usps", write_files(tmp_path / "usps", raw_usps)))
     write_files(tmp_path / "0" / "FashionMNIST" / "raw", raw)
     refused(lambda: datasets.import_path("mnist", tmp_path / "0"), "several data sets", "FashionMNIST/raw, MNIST/raw")
 
@@ -358,7 +362,7 @@ BAD_FILES = {
     "no labels": ("mnist", without(MNIST, "t10k-labels-idx1-ubyte.gz"), "has no y_test"),
     "a cut gzip": ("mnist", {**MNIST, **{k: v[:-9] for k, v in MNIST.items() if "t10k-i" in k}}, "t10k-images"),
     "a batch changed": ("cifar10", lambda: cifar_files(known_images("cifar10"), "cifar10"), "files of CIFAR10"),
-    "half of USPS": ("usps", without(usps_files(known_images("usps"), "usps"), "usps.t.bz2"), "usps.t.bz2"),
+    "half of USPS": ("usps", without(usps_files(known_images("usps"), "usps"), "usps.t.bz2"), "has no x_test"),
     "nothing": ("mnist", {".hidden": b""}, "is empty", "image folders"),
 }  # fmt: skip
 
@@ -380,14 +384,18 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, m
     content = bytearray(flipped.read_bytes())
     content[-6] ^= 1  # in the checksum at the end
     flipped.write_bytes(content)
-    (tmp_path / "usps.bz2").write_bytes(b"hello")
+    (tmp_path / "flowers.parquet").write_bytes(b"hello")
     outside = write_tar(tmp_path / "c.tar.gz", contents, "../")
-    for path in (*paths, flipped, tmp_path / "usps.bz2", outside):
-        refused(lambda path=path: datasets.import_path("cinic10", path), path, "cannot be read", ".zip or .tar")
+    for path in (*paths, flipped, tmp_path / "flowers.parquet", outside):
+        refused(
+            lambda path=path: datasets.import_path("cinic10", path), path, "cannot be read", ".zip or .tar", "LEAF's"
+        )
     monkeypatch.setattr(files, "LIMIT", 10_000)
     for path in (write_zip(paths[1], contents), write_tar(paths[0], contents), write_files(tmp_path / "f", contents)):
-        refused(lambda path=path: datasets.import_path("cinic10", path), path, "unpacks to more than")
+        refused(lambda path=path: datasets.import_path("cinic10", path), path, "unpacks to more than", "MAX_GIB=1")
     assert not cache.exists()
+    monkeypatch.setenv("FEDCLI_MAX_GIB", "1")
+    assert datasets.import_path("cinic10", path)[0].is_file()
 
 
 # Image folders
@@ -432,6 +440,24 @@ def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
     assert examples(colour, "train") == examples({"x_train": grey.x_train.expand(-1, 3, -1, -1)}, "train")
 
 
+def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
+    folder = write_folder(tmp_path / "images", images((8, 8, 3), 2), ["ant", "bee"])
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
+    wide.save(folder / "train" / "ant" / "wide.png")
+    refused(lambda: datasets.import_path("mine", folder), "wide.png", "got (9, 5), not (8, 8)", "--size N")
+    datasets.import_path("mine", folder, 8)
+    pixels = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR)).tobytes()
+    assert pixels in {image for (image,) in examples(datasets.load("mine"), "train")}
+    np.savez(tmp_path / "a.npz", **images((16, 16, 3), 2))
+    datasets.import_path("mine", tmp_path / "a.npz", 8)
+    assert datasets.load("mine").x_test.shape == (4, 3, 8, 8)
+
+
+def test_a_folder_in_no_form_is_told_the_forms(tmp_path):
+    write_files(tmp_path / "flowers", {"train-0.parquet": b"PAR1"})
+    refused(lambda: datasets.import_path("mine", tmp_path / "flowers"), "train-0.parquet", *forms.FORMS)
+
+
 def spoil_cut(folder):
     path = folder / "test" / "bee" / "cut.png"
     path.write_bytes(encoded(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30])
@@ -450,9 +476,9 @@ BAD_FOLDERS = {
     "a partial image": (spoil_cut, "cut.png", "an image"),
     "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),
     "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
-    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "4 x 5", "4 x 4"),
+    "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "not (4, 4)"),
     "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "train/bee", "no images"),
-    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/train/Ant"),
+    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "got 3", "images/test/ant"),
     "no test": (lambda f: shutil.rmtree(f / "test"), "images/test/ant"),
     "no test of a domain": (in_domain, "images/right/test/ant"),
 }  # fmt: skip
@@ -524,3 +550,6 @@ def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
     alone = imported("mine", tmp_path / "b" / "l")
     assert (alone.domain_names, alone.class_names) == ((), ("ant", "bee"))
     assert alone.y_test.bincount().tolist() == [round(len(pictures["l", name]) / 5) for name in alone.class_names]
+    x = np.concatenate([pictures["l", "bee"], pictures["l", "ant"]])
+    y = np.repeat([1, 0], [len(pictures["l", name]) for name in ("bee", "ant")])
+    assert_same(alone, from_npz("arrays", tmp_path / "npz", images=x, labels=y, class_names=["ant", "bee"]))

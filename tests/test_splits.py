@@ -76,11 +76,11 @@ def test_a_list_alone_an_npz_file_and_numbered_clients_are_the_same_split(tmp_pa
         ([[0], [-1]], ["got position -1"]),
         ([[0, 1], [1]], ["uses an image twice (got position 1)"]),
         ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["uses an image twice (got position 1)"]),
-        ({"train": [[0], [1]], "test": [[2]]}, ["must be a split", "2 lists to train on, 1 to test on"]),
-        ([[0.5], [1]], ["must be a split", "float64"]),
-        ([[], []], ["must be a split"]),
-        ({"one": [0]}, ["must be a split", "train_0"]),
-        ("text", ["must be a split"]),
+        ({"train": [[0], [1]], "test": [[2]]}, ["must be lists", "2 lists to train on, 1 to test on"]),
+        ([[0.5], [1]], ["must be lists", "float64"]),
+        ([[], []], ["must be lists"]),
+        ({"one": [0]}, ["must be lists", "train_0"]),
+        ("text", ["must be lists"]),
     ],
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
@@ -92,7 +92,7 @@ def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
     refused(lambda: taken(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"')
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
-    refused(lambda: taken(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be a split", "allow_pickle=False")
+    refused(lambda: taken(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
     flag = written(tmp_path, [[0], [1]])
     refused(lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew")
 
@@ -225,9 +225,19 @@ def cases():
     black = {f"x_{part}": whole[f"x_{part}"] * np.array([[1], [1], [1], [0]], np.uint8) for part in PARTS}
     narrow = {f"x_{part}": whole[f"x_{part}"][:, :, :3] for part in PARTS}
     yield whole | narrow, whole | black, "black borders made the images 4 x 4"
+    one_hot = {f"y_{part}": np.eye(3)[whole[f"y_{part}"]] for part in PARTS}
+    yield whole | one_hot, whole, "the labels were one-hot"
+    yield whole | {f"y_{part}": whole[f"y_{part}"][:, None] / 1 for part in PARTS}, whole, "9 training and 6 test"
+    medical = {f"{part}_images": whole[f"x_{part}"] for part in PARTS} | {"val_images": whole["x_test"]}
+    medical |= {f"{part}_labels": whole[f"y_{part}"][:, None] for part in PARTS} | {"val_labels": whole["y_test"]}
+    yield medical, whole, "left out: val"
+    yield {{"x": "X", "y": "Targets"}[key[0]] + key[1:].replace("test", "val"): whole[key] for key in whole}, whole, ""
+    grey = images((4, 4), 3)
+    flat = {f"x_{part}": grey[f"x_{part}"].reshape(-1, 16) for part in PARTS}
+    yield grey | flat, grey, "rows of 16 pixels became images of 4 x 4"
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(12))
 def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number):
     arrays, whole, words = list(cases())[number]
     expected = from_npz("whole", tmp_path / "a", **whole)

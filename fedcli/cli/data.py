@@ -28,7 +28,8 @@ def data_list() -> None:
         numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
         shape = " x ".join(map(str, traits["shape"]))
         rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
-        notes += [(name, traits["note"])] if traits["note"] else []
+        if traits["kind"] == "made":
+            notes.append((name, traits["note"]))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo()
     print_table(("Made", "From"), notes)
@@ -47,6 +48,7 @@ def download(name: Annotated[str, Argument(metavar="NAME", help="A data set of k
 def import_(
     name: Annotated[str, Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
     path: Annotated[Path, Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
+    size: Annotated[int | None, Option(min=1, help="Resize the images to so many pixels a side.")] = None,
     convert: Annotated[bool, Option("--convert", hidden=True, help="Done by itself.")] = False,
     source: Annotated[Literal["pfllib"] | None, Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
@@ -56,7 +58,7 @@ def import_(
     """
     from fedcli.data import datasets
 
-    file, notes = datasets.import_path(name, path)
+    file, notes = datasets.import_path(name, path, size)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
     typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))

@@ -4,6 +4,7 @@ Everything random comes from fixed seeds. Both sets of digits divide them into t
 """
 
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,9 @@ def digit_domains() -> Arrays:
     A digit is in the training part of all domains or in the test part of all.
     """
     small, labels = _handwritten()
-    plain = [np.asarray(Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
-    plain = np.repeat(np.stack(plain)[..., None], 3, axis=3)
+    plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
+    plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
     photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
-    font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
     x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
     names = {"class_names": np.arange(10).astype(str), "domain_names": np.array(DOMAINS)}
     return divided(np.tile(_held_out(labels), 4), x=x, y=np.tile(labels, 4), domain=domain) | names
@@ -60,14 +60,8 @@ def photos() -> Arrays:
 
 
 def blended(images: np.ndarray, seed: int) -> np.ndarray:
-    """Grey images as the difference from random pieces of scikit-learn's photographs: |piece - image|.
-
-    Args:
-        images: uint8 `[N, size, size]`.
-        seed: Of the pieces.
-
-    Returns:
-        uint8 `[N, size, size, 3]`.
+    """Grey images uint8 `[N, size, size]` as the difference |piece - image| `[N, size, size, 3]` from random pieces of
+    scikit-learn's photographs, which the seed chooses.
     """
     sources, size, rng = _photographs(), images.shape[1], np.random.default_rng(seed)
     number = rng.integers(len(sources), size=len(images))
@@ -96,8 +90,7 @@ def _photographs() -> np.ndarray:
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
     """Whether each digit is in the test part, bool `[N]`: a random fifth of each class."""
-    rng = np.random.default_rng(0)
-    test = np.zeros(len(labels), bool)
+    rng, test = np.random.default_rng(0), np.zeros(len(labels), bool)
     for label in range(10):
         members = rng.permutation(np.flatnonzero(labels == label))
         test[members[: round(len(members) / 5)]] = True
@@ -119,12 +112,9 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 
-    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    fonts = [
-        ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC)
-        for name in TYPEFACES
-        for size in (52, 60, 68)
-    ]
+    folder, fonts = Path(matplotlib.get_data_path(), "fonts", "ttf"), []
+    for name, size in product(TYPEFACES, (52, 60, 68)):
+        fonts.append(ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC))
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))

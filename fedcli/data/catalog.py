@@ -6,7 +6,7 @@ Everything random comes from fixed seeds.
 import re
 import string
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data import builtin
-from fedcli.data.files import NAMES, PARTS, Arrays, divided, shape_text
+from fedcli.data.files import NAMES, PARTS, Arrays, divided
 from fedcli.errors import UserError
 
 Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
@@ -41,14 +41,10 @@ class DatasetInfo(NamedTuple):
     note: str = ""  # on how it is made
 
     @property
-    def num_classes(self) -> int:
-        """C."""
-        return self.class_names if isinstance(self.class_names, int) else len(self.class_names)
-
-    @property
     def sizes(self) -> tuple[int | None, int | None, int, tuple[int, int, int]]:
         """Numbers of training images, test images and classes, and `(channels, H, W)`."""
-        return self.num_train, self.num_test, self.num_classes, (self.channels, self.image_size, self.image_size)
+        num_classes = self.class_names if isinstance(self.class_names, int) else len(self.class_names)
+        return self.num_train, self.num_test, num_classes, (self.channels, self.image_size, self.image_size)
 
     def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
         """The set that has a domain from each share, in this one's size and with its domains."""
@@ -80,8 +76,7 @@ def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
         source = load(share.source)
         for is_test, (x, y) in enumerate(_draw_share(name, share, domain, source)):
-            tensor = resize(torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, 3, 1))), info.image_size)
-            x = np.moveaxis(tensor.expand(-1, 3, -1, -1).numpy(), 1, 3)
+            x = np.broadcast_to(resized(x, info.image_size), (len(y), info.image_size, info.image_size, 3))
             rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test, bool)))
     x, y, domains, test = map(np.concatenate, zip(*rows, strict=True))
     names = {"class_names": source["class_names"], "domain_names": np.array(info.domain_names)}
@@ -90,12 +85,11 @@ def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
 
 def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of both parts that a share takes of its source."""
-    pools = []
-    for part in PARTS:
-        chosen = slice(None)
-        if share.domain is not None:
-            chosen = source[f"domain_{part}"] == source["domain_names"].tolist().index(share.domain)
-        pools.append((source[f"x_{part}"][chosen], source[f"y_{part}"][chosen]))
+    pools = [(source[f"x_{part}"], source[f"y_{part}"]) for part in PARTS]
+    if share.domain is not None:
+        number = source["domain_names"].tolist().index(share.domain)
+        chosen = [source[f"domain_{part}"] == number for part in PARTS]
+        pools = [(x[rows], y[rows]) for (x, y), rows in zip(pools, chosen, strict=True)]
     if share.division != "parts":
         pools = [tuple(map(np.concatenate, zip(*pools, strict=True)))] * 2
     (x_train, y_train), (x_test, y_test) = pools
@@ -105,10 +99,8 @@ def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tu
     rng = generator(0, "recipe", name, domain)
     train = rng.permutation(allowed)[: share.num_train]
     if len(train) < share.num_train:
-        raise UserError(
-            f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images); its domain '{domain}' "
-            f"needs {share.num_train}; import the whole set."
-        )
+        fault = f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images)"
+        raise UserError(f"{fault}; its domain '{domain}' needs {share.num_train}; import the whole set.")
     if share.division == "pooled":
         test = np.setdiff1d(test, train)
     if share.num_test is not None:
@@ -130,6 +122,11 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.cat(resized)
 
 
+def resized(images: np.ndarray, size: int) -> np.ndarray:
+    """Resizes uint8 images `[N, H, W, channels]`, see `resize`."""
+    return resize(torch.from_numpy(images.transpose(0, 3, 1, 2)), size).numpy().transpose(0, 2, 3, 1)
+
+
 def _mnist_m(name: str, load: Load) -> Arrays:
     """MNIST's digits as the difference from random pieces of scikit-learn's photographs, in the place of BSDS500's."""
     arrays = load("mnist")
@@ -140,14 +137,11 @@ def _femnist_digits(name: str, load: Load) -> Arrays:
     """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
     if "writer_train" not in source:
-        raise UserError(
-            "'femnist' does not say who wrote what (got images and labels only); import it from LEAF's files."
-        )
+        raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
     x, y, writer = (np.concatenate([source[f"{kind}_{part}"] for part in PARTS]) for kind in ("x", "y", "writer"))
     x, y, writer = (values[y < 10] for values in (x, y, writer))
-    order = generator(0, "recipe", "femnist-digits").permutation(len(y))
+    order, test = generator(0, "recipe", "femnist-digits").permutation(len(y)), np.zeros(len(y), bool)
     order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
-    test = np.zeros(len(y), bool)
     for members in np.split(order, np.flatnonzero(np.diff(writer[order])) + 1):
         test[members[max(1, len(members) * 9 // 10) :]] = True
     return divided(test, x=x, y=y, writer=writer) | {"class_names": source["class_names"][:10]}
@@ -170,11 +164,11 @@ _FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
 _OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
 
 KNOWN = {
-    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=builtin.digits),
+    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(builtin.digits)),
     "digit-domains": DatasetInfo(
-        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=builtin.digit_domains,
+        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=cache(builtin.digit_domains)
     ),
-    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=builtin.photos),
+    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(builtin.photos)),
     "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
     "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
     "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
@@ -187,9 +181,7 @@ KNOWN = {
     "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
     "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
     "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
-    "synth-digits": DatasetInfo(
-        3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or the folder of its two .mat files",
-    ),
+    "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
     "mnist-m": DatasetInfo(
         3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True, make=_mnist_m,
         needs=("mnist",), note="blended with scikit-learn's photographs",
@@ -202,10 +194,9 @@ KNOWN = {
     "mixed-digits": DatasetInfo(
         3, 28, _DIGITS, num_test=57_453, files=_FOLDERS, resized=True,
         domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
-    ).made_of(
-        Share("mnist", 7430), Share("svhn", 7430),
-        Share("usps", 7430, division="pooled"),  # its official training part has 7,291 images
-        Share("synth-digits", 7430), Share("mnist-m", 7430),
+    ).made_of(  # the official training part of USPS has 7,291 images
+        Share("mnist", 7430), Share("svhn", 7430), Share("usps", 7430, division="pooled"), Share("synth-digits", 7430),
+        Share("mnist-m", 7430),
     ),
     "digits-4": DatasetInfo(
         3, 32, _DIGITS, num_test=47_592, files=_FOLDERS, resized=True,
@@ -235,12 +226,7 @@ BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 
 
 def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
-    """The arrays with the official labels, class names and domains of a known data set.
-
-    Args:
-        name: One of `KNOWN`.
-        arrays: Of any reader; their labels follow their own `class_names`, their domains their `domain_names`.
-        path: Where they come from, for the refusal.
+    """The arrays, of any reader, with the official labels, class names and domains of the known data set `name`.
 
     Raises:
         UserError: The images have another shape, or the classes or domains are others.
@@ -248,42 +234,33 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     info, shape = KNOWN[name], arrays["x_train"].shape[1:]
     expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:
-        raise UserError(
-            f"the images in '{path}' are not those of '{name}' (got {shape_text(shape)} for height, width and "
-            f"channels); they must be {shape_text(expected)}; choose another name for another data set."
-        )
+        fault = f"the images in '{path}' are not those of '{name}' (got {shape}, the channels last)"
+        raise UserError(f"{fault}; they must be {expected}; choose another name for another data set.")
     result = dict(arrays)
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
-        names = arrays[NAMES[kind]].tolist() if NAMES[kind] in arrays else []
-        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or no domains
+        names = arrays.get(NAMES[kind], np.array([])).tolist()
+        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or the official names
             continue
         order = None if isinstance(official, int) else official_order(names, official)
         if order is None:
             rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
-            raise UserError(
-                f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …); they "
-                f"must be {rule}; rename them, or choose another name for another data set."
-            )
+            fault = f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …)"
+            raise UserError(f"{fault}; they must be {rule}; rename them, or choose another name for the set.")
         result[NAMES[kind]] = np.array(official)
-        for part in PARTS:
-            result[f"{kind}_{part}"] = np.array(order)[arrays[f"{kind}_{part}"]]
+        result |= {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
     return result
 
 
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
-    """For each name its place among the official ones; None where they are others. The spelling may differ a little.
+    """For each name its place among the official ones; None where they are others.
 
-    The numbers from 0 stand for the official places themselves: that is what labels without names come with.
+    The numbers from 0 stand for the official places, since labels without names come with them. Case, spaces and signs
+    do not count, unless a set has both A and a; `T-shirt/top` is also written `t-shirt`.
     """
     if 0 < len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
         return [int(name) for name in names]
-    for fold in (str, _fold):  # exactly first: some sets have A and a
+    for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
         labels = {fold(name): label for label, name in enumerate(official)}
         if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
             return [labels[fold(name)] for name in names]
     return None
-
-
-def _fold(name: str) -> str:
-    """A name without case, spaces and signs; `T-shirt/top` is also written `t-shirt`."""
-    return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")

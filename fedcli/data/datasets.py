@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data import files, forms, splits
-from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize
+from fedcli.data import files, forms
+from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
@@ -47,6 +47,7 @@ class Dataset:
     place_train: Tensor | None = None  # int64 [N], where each image stood in the files; None for those kept long ago
     place_test: Tensor | None = None
     share: float = 1.0  # of the training images that are kept
+    source: str = ""  # of a user's own, where it was imported from, and what was changed
 
     @property
     def num_classes(self) -> int:
@@ -91,8 +92,27 @@ def names() -> list[str]:
 
 
 def find_name(text: str) -> str:
-    """The name that a text is, whatever the case of its letters; a text that is none stays as it is."""
-    return text if is_from_file(text) else spelt(text, names())
+    """The name that a text is, whatever the case of its letters; a text that is none stays as it is.
+
+    The path of a file, folder or archive becomes a name of the path and the hash of its content, under which the set is
+    imported unless it has been.
+
+    Raises:
+        UserError: What lies at the path cannot be imported.
+    """
+    name = text if is_from_file(text) else spelt(text, names())
+    if not text or is_from_file(text) or name in names() or not os.path.exists(text):
+        return name
+    path, digest = Path(text), hashlib.sha256()
+    for file in forms.files_below(path) if path.is_dir() else [""]:
+        if (path / file).is_file():
+            with (path / file).open("rb") as content:
+                digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
+    stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
+    name = f"{stem}-{digest.hexdigest()[:12]}"
+    if not _is_kept(name):
+        import_path(name, path)
+    return name
 
 
 def available(name: str) -> None:
@@ -104,22 +124,20 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
-        remedy = "'fedcli data list' shows all, and 'fedcli data import NAME PATH' adds one."
+        remedy = "'fedcli data list' shows all, 'fedcli data import NAME PATH' adds one; a path may stand for a name."
         raise unknown("data set", name, names(), remedy)
     elif not present(name):
         raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
 
 
 def present(name: str) -> bool:
-    """Whether a built-in, known or imported set can be loaded, without a look into its file."""
-    return _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
+    """Whether a set can be loaded, without a look into its file."""
+    return is_from_file(name) or _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
     """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
-    if name in forms.DOWNLOADS or is_from_file(name):
-        return True
-    return name in MADE and all(map(open_to_all, MADE[name]))
+    return name in forms.DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
 
 
 def load(name: str) -> Dataset:
@@ -131,7 +149,8 @@ def load(name: str) -> Dataset:
     available(name)
     if is_from_file(name):
         return _from_user(name, file_hash(from_file(name, "data set").path))
-    return _built(name) if name in BUILT_IN else _dataset(name, _arrays(name))
+    with files.reading(_cache_file(name), "as 'fedcli data import' wrote it"):
+        return _dataset(name, _arrays(name))
 
 
 def download(name: str) -> Path:
@@ -141,10 +160,8 @@ def download(name: str) -> Path:
         UserError: The name is not one of those that can be downloaded, or the download fails.
     """
     if name not in forms.DOWNLOADS:
-        if name in KNOWN:
-            raise UserError(f"the data set '{name}' has no download (got a download of it); {_ways(name)}.")
-        remedy = f"these can be downloaded: {', '.join(forms.DOWNLOADS)}."
-        raise unknown("data set to download", name, forms.DOWNLOADS, remedy)
+        remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(forms.DOWNLOADS)}"
+        raise unknown("data set to download", name, forms.DOWNLOADS, f"{remedy}.")
     if _is_kept(name):
         return _cache_file(name)
     with TemporaryDirectory(prefix="fedcli-") as folder:
@@ -152,12 +169,13 @@ def download(name: str) -> Path:
         return import_path(name, Path(folder))[0]
 
 
-def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
+def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
     """Takes a data set from files of the user's into the cache; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
         path: File, folder or archive in one of `forms.FORMS`.
+        size: Height and width in pixels that its images are resized to.
 
     Returns:
         The cache file, and what the user is told about the reading.
@@ -165,55 +183,57 @@ def import_path(name: str, path: Path) -> tuple[Path, list[str]]:
     Raises:
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
     """
-    if name in BUILT_IN or not _NAME.fullmatch(name):
-        reason = "is built in" if name in BUILT_IN else "is not possible"
-        raise UserError(f"the name '{name}' {reason}; imported sets are called by a-z, 0-9 and -; choose another name.")
     info = KNOWN.get(name)
     if name in MADE and not info.files:
-        raise UserError(f"the data set '{name}' is always made (got files for it); {_ways(name)}.")
-    raw, notes = forms.read(Path(path), info)
+        raise UserError(f"the name '{name}' is of a set that is always made: {_ways(name)}; choose another name.")
+    if not _NAME.fullmatch(name):
+        raise UserError(f"the name '{name}' is not possible; use a-z, 0-9 and -; choose another name.")
+    raw, notes = forms.read(Path(path), info, size)
     if "client_train" in raw and info:
         raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-    arrays, changes = files.converted(raw, path)
-    arrays = files.checked(arrays, path)
-    _keep(_cache_file(name), files.canonical(known_form(name, arrays, path) if info else arrays))
+    arrays = files.in_form(raw, path, notes)
+    if size:
+        arrays |= {f"x_{part}": resized(arrays[f"x_{part}"], size) for part in files.PARTS}
+    if info:
+        arrays = known_form(name, arrays, path)
     if "client_train" in raw:
-        split = _cache_file(name).with_suffix(".split.npz")
-        _keep(split, splits.of_clients(raw["client_train"], raw["client_test"]))
-        flags = ["--partition", f"file:{split}", "--num-clients", str(raw["client_train"].max() + 1)]
+        split, lists, count = _cache_file(name).with_suffix(".split.npz"), {}, raw["client_train"].max() + 1
+        for client in range(count):
+            lists[f"train_{client}"] = np.flatnonzero(raw["client_train"] == client)
+            lists[f"test_{client}"] = len(raw["client_train"]) + np.flatnonzero(raw["client_test"] == client)
+        _keep(split, lists)
+        flags = ["--partition", f"file:{split}", "--num-clients", str(count)]
         notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
-    return _cache_file(name), changes + notes
+    source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
+    _keep(_cache_file(name), files.canonical(arrays) | source)
+    return _cache_file(name), notes
 
 
 def describe(name: str) -> dict[str, Any]:
     """What is known of a data set without loading it.
 
     Returns:
-        `name`; `kind`, which is built-in, download, import, made or imported; `present`; `train`, `test` and `classes`
-        (numbers, None where they depend on files that are not there) and `shape` (channels, H, W); and `note`, which
-        says of what and how it is made.
+        `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
+        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); and of what, in `note`.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    kind = "download" if name in forms.DOWNLOADS else "import" if name in KNOWN else "imported"
-    note = ""
-    if name not in KNOWN:
+    info, note = KNOWN.get(name), ""
+    if info is None:
         available(name)
     if is_from_file(name):
         dataset, kind = load(name), "your own"
         sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
-        sizes = files.npz_sizes(_cache_file(name))
+        *sizes, note = files.npz_facts(_cache_file(name))
+        kind = "import" if info else "imported"
     else:
-        info = KNOWN[name]
+        kind = "import" if not info.make else "made" if info.needs else "built-in"
         sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
-        if info.make:
-            kind = "made" if info.needs else "built-in"
-    train, test, classes, shape = sizes
     return {
-        "name": name, "kind": kind, "present": is_from_file(name) or present(name), "note": note, "train": train,
-        "test": test, "classes": classes, "shape": shape,
+        "name": name, "kind": "download" if name in forms.DOWNLOADS else kind, "present": present(name), "note": note,
+        **dict(zip(("train", "test", "classes", "shape"), sizes, strict=True)),
     }  # fmt: skip
 
 
@@ -221,25 +241,16 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """A part of the training images, stratified by class and then by domain; the test images stay.
 
     Every class keeps its share of the images and at least one; inside a class the domains keep their shares. With the
-    same seed, a smaller part is contained in a larger one.
-
-    Args:
-        dataset: Of N training images and C classes.
-        num_train: How many to keep, from C to N.
-        seed: Of the choice.
-
-    Returns:
-        The part, in canonical order; its `share` says how small it is.
+    same seed, a smaller part is contained in a larger one. The part, in canonical order, says by its `share` how small
+    it is.
 
     Raises:
-        UserError: There are fewer images, or more classes.
+        UserError: There are fewer images than `num_train`, or more classes.
     """
     labels, count = dataset.y_train.numpy(), len(dataset.y_train)
     if not dataset.num_classes <= num_train <= count:
-        raise UserError(
-            f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} training images of "
-            f"{dataset.num_classes} classes); use {dataset.num_classes} to {count}."
-        )
+        fault = f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} images)"
+        raise UserError(f"{fault}; use {dataset.num_classes}, the number of classes, to {count}.")
     order = generator(seed, "take").permutation(count)
     if dataset.domain_train is not None:
         order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
@@ -261,12 +272,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
 
     They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
     grey is repeated, and where these have one, colour becomes its luminance (ITU-R BT.601). Nothing reads their labels.
-
-    Args:
-        name: A data set that is present.
-        private: Whose shape they get.
-        count: How many are drawn, without replacement; all where None.
-        seed: Of the draw.
+    So many as `count` are drawn without replacement, by the seed; all where it is None.
 
     Raises:
         UserError: If there are fewer than `count`.
@@ -297,11 +303,8 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """`order` rearranged so that every beginning of it holds each group in proportion, the first of each at once.
-
-    Args:
-        order: Positions `[N]`.
-        groups: Group of each position, `[N]`; inside a group the order stays.
+    """Positions `[N]` rearranged so that every beginning holds each of their groups, `[N]`, in proportion, the first of
+    each at once; inside a group their order stays.
     """
     ordered = groups[order]
     sizes = np.bincount(ordered)
@@ -323,21 +326,21 @@ def _is_kept(name: str) -> bool:
 def _ways(name: str) -> str:
     """How a known data set can be had."""
     info = KNOWN[name]
-    missing = [need for need in info.needs if not present(need)] or info.needs
-    ways = {
-        "it is built in: use it as it is": name in BUILT_IN,
-        f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'": name
-        in forms.DOWNLOADS,
-        f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}": info.needs,
-        f"bring {info.files} and run 'fedcli data import {name} PATH'": info.files,
-    }
-    return ", or ".join(way for way, applies in ways.items() if applies)
+    ways = []
+    if name in forms.DOWNLOADS:
+        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
+    if info.needs:
+        missing = [need for need in info.needs if not present(need)] or info.needs
+        ways.append(f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}")
+    if info.files:
+        ways.append(f"bring {info.files} and run 'fedcli data import {name} PATH'")
+    return ", or ".join(ways) or "it is built in: use it as it is"
 
 
 def _arrays(name: str) -> files.Arrays:
     """The arrays of a set that is present, in canonical order."""
     if _is_kept(name):
-        return files.checked(files.read_npz(_cache_file(name)), _cache_file(name))
+        return files.read_npz(_cache_file(name))
     info = KNOWN[name]
     return files.canonical(info.make(name, _arrays) if info.needs else info.make())
 
@@ -354,15 +357,8 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
         files.remove_leftovers(path.parent)
         files.write_atomically(path, write)
     except OSError as error:
-        raise UserError(
-            f"the data set cannot be kept as '{path}' ({error.strerror}); its folder must be writable and have room; "
-            "set FEDCLI_DATA to another one."
-        ) from error
-
-
-@lru_cache(maxsize=len(BUILT_IN))
-def _built(name: str) -> Dataset:
-    return _dataset(name, _arrays(name))
+        remedy = "its folder must be writable and have room; set FEDCLI_DATA to another one."
+        raise UserError(f"the data set cannot be kept as '{path}' ({error.strerror}); {remedy}") from error
 
 
 @lru_cache(maxsize=2)
@@ -373,14 +369,16 @@ def _from_user(text: str, digest: str) -> Dataset:
     if not isinstance(arrays, dict):
         raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
     arrays = {key: np.asarray(value) for key, value in arrays.items()}
-    return _dataset(short_name(text), files.canonical(files.checked(arrays, Path(text))))
+    return _dataset(short_name(text), files.canonical(files.in_form(arrays, Path(text), [])))
 
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
-    texts = {key: tuple(arrays[key].tolist()) for key in files.NAMES.values() if key in arrays}
-    tensors = {}
-    for key in arrays.keys() - texts:
-        values = np.moveaxis(arrays[key], 3, 1) if key.startswith("x_") else arrays[key]
-        tensors[key] = torch.from_numpy(np.ascontiguousarray(values))
-    return Dataset(name, **texts, **tensors)
+    fields = {"source": str(arrays.get("source", ""))}
+    for key, values in arrays.items():
+        if key in files.NAMES.values():
+            fields[key] = tuple(values.tolist())
+        elif key != "source":
+            values = np.moveaxis(values, 3, 1) if key.startswith("x_") else values
+            fields[key] = torch.from_numpy(np.ascontiguousarray(values))
+    return Dataset(name, **fields)

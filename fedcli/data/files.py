@@ -6,6 +6,7 @@ int64 `[N]`. In canonical order also `place_train`, `place_test` int64 `[N]`: wh
 """
 
 import hashlib
+import math
 import os
 import re
 import zipfile
@@ -24,17 +25,23 @@ KINDS = ("x", "y", "domain", "writer", "place")  # of arrays with an entry for e
 NAMES = {"y": "class_names", "domain": "domain_names"}  # what labels and domains count
 LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
+WORDS = {
+    "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
+    "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
+}  # fmt: skip
+PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders name it
+_KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file so that a reader, or a run killed in between, sees the old or the new one, never a part.
 
-    Args:
-        path: The file; a link to one stays a link, and what is no file, as `/dev/stdout`, is written as it is.
-        write: Given a path in the same folder, writes there. What it has written goes again if it fails.
+    `write` is given a path in the same folder; what it has written goes again if it fails. A link to a file stays a
+    link, and what is no file, as `/dev/stdout`, is written as it is.
 
     Raises:
-        OSError: If the disk does not take it, with the name of the file, whatever `write` made of that.
+        OSError: If the disk does not take it, with the name of the file.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -43,34 +50,16 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o666))
+        temporary.touch(exist_ok=False)
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:
-        reason = error
-        if isinstance(error, Exception) and not isinstance(error, OSError):
-            reason = _refusal_of_disk(temporary)
         temporary.unlink(missing_ok=True)
-        if not isinstance(reason, OSError):
-            raise
-        raise OSError(reason.errno, reason.strerror, str(path)) from error
-
-
-def _refusal_of_disk(file: Path) -> OSError | None:
-    """Why the disk takes no more of a file; None where it does. A library's own error does not tell, as PyTorch's."""
-    try:
-        with file.open("ab") as end:
-            end.write(bytes(1 << 16))
-            end.flush()
-            os.fsync(end.fileno())
-    except OSError as error:
-        return error
-    return None
-
-
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def is_leftover(path: Path) -> bool:
@@ -80,21 +69,19 @@ def is_leftover(path: Path) -> bool:
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return False
-    process = int(match[1])
     try:
-        os.kill(process, 0)
+        os.kill(int(match[1]), 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:  # it lives, under another user
         return False
-    return process == os.getpid()
+    return int(match[1]) == os.getpid()
 
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what dead processes have left in a folder."""
-    for file in folder.glob(".*.partial"):
-        if is_leftover(file):
-            file.unlink(missing_ok=True)
+    for file in filter(is_leftover, folder.glob(".*.partial")):
+        file.unlink(missing_ok=True)
 
 
 def one_line(error: Exception) -> str:
@@ -106,12 +93,8 @@ def one_line(error: Exception) -> str:
 def reading(path: object, form: str) -> Iterator[None]:
     """Makes one refusal of whatever is raised while a file is read; libraries have about ten kinds of errors each.
 
-    Args:
-        path: The file, for the refusal.
-        form: What the file must be.
-
     Raises:
-        UserError: Says what was raised.
+        UserError: Says what was raised, and of which form the file must be.
     """
     try:
         yield
@@ -123,15 +106,15 @@ def reading(path: object, form: str) -> Iterator[None]:
 
 
 def check_size(count: int, path: object) -> None:
-    """Refuses a set that takes more than `LIMIT` bytes.
+    """Refuses a set that takes more than `LIMIT` bytes, or so many GiB as FEDCLI_MAX_GIB allows.
 
     Raises:
-        UserError: If `count` bytes of `path` are too many.
+        UserError: If `count` bytes of `path`, unpacked, are too many.
     """
-    if count > LIMIT:
-        raise UserError(
-            f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); leave images out, or resize them."
-        )
+    allowed = os.environ.get("FEDCLI_MAX_GIB", "")
+    if count > max(LIMIT, int(allowed) << 30 if allowed.isdecimal() else 0):
+        remedy = f"leave images out, resize them, or set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it"
+        raise UserError(f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); {remedy}.")
 
 
 _NPZ = "a whole .npz file, as numpy.savez writes it"
@@ -150,143 +133,141 @@ def read_npz(path: Path) -> Arrays:
             return dict(file)
 
 
-def npz_sizes(path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
-    """Numbers of training images, test images and classes, and `(channels, H, W)`, without reading the pixels.
-
-    Args:
-        path: A file written from arrays in their one form.
+def npz_facts(path: Path) -> tuple[int, int, int, tuple[int, int, int], str]:
+    """Numbers of training images, test images and classes, `(channels, H, W)`, and the source, without the pixels.
 
     Raises:
-        UserError: It is damaged.
+        UserError: The file, written from arrays in their one form, is damaged.
     """
     with reading(path, _NPZ), np.load(path, allow_pickle=False) as file:
         with file.zip.open("x_train.npy") as member:
             np.lib.format.read_magic(member)
             num_train, height, width, channels = np.lib.format.read_array_header_1_0(member)[0]
-        return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width)
+        source = str(file.get("source", ""))
+        return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width), source
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as `28 x 28 x 1`."""
-    return " x ".join(map(str, shape)) or "()"
+def in_form(arrays: Arrays, path: Path, notes: list[str]) -> Arrays:
+    """The arrays, of a reader or an `.npz` file at `path`, in their one form; adds to the notes what was changed.
 
-
-def converted(arrays: Arrays, path: Path) -> tuple[Arrays, list[str]]:
-    """Arrays with images as uint8 `[N, H, W, channels]`, square, and labels from 0, and what was changed for that.
-
-    A second axis of 1 or 3 is the channels' where the last one is not. Pixels in [0, 1] or in [-1, 1] are stretched to
-    0 to 255, those in [0, 255] rounded; the range is that of both parts together. Black borders make images square, and
-    those of both parts alike. Labels that count from 1 count from 0. What is in no known form stays as it is.
-
-    Args:
-        arrays: In any form that an `.npz` file may have.
-        path: Where they come from, for the refusal.
-
-    Raises:
-        UserError: Pixels are in no such range.
-    """
-    images, labels = ([arrays.get(f"{kind}_{part}", np.empty(0)) for part in PARTS] for kind in "xy")
-    if not all(values.size and values.dtype.kind in "buif" for values in (*images, *labels)):
-        return arrays, []
-    notes = []
-    if all(pixels.ndim == 4 and pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3) for pixels in images):
-        images = [np.moveaxis(pixels, 1, 3) for pixels in images]
-        notes.append("the images' channels came first")
-    if all(pixels.dtype != np.uint8 for pixels in images):
-        low = float(np.min([pixels.min() for pixels in images]))  # NaN where there is one
-        high = float(np.max([pixels.max() for pixels in images]))
-        if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
-            raise UserError(
-                f"the pixels in '{path}' are in no known range (got {low:g} to {high:g}); 0 to 255, 0 to 1 and -1 to 1 "
-                "are; undo their normalisation."
-            )
-        shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
-        images = [np.rint((pixels + shift) * scale).astype(np.uint8) for pixels in images]
-        notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
-    side = max(length for pixels in images for length in pixels.shape[1:3] or (0,))
-    fit = all(pixels.ndim > 2 and pixels.shape[3:] in ((), (1,), (3,)) for pixels in images)
-    if fit and any(pixels.shape[1:3] != (side, side) for pixels in images):
-        padded = [np.zeros((len(pixels), side, side, *pixels.shape[3:]), pixels.dtype) for pixels in images]
-        for canvas, pixels in zip(padded, images, strict=True):
-            height, width = pixels.shape[1:3]
-            top, left = (side - height) // 2, (side - width) // 2
-            canvas[:, top : top + height, left : left + width] = pixels
-        images = padded
-        notes.append(f"black borders made the images {side} x {side}")
-    highest, names = max(values.max() for values in labels), arrays.get("class_names")
-    if min(values.min() for values in labels) == 1 and (names is None or highest == np.size(names)):
-        labels = [values - 1 for values in labels]
-        notes.append("the labels counted from 1")
-    return arrays | dict(zip(("x_train", "x_test", "y_train", "y_test"), (*images, *labels), strict=True)), notes
-
-
-def checked(arrays: Arrays, path: Path) -> Arrays:
-    """The arrays in their one form: images with a channel axis, int64 labels, names of classes and domains.
-
-    Args:
-        arrays: In any form that an `.npz` file may have.
-        path: Where they come from, for the refusal.
+    Arrays may be called by `WORDS`, with a part before or after the word; `val` stands for `test` where there is none,
+    and without parts a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the channels'
+    where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched to 0 to
+    255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot; from 1 they
+    count from 0. Numbers name what has no names.
 
     Raises:
         UserError: Names the array that is missing or not as it should be.
     """
-    pairs = [[f"{kind}_{part}" for part in PARTS] for kind in KINDS]
-    needed = [key for pair in pairs if pair[0][0] in "xy" or any(key in arrays for key in pair) for key in pair]
-    missing = [key for key in needed if key not in arrays]
-    if missing:
-        raise UserError(
-            f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); x_train, y_train, x_test and y_test "
-            "are needed, and domains or writers are told of both parts; add it."
-        )
-    result: Arrays = {}
-    for key in needed:
-        values, images = arrays[key], result.get(f"x_{key.partition('_')[2]}")
-        if images is None:
-            rule = "uint8 images, N x H x H, N x H x H x 1 or N x H x H x 3, of one size in both parts"
-            values = values[..., None] if values.ndim == 3 else values
-            size = result.get("x_train", values).shape[1:]
-            fits = values.dtype == np.uint8 and values.size > 0 and values.ndim == 4 and values.shape[1:] == size
-            fits = fits and size[0] == size[1] and size[2] in (1, 3)
-        else:
-            rule = f"{len(images)} whole numbers, one for each image"
-            fits = np.issubdtype(values.dtype, np.integer) and values.shape == images.shape[:1]
-        if not fits:
+    named: dict[tuple[str, str], np.ndarray] = {}  # by kind and part
+    for key, values in arrays.items():
+        before, word, after = _KEY.fullmatch(key.lower()).groups(default="")
+        if word in WORDS and not (before and after):
+            named.setdefault((WORDS[word], before or after), values)
+    parts = choose_parts({part for _, part in named}, notes)
+    kinds = [kind for kind in KINDS if kind in {"x", "y", *(kind for kind, _ in named)}]
+    columns: Arrays = {}
+    for kind in kinds:
+        missing = ["_".join(filter(None, (kind, part))) for part in parts if (kind, part) not in named]
+        if missing:
+            rule = "x_train, y_train, x_test and y_test are needed, and domains or writers of both parts or none"
+            raise UserError(f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); {rule}; add it.")
+        several = [named[kind, part] for part in parts]
+        lengths = [named["x", part].shape[:1] for part in parts]
+        alike = len({(values.shape[1:], kind == "x" and values.dtype == np.uint8) for values in several}) == 1
+        if not alike or [values.shape[:1] for values in several] != lengths or not all(map(sum, lengths)):
+            raise _unusable(kind, several, path)
+        columns[kind] = np.concatenate(several)
+    test = np.repeat([False, True][: len(parts)], [length for (length,) in lengths])
+    columns["x"], y = _bytes(columns["x"], path, notes), columns["y"]
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif" and (np.sort(y)[:, -2:] == [0, 1]).all():
+        y = y.argmax(1)
+        notes.append("the labels were one-hot")
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    columns["y"] = y.astype(np.int64) if y.dtype.kind == "f" and (y == np.rint(y)).all() else y
+    for kind in kinds[1:]:
+        if columns[kind].dtype.kind not in "iu" or columns[kind].ndim != 1:
+            raise _unusable(kind, [columns[kind]], path)
+        columns[kind] = columns[kind].astype(np.int64)
+    if parts == [""]:
+        test = _a_fifth(columns)
+        notes.append("a fixed fifth of each class is kept to test on")
+        if not test.any():
             raise UserError(
-                f"{key} in '{path}' is not usable (got {values.dtype} of shape {shape_text(values.shape)}); it must be "
-                f"{rule}; convert it."
+                f"'{path}' has too few images to test on a fifth of each class (got {len(test)}); add some."
             )
-        result[key] = values if images is None else values.astype(np.int64)
-    for kind, name in NAMES.items():
-        if f"{kind}_train" in result:
-            result[name] = _checked_names(arrays.get(name), kind, result, path)
-    return result
+    height, width = columns["x"].shape[1:3]
+    if height != width:
+        top, left = max(width - height, 0), max(height - width, 0)
+        borders = [(0, 0), (top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)]
+        columns["x"] = np.pad(columns["x"], borders)
+        notes.append(f"black borders made the images {max(height, width)} x {max(height, width)}")
+    names: Arrays = {}
+    for kind, key in NAMES.items():
+        if kind in columns:
+            lowest, highest = int(columns[kind].min()), int(columns[kind].max())
+            if kind == "y" and lowest == 1 and (key not in arrays or highest == arrays[key].size):
+                columns[kind], lowest, highest = columns[kind] - 1, 0, highest - 1
+                notes.append("the labels counted from 1")
+            texts = arrays.get(key, np.arange(min(highest + 1, (~test).sum())))  # a wild label makes no million names
+            if lowest < 0 or highest >= texts.size:
+                fault = f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest})"
+                raise UserError(f"{fault}; it must be from 0 to {texts.size - 1}, the numbers of {key} or images.")
+            names[key] = np.atleast_1d(texts).astype(str)
+            for name, count in Counter(names[key].tolist()).items():
+                if count > 1 or not NAME.fullmatch(name):
+                    fault = f"{key} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a})"
+                    raise UserError(f"{fault}; a name has 1 to 100 characters on one line; rename it.")
+    return divided(test, **columns) | names
 
 
-def _checked_names(names: np.ndarray | None, kind: str, arrays: Arrays, path: Path) -> np.ndarray:
-    """The names of what labels (kind `y`) or domains count, numbers where there are none; refuses wild ones."""
-    values = np.concatenate([arrays[f"{kind}_{part}"] for part in PARTS])
-    lowest, highest = int(values.min()), int(values.max())
-    # Without names, a wild label would make up millions of classes.
-    limit = len(arrays["x_train"]) if names is None else names.size
-    if lowest < 0 or highest >= limit:
-        source = "the number of training images" if names is None else f"the length of {NAMES[kind]}"
-        raise UserError(
-            f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest}); they must be from 0 "
-            f"to {limit - 1}, below {source}; number them from 0."
-        )
-    if kind == "y" and names is None and lowest == 1:
-        raise UserError(
-            f"the labels in '{path}' count from 1 (got {lowest} to {highest}); they must count from 0; number them "
-            "anew, or give class_names if class 0 has no image."
-        )
-    texts = (np.arange(highest + 1) if names is None else np.atleast_1d(names)).astype(str)
-    for name, count in Counter(texts.tolist()).items():
-        if count > 1 or not NAME.fullmatch(name):
-            raise UserError(
-                f"{NAMES[kind]} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a}); a name "
-                "has 1 to 100 characters on one line; rename it."
-            )
-    return texts
+def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
+    """The parts to train and to test on, of those that there are; an empty name alone where nothing names parts."""
+    taken = [""] if parts == {""} else ["train", "val" if "val" in parts and "test" not in parts else "test"]
+    if parts - set(taken):
+        notes.append(f"left out: {', '.join(sorted(parts - set(taken))) or 'what is in no part'}")
+    return taken
+
+
+def _unusable(kind: str, several: list[np.ndarray], path: Path) -> UserError:
+    """An error, to be raised by the caller, for arrays of a kind, one for each part, that are not as they should be."""
+    texts = " and ".join(f"{values.dtype} of shape {values.shape}" for values in several)
+    rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
+    rule = rule if kind == "x" else "whole numbers, one for each image"
+    return UserError(f"{kind}_train or {kind}_test in '{path}' is no such array (got {texts}); it must be {rule}.")
+
+
+def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
+    """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
+    shape, side = images.shape, math.isqrt(images.shape[-1])
+    if len(shape) == 2 and side and shape[1] == side**2:
+        images = images.reshape(-1, side, side)
+        notes.append(f"rows of {shape[1]} pixels became images of {side} x {side}")
+    if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
+        images = np.moveaxis(images, 1, 3)
+        notes.append("the images' channels came first")
+    images = images[..., None] if images.ndim == 3 else images
+    if not images.size or images.dtype.kind not in "buif" or images.shape[3:] not in ((1,), (3,)):
+        raise _unusable("x", [images], path)
+    if images.dtype == np.uint8:
+        return images
+    low, high = float(images.min()), float(images.max())  # NaN where there is one
+    if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
+        fault = f"the pixels in '{path}' are in no known range (got {low:g} to {high:g})"
+        raise UserError(f"{fault}; 0 to 255, 0 to 1 and -1 to 1 are; undo their normalisation.")
+    shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
+    notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
+    return np.rint((images + shift) * scale).astype(np.uint8)
+
+
+def _a_fifth(columns: Arrays) -> np.ndarray:
+    """Whether each image is in the test part: a random fifth of each class and domain, whatever their order."""
+    x, y, domain = columns["x"], columns["y"], columns.get("domain", np.zeros_like(columns["y"]))
+    order, cells, test = canonical_order(x, y, domain), y * (domain.max() + 1) + domain, np.zeros(len(y), bool)
+    for cell in np.unique(cells):
+        members = order[cells[order] == cell]
+        test[members[: round(len(members) / 5)]] = True
+    return test
 
 
 def divided(test: np.ndarray, **columns: np.ndarray) -> Arrays:

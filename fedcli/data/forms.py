@@ -2,9 +2,10 @@
 
 A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. Whichever
 form of `FORMS` has a file there that it is recognised by reads it. torchvision downloads the official files where it
-has them, and reads CIFAR and USPS; it is imported only then, because that takes seconds.
+has them, and reads CIFAR; it is imported only then, because that takes seconds.
 """
 
+import bz2
 import gzip
 import json
 import math
@@ -26,14 +27,14 @@ from PIL import Image
 
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import KNOWN, DatasetInfo
-from fedcli.data.files import PARTS, Arrays, canonical_order, check_size, divided, read_npz, reading, shape_text
+from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, divided, read_npz, reading
 from fedcli.data.splits import read_pfllib
 from fedcli.errors import UserError
 
 PIXELS = 1 << 25  # of an image in a file
 LEAF_TEST = 10  # one writer in so many is held out for testing
 TIMEOUT = 30  # seconds without a byte before a download is given up
-_PART = "(?:mnist_m_)?(train|test|val|valid)"  # a folder of the images of a part
+_PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
 _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
 
@@ -45,6 +46,7 @@ class Source(NamedTuple):
     folder: Path  # the folder that holds them
     names: list[str]  # their paths in it, in order
     info: DatasetInfo | None  # of the set that they are to be, where that is known
+    size: int | None  # pixels, height and width that images are resized to
     notes: list[str]  # what the user is told about the reading
 
     def files(self, pattern: str) -> list[tuple[re.Match, Path]]:
@@ -57,9 +59,7 @@ class Source(NamedTuple):
         files = [(match, self.folder / match.string) for match in matches if match]
         folders = sorted({str(file.parent.relative_to(self.folder)) for _, file in files})
         if len(folders) > 1:
-            raise UserError(
-                f"'{self.path}' holds several data sets (got {', '.join(folders)}); give the folder of one of them."
-            )
+            raise UserError(f"'{self.path}' holds several data sets (got {', '.join(folders)}); give one's folder.")
         return files
 
 
@@ -81,18 +81,28 @@ def read_idx(source: Source) -> Arrays:
     return arrays
 
 
-def read_by_torchvision(source: Source) -> Arrays:
-    """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, and USPS."""
-    match, file = source.files(r"batches\.meta|meta|usps\.bz2")[0]
-    name = {"batches.meta": "CIFAR10", "meta": "CIFAR100", "usps.bz2": "USPS"}[match[0].removeprefix("/")]
-    root = file.absolute().parent if name == "USPS" else file.absolute().parent.parent
+def read_cifar(source: Source) -> Arrays:
+    """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, in a folder of any name."""
+    ((match, file),) = source.files(r"(?:batches\.)?meta")
+    name = "CIFAR10" if "batches" in match[0] else "CIFAR100"
+    reader, arrays = getattr(torchvision().datasets, name), {}
+    with reading(source.path, f"the whole official files of {name}"), TemporaryDirectory(prefix="fedcli-") as root:
+        Path(root, reader.base_folder).symlink_to(file.absolute().parent)
+        for part in PARTS:
+            data = reader(root, train=part == "train")
+            arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
+    return arrays | {"class_names": np.array(data.classes)}
+
+
+def read_usps(source: Source) -> Arrays:
+    """USPS as `usps` and `usps.t`, compressed or not: a label from 1 and 256 values `place:value` in [-1, 1] a line."""
     arrays: Arrays = {}
-    for part in PARTS:
-        with reading(source.path, f"the whole official files of {name}, under their names"):
-            data = getattr(torchvision().datasets, name)(root, train=part == "train")
-        arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
-        if name != "USPS":
-            arrays["class_names"] = np.array(data.classes)
+    for match, file in source.files(r"usps(\.t)?(\.bz2)?"):
+        with reading(file, "one of the official files of USPS"), (bz2.open if match[2] else open)(file, "rt") as lines:
+            rows = [[word.rpartition(":")[2] for word in line.split()] for line in lines]
+            values = np.array(rows, np.float32)  # rounded down, as torchvision does
+        part = "test" if match[1] else "train"
+        arrays |= {f"x_{part}": ((values[:, 1:] + 1) / 2 * 255).astype(np.uint8), f"y_{part}": values[:, 0] - 1}
     return arrays
 
 
@@ -115,33 +125,30 @@ def read_leaf(source: Source) -> Arrays:
     Where LEAF has made folders `train` and `test`, these are the parts; else a fixed random tenth of the writers of
     `all_data` is the test part. Ink is dark on a bright ground, as in the files.
     """
-    files = [(Path(name).parent.name, source.folder / name) for name in source.names if name.endswith(".json")]
-    folders = {folder for folder, _ in files}
+    paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
+    folders = {file.parent.name for file in paths}
     chosen = set(PARTS) if folders >= set(PARTS) else {"all_data"} if "all_data" in folders else folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
     written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
-    for folder, file in files:
-        if folder not in chosen:
-            continue
+    for file in paths:
         with reading(file, "one of LEAF's files, with users and user_data"):
-            content = json.loads(file.read_bytes())
+            content = json.loads(file.read_bytes()) if file.parent.name in chosen else {"users": ()}
             for writer in content["users"]:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
-                if (folder, writer) in written:
+                if (file.parent.name, writer) in written:
                     raise ValueError(f"the writer {writer} is there twice")
-                written[folder, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
+                written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
     writers = sorted({writer for _, writer in written})
-    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
-    rows = []
-    for (folder, writer), (x, y) in sorted(written.items(), key=lambda item: item[0]):
-        number = writers.index(writer)
-        is_test = folder == "test" if chosen == set(PARTS) else number in held_out
-        rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test)))
     if len(writers) < 2:
         raise UserError(f"'{source.path}' has too few writers (got {len(writers)}); give all of LEAF's files.")
+    held_out, rows = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))], []
+    for (folder, name), (x, y) in sorted(written.items(), key=lambda item: item[0]):
+        writer = writers.index(name)
+        is_test = folder == "test" if chosen == set(PARTS) else writer in held_out
+        rows.append((x, y, np.full(len(y), writer), np.full(len(y), is_test)))
     x, y, writer, test = map(np.concatenate, zip(*rows, strict=True))
     return divided(test, x=x, y=y, writer=writer) | {"class_names": np.arange(62)}
 
@@ -150,40 +157,41 @@ def read_pictures(source: Source) -> Arrays:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
     `val` stands for `test` where there is none with classes. Without such folders, in `<class>/*` and
-    `<domain>/<class>/*`, a fixed fifth of each class and domain is the test part. Files may lie in one more folder
-    `images`, and a list may tell their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted
-    names. Grey images become coloured where there are coloured ones.
+    `<domain>/<class>/*`, the images are in no part. Files may lie in one more folder `images`, and a list may tell
+    their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become
+    coloured where there are coloured ones.
 
     Raises:
         UserError: Folders are missing or not alike, a file is no image, or the images differ in size.
     """
     rows = _find_pictures(source)
-    size = source.info.image_size if source.info and source.info.resized else None
-    images, total = [], 0
-    for *_, name in rows:
-        image = decoded(source.folder / name, f"{source.path}/{name}", size)
-        images.append(image)
-        total += image.nbytes
-        check_size(total, source.path)
-        if image.shape[:2] != images[0].shape[:2]:
-            raise UserError(
-                f"'{name}' in '{source.path}' is not as large as '{rows[0][-1]}' (got {shape_text(image.shape[:2])}, "
-                f"not {shape_text(images[0].shape[:2])} pixels); all images must have one size; resize it."
-            )
-    shape = (*images[0].shape[:2], max(image.shape[2] for image in images))
-    x = np.stack([np.broadcast_to(image, shape) for image in images])  # a grey image to all channels
+    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels; known forms: {', '.join(FORMS)}"
+    sizes, channels = [], 1
+    for *_, name in rows:  # what the files say of themselves, before any is decoded
+        with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
+            if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
+                raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
+            sizes.append(image.size)
+            channels = channels if image.mode in ("1", "L", "LA") else 3
+    width, height = (source.size, source.size) if source.size else sizes[0]
+    odd = [number for number, size in enumerate(sizes) if size != sizes[0]]
+    if odd and not source.size:
+        fault = f"'{rows[odd[0]][-1]}' in '{source.path}' has another size (got {sizes[odd[0]]}, not {sizes[0]})"
+        raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
+    check_size(len(rows) * height * width * channels, source.path)
+    x = np.empty((len(rows), height, width, channels), np.uint8)
+    for pixels, (*_, name) in zip(x, rows, strict=True):
+        with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
+            whole = image.convert("L" if channels == 1 else "RGB")
+            if whole.size != (width, height):
+                whole = whole.resize((width, height), Image.Resampling.BILINEAR)
+            pixels[:] = np.asarray(whole).reshape(pixels.shape)
     domains, parts, labels = np.array([row[:3] for row in rows]).T
-    class_names, y = np.unique(labels, return_inverse=True)
-    domain_names, domain = np.unique(domains, return_inverse=True)
-    test = parts == "test"
-    if not parts[0]:  # random, but without regard to names and order of files and folders
-        order, groups = canonical_order(x, y, domain), y * len(domain_names) + domain
-        for group in np.unique(groups):
-            members = order[groups[order] == group]
-            test[members[: round(len(members) / 5)]] = True
-    if domain_names.tolist() == [""]:
-        return divided(test, x=x, y=y) | {"class_names": class_names}
-    return divided(test, x=x, y=y, domain=domain) | {"class_names": class_names, "domain_names": domain_names}
+    columns, names = {"x": x}, {}
+    names["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
+    if any(domains):
+        names["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
+    return (divided(parts == "test", **columns) if any(parts) else columns) | names
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
@@ -191,7 +199,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     lists = {}  # of some parts, the class of each image by its file
     for match in filter(None, map(_LIST.fullmatch, source.names)):
         lines = (source.folder / match.string).read_text(errors="replace").splitlines()
-        lists[match[1]] = {words[0]: words[1] for words in map(str.split, lines) if len(words) > 1}
+        lists[match[1]] = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
     rows, odd = [], []
     in_images = any("/images/" in f"/{name}" for name in source.names)
     for name in source.names:
@@ -199,11 +207,9 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
             continue
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
-            raise UserError(
-                f"'{name}' in '{source.path}' lies too deep; images lie in <class>/, train/<class>/, <domain>/<class>/ "
-                "or <domain>/train/<class>/; move or remove it."
-            )
-        domain, part, label, file = (group or "" for group in match.groups())
+            folders = "<class>/, train/<class>/, <domain>/<class>/ or <domain>/train/<class>/"
+            raise UserError(f"'{name}' in '{source.path}' lies too deep; images lie in {folders}; move or remove it.")
+        domain, part, label, file = match.groups(default="")
         label = label or lists.get(part, {}).pop(file, "")
         if label:
             rows.append((domain, part, label, name))
@@ -211,62 +217,38 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
             odd.append(file)
     odd += [file for files in lists.values() for file in files]
     if odd:
-        raise UserError(
-            f"images and the list of their classes in '{source.path}' do not fit (got {odd[0]} in one); get it again."
-        )
-    parts = {row[1] for row in rows}
-    test = next((part for part in ("test", "val", "valid") if part in parts), "test")
-    taken = {"train": "train", test: "test"} if parts - {""} else {"": ""}
-    if parts - set(taken):
-        source.notes.append(f"left out: {', '.join(sorted(parts - set(taken))) or 'other folders'}")
-    if "" in taken:
-        source.notes.append("a fixed fifth of each class is kept to test on")
+        raise UserError(f"images and the list of classes in '{source.path}' do not fit (got {odd[0]} in one).")
+    if not rows:
+        raise UserError(f"'{source.path}' has no images in folders (got {source.names[0]}); forms: {', '.join(FORMS)}.")
+    parts = choose_parts({row[1] for row in rows}, source.notes)
+    taken = dict(zip(parts, PARTS, strict=False)) if len(parts) > 1 else {"": ""}
     rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
-    domains, classes = (sorted({row[column] for row in rows}) or ["<class>"] for column in (0, 2))
-    cells = {row[:3] for row in rows}
-    for cell in product(domains, taken.values(), classes):
-        if cell not in cells:
-            raise UserError(
-                f"there are no images in '{'/'.join(filter(None, (str(source.path), *cell)))}' (got {len(classes)} "
-                "classes); train and test of each domain must have the same class folders; add or rename them."
-            )
+    domains, classes = ({row[column] for row in rows} for column in (0, 2))
+    lacking = set(product(domains, taken.values(), classes)) - {row[:3] for row in rows}
+    if lacking:
+        folder = "/".join(filter(None, (str(source.path), *min(lacking))))
+        rule = "train and test of each domain must have the same class folders; add or rename them."
+        raise UserError(f"there are no images in '{folder}' (got {len(classes)} classes); {rule}")
     return rows
-
-
-def decoded(file: Path, name: str, size: int | None = None) -> np.ndarray:
-    """One image `[H, W, 1 or 3]` of a file, which refusals call `name`; bilinear at `size` x `size` where given.
-
-    Raises:
-        UserError: The file is not an image of 8 bits a channel, or too large.
-    """
-    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels"
-    with reading(name, form), Image.open(file) as image:
-        if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
-            raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
-        whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        pixels = np.array(whole.resize((size, size), Image.Resampling.BILINEAR) if size else whole)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 # By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
 # its reader.
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
-    "PFLlib's train/0.npz": (r"^[^/]*/train/0\.npz$", lambda source: read_pfllib(source.folder)),
+    "PFLlib's train/0.npz": (r"^/train/0\.npz$", lambda source: read_pfllib(source.folder)),
     "MNIST's *-images-idx3-ubyte": (r"images.idx3-ubyte(\.gz)?$", read_idx),
-    "CIFAR's batches": (r"cifar-10-batches-py/batches\.meta$|cifar-100-python/meta$", read_by_torchvision),
-    "usps.bz2": (r"/usps\.bz2$", read_by_torchvision),
+    "CIFAR's batches": (r"/(batches\.)?meta$", read_cifar),
+    "USPS's usps and usps.t": (r"/usps(\.t)?(\.bz2)?$", read_usps),
     "SVHN's or SynthDigits' *_32x32.mat": (r"(train|test)_32x32\.mat$", read_matlab),
     "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
     "image folders <class>/*": ("", read_pictures),
 }
 
 
-def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
-    """The arrays of a file, folder or archive, not yet checked, and what the user is told about the reading.
+def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple[Arrays, list[str]]:
+    """The arrays of a file, folder or archive in one of `FORMS`, not yet in their one form, and notes for the user.
 
-    Args:
-        path: In one of `FORMS`.
-        info: Of the set that it is to be; None for a new one.
+    `info` is of the known set that it is to be; images in files are resized to its size, or to `size` without one.
 
     Raises:
         UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
@@ -274,22 +256,27 @@ def read(path: Path, info: DatasetInfo | None) -> tuple[Arrays, list[str]]:
     if path.suffix == ".npz" and path.is_file():
         return {key: values for key, values in read_npz(path).items() if not key.startswith("client_")}, []
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder = path
-        if path.suffix == ".json" and path.is_file():
+        folder, names = path, files_below(path)
+        if path.is_file() and any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
             folder, names = path.parent, [path.name]
-        else:
-            if not path.is_dir():
-                folder = Path(temporary)
-                unpack(path, folder)
-            names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
-            names.sort(key=lambda name: name.split("/"))
+        elif not path.is_dir():
+            folder = Path(temporary)
+            unpack(path, folder)
+            names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
         folder, names, notes = folder / around, [name.removeprefix(f"{around}/") for name in names], []
+        size = info.image_size if info and info.resized else size
         for marker, read_form in FORMS.values():
-            if any(re.search(marker, f"{folder.absolute().name}/{name}") for name in names):
-                return read_form(Source(path, folder, names, info, notes)), notes
+            if any(re.search(marker, f"/{name}") for name in names):
+                return read_form(Source(path, folder, names, info, size, notes)), notes
     raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}.")
+
+
+def files_below(folder: Path) -> list[str]:
+    """The paths of the files in a folder and those below it, in order; hidden ones are left out."""
+    names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
+    return sorted(names, key=lambda name: name.split("/"))
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -298,8 +285,7 @@ def unpack(path: Path, folder: Path) -> None:
     Raises:
         UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
     """
-    forms = ", ".join(FORMS)
-    with reading(path, f"an .npz file, or a folder or a whole .zip or .tar archive in one of these forms: {forms}"):
+    with reading(path, f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"):
         if not path.is_file():  # as a pipe, which would never end
             raise ValueError("there is no such file or folder")
         if zipfile.is_zipfile(path):
@@ -324,11 +310,7 @@ DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source or name in
 
 
 def download(name: str, folder: Path) -> None:
-    """Downloads and unpacks the official files of a data set, compared with their MD5, by torchvision.
-
-    Args:
-        name: One of `DOWNLOADS`.
-        folder: An empty one.
+    """Downloads the official files of one of `DOWNLOADS` into an empty folder, compared with their MD5, by torchvision.
 
     Raises:
         UserError: The site cannot be reached, or sends something else.
@@ -345,9 +327,7 @@ def download(name: str, folder: Path) -> None:
             options |= {"split": info.split} if info.split else {}
             getattr(datasets, info.source)(folder, download=True, **options)
     except (OSError, RuntimeError, HTTPException) as error:
-        raise UserError(
-            f"'{name}' could not be downloaded ({' '.join(str(error).split())}); it needs a network; where there is "
-            f"none, bring the official files and run 'fedcli data import {name} PATH'."
-        ) from error
+        remedy = f"without a network, bring the official files and run 'fedcli data import {name} PATH'."
+        raise UserError(f"'{name}' could not be downloaded ({' '.join(str(error).split())}); {remedy}") from error
     finally:
         socket.setdefaulttimeout(timeout)

@@ -18,20 +18,13 @@ from fedcli.core.partition import FlagParameter, Labels, partitioner
 from fedcli.data.files import PARTS, Arrays, divided, reading
 from fedcli.errors import UserError
 
-FORMS = (
-    'a split in JSON, {"train": [[0, 3], [2]], "test": [[5], [4, 6]]} or a list of lists, or an .npz with train_0, '
-    "train_1, ... and perhaps test_0, ..."
-)
+FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
 
 
 class Split(list[np.ndarray]):
-    """Positions of each client's examples; where the file names them, its own test part comes first.
+    """Positions of each client's examples; where the file names them, its own test part comes first."""
 
-    Attributes:
-        num_test: Of each client, how many examples that part has; None where the file names none.
-    """
-
-    num_test: list[int] | None = None
+    num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
 
 
 @partitioner({"": FlagParameter("path", "file", "file:split.json", str, None)}, needs="place")
@@ -42,30 +35,23 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
     """
     train, test = read_split(Path(path))
     if len(train) != num_clients:
-        raise UserError(
-            f"the split '{path}' has another number of clients than --num-clients (got {len(train)} lists, "
-            f"{num_clients} clients); use --num-clients {len(train)}."
-        )
+        fault = f"the split '{path}' has another number of clients than --num-clients (got {len(train)} lists)"
+        raise UserError(f"{fault}; use --num-clients {len(train)}, not {num_clients}.")
     place = np.asarray(place)
     tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))  # clients may share images to test on
     positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
     if (times > 1).any():
-        raise UserError(
-            f"the split '{path}' uses an image twice (got position {positions[times.argmax()]}); one that is trained "
-            "on may be in no other list; mend the lists."
-        )
+        fault = f"the split '{path}' uses an image twice (got position {positions[times.argmax()]})"
+        raise UserError(f"{fault}; one that is trained on may be in no other list; fix the lists.")
     absent = np.setdiff1d(positions, place)
     if len(absent):
-        raise UserError(
-            f"the split '{path}' names an image that the run does not have (got position {absent[0]}, of {len(place)} "
-            "images); positions of test images, after those of the training images, need a protocol that tests on the "
-            "clients' own parts, and no split goes with --train-examples; mend the lists, or choose another protocol."
-        )
+        fault = f"the split '{path}' names an image that the run does not have (got position {absent[0]}"
+        remedy = "images to test on need a protocol that tests on the clients' own parts; leave --train-examples out"
+        raise UserError(f"{fault}, of {len(place)} images); {remedy}, or fix the lists.")
     rank = np.empty(place.max() + 1, np.int64)  # of the example at each position
     rank[place] = np.arange(len(place))
     rng = generator(0, "split")
-    testing = test or [tested] * len(train)
-    pairs = zip(testing, train, strict=True)
+    pairs = zip(test or [tested] * len(train), train, strict=True)
     parts = Split(rank[np.concatenate([held_out, rng.permutation(kept)])] for held_out, kept in pairs)
     parts.num_test = [len(positions) for positions in test] or None
     return parts
@@ -75,49 +61,34 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The lists of a split file, int64, `train` of K clients and `test` of as many, or of none.
 
     Raises:
-        UserError: There is no such file, or it is in none of `FORMS`.
+        UserError: There is no such file, or it is in another form.
     """
-    with reading(path, FORMS):
+    with reading(path, FORM):
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 clients = dict(arrays)
         else:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content, clients = json.loads(path.read_text(encoding="utf-8")), {}
             parts = content if isinstance(content, dict) and "train" in content else {"train": content}
-            clients = {}
             for part, lists in parts.items():  # clients may be numbered from 0 by name
                 pairs = lists.items() if isinstance(lists, dict) else enumerate(lists)
                 clients |= {f"{part}_{number}": np.array(positions) for number, positions in pairs}
-        result: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
-        for part, positions in result.items():
-            while f"{part}_{len(positions)}" in clients:
-                array = clients.pop(f"{part}_{len(positions)}")
-                if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-                    raise ValueError(f"{array.dtype} of {array.ndim} dimensions for client {len(positions)}")
-                positions.append(array.astype(np.int64))
-        train, test = result.values()
+        train, test = [], []
+        for part, lists in (("train", train), ("test", test)):
+            while (array := clients.pop(f"{part}_{len(lists)}", None)) is not None:
+                if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                    raise ValueError(f"{array.dtype} of {array.ndim} dimensions for client {len(lists)}")
+                lists.append(array.astype(np.int64))
         if clients or not sum(map(len, train)) or len(test) not in (0, len(train)):
             raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on, and {len(clients)} others")
     return train, test
-
-
-def of_clients(train: np.ndarray, test: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a split file in which each image of both parts, `[N]`, is its client's."""
-    split = {}
-    for part, first, clients in (("train", 0, train), ("test", len(train), test)):
-        for client in range(train.max() + 1):
-            split[f"{part}_{client}"] = first + np.flatnonzero(clients == client)
-    return split
 
 
 # PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The images of all clients, one client after the other, and beside them `client_train` and `client_test` `[N]`.
-
-    Args:
-        folder: `DIR` with `train/0.npz`, `test/0.npz` and so on, as PFLlib's `generate_*.py` write it.
+    """The images of all clients in turn, of `train/0.npz` and so on, and their `client_train` and `client_test` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.

@@ -187,6 +187,7 @@ def new_record(
         "protocol": setup.protocol.name,
         "dataset": config.dataset,
         "dataset_fingerprint": dataset.fingerprint,
+        **({"dataset_source": dataset.source} if dataset.source else {}),
         "reduced": reductions(setup.values(), setup.protocol),
         "seed": config.seed,
         "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))]),

@@ -20,7 +20,7 @@ Run it
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedcli import Method, both_ways
+from fedcli import Method, Protocol, both_ways
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
@@ -78,4 +78,18 @@ METHOD = Method(
     state_types=(ServerState,),
     costs=both_ways(lambda sizes: sizes.parameters),
     default_protocol="fedfm:niid-1",
+)  # fmt: skip
+
+PROTOCOLS = (
+    Protocol(
+        name="own:data",
+        summary="A data set that no paper has: all its training images are trained on, and all others tested on",
+        source="not from a paper; what a run takes where no protocol knows its data",
+        settings={
+            "num_clients": 10, "rounds": 20, "local_epochs": 2, "batch_size": 32, "optimizer": "sgd", "lr": 0.05,
+            "momentum": 0.9, "partition": "iid", "backbone": "cnn-small",
+        },
+        datasets={},
+        selection="last",
+    ),
 )  # fmt: skip
