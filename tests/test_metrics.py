@@ -33,16 +33,14 @@ RUN = record(
     ("name", "answers"),
     [
         ("{}", {"selected": 57, "last": 60, "best": 70, "validation": 90, "classifier": 25, "largest-step": 37}),
-        ("{}", {"best-round": 4, "quality:nmi": 0.413, "quality:silhouette": None}),
+        ("{}", {"quality:nmi": 0.413, "quality:silhouette": None}),
         ("round:{}", {1: 20, 3: None, 4: 70, 6: None}),
         ("mean-of-last:{}", {1: 60, 2: 65, 3: 65, 5: 51.75}),  # the third round was not tested
         ("least-of-last:{}", {2: 60, 9: 20}),
-        ("most-of-last:{}", {1: 60, 9: 70}),
         ("deviation-of-last:{}", {1: 0, 2: 100 * 0.005**0.5}),
         ("classifier-of-last:{}", {1: None, 2: 50, 5: 37.5}),
         ("at:{}", {"1/5": 20, "2/5": 57, "4/5": 70, "1": 60, "1/100": 20, "1/2": None}),  # 1/2: the third round
         ("rounds:{}", {"1-2": 38.5, "2-4": 63.5, "3-3": None}),
-        ("reached:{}", {57: 57, 57.01: 70, 70: 70, 70.1: None, 0: 20}),
         ("rounds-to:{}", {57: 2, 57.01: 4, 70: 4, 70.1: None, 0: 1}),
     ],
 )
@@ -58,7 +56,6 @@ def test_a_metric_says_what_it_is():
 
     assert about("at:1/5") == ("at:1/5", "at:1/5, %", "percent", "higher", "mean", "not measured")
     assert about("rounds-to:70") == ("rounds-to:70", "rounds-to:70", "rounds", "lower", "rounds_to_target", "never")
-    assert about("reached:70")[2:] == ("percent", "higher", "mean", "never")
     assert [about(name)[2:4] for name in ("quality:nmi", "term:loss", "floats-up")] == [
         ("", "higher"), ("", ""), ("floats", ""),
     ]  # fmt: skip

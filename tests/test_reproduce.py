@@ -246,7 +246,7 @@ def test_a_run_tested_in_other_rounds_counts_where_the_number_does_not_need_them
         (run,) = plans.plan(table(cells), seeds=[0]).runs
         return run.state
 
-    every = ("best", "last-tenth", "rounds-to:20", "reached:20", "at:1/3", "drift:feature_distance")
+    every = ("best", "last-tenth", "rounds-to:20", "at:1/3", "drift:feature_distance")
     assert {state(metric) for metric in ("last", "selected", "memory-floats")} == {"finished"}
     assert {state(metric) for metric in every} == {"not run"}
     assert state("last", "best") == "not run"  # one run for both cells, and one of them needs more
