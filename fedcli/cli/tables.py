@@ -126,9 +126,9 @@ def table(
     First it says what that costs: runs to do, hours (from runs timed here before), data sets.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     """
-    from fedcli.results import boards, frame, metrics, tables
+    from fedcli.results import frame, metrics, tables
     from fedcli.results.pages import study_page
-    from fedcli.results.render import FORMULA, render
+    from fedcli.results.render import csv_of, render
 
     of_runs = {"--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
                "--per": per}  # fmt: skip
@@ -166,20 +166,18 @@ def table(
     if page is not None:
         text = study_page(page)
     else:
-        records = boards.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
+        records = tables.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
         for name in names:
             metrics.refuse_absent(name, records)
         if per is not None:
             of_one = frame.rounds_of if per is Each.round else frame.clients_of
-            text = (
-                frame.of_all(records, of_one).replace(FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
-            )
+            text = csv_of(frame.of_all(records, of_one))
         elif format is Format.csv:
             text = render(tables.sheet(records, names), format)
         else:
             shown = columns.split(",") if columns else ()
-            text = "\n".join(render(one, format) for one in boards.sheets(records, names, shown, title))
+            text = "\n".join(render(one, format) for one in tables.sheets(records, names, shown, title))
     if out is None and per is None and format is Format.markdown and console().is_terminal:
         console().print(Markdown(text))  # lines of a terminal's width; in a pipe the text itself
     else:

@@ -14,7 +14,7 @@ from typing import Any
 from fedcli.declarations import Gain, Table
 from fedcli.registry import tables
 from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, Metric, best, interval
+from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, interval
 from fedcli.results.plans import IN_TEXT, PlannedCell, PlannedRun, TablePlan, wanted
 from fedcli.results.render import Sheet
 from fedcli.results.tables import tuned
@@ -324,10 +324,7 @@ def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: boo
     if of_paper and not intervals and len(plan.seeds) == 1 and any(run.record is not None for run in plan.runs):
         yield "No interval: one run of ours stands beside one that the paper prints."
     if any(run.state == "diverged" for run in plan.runs):
-        yield (
-            "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
-            "does; other means are without it."
-        )
+        yield DIVERGED
     if marks:
         yield BOLD.format(among=" of ours in a column")
     if rules := sorted({run.setup.selection for run in plan.runs}):

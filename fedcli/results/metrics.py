@@ -217,6 +217,10 @@ def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
+DIVERGED = (
+    "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run does; "
+    "other means are without it, and say so."
+)
 BOLD = (
     "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "
     "seeds that both have, leaves out zero."

@@ -158,7 +158,7 @@ def page_of(study: Study) -> str:
         sections.append(f"## Findings\n\n{lines}\n\n{LEGEND}")
     sections.append("## Results\n\n" + render(tables.sheet(records, findings.metrics)).strip())
     sections += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in charts.items()]
-    sections.append("## Every run\n\n" + "\n".join(tables.every_run(tables.group(records))))
+    sections.append("## Every run\n\n" + "\n".join(tables.every_run(records)))
     sections.append("## Machines and versions\n\n" + "\n".join(tables.machines(records)))
     if typed := tables.commands(records):
         sections.append("## Commands\n\n" + "\n".join(["```console", *(f"$ {command}" for command in typed), "```"]))
