@@ -217,11 +217,11 @@ def _paper_table(
     if running:
         errors = display.run_plan(plan, [screen], **where)
         plan = plans.plan(table, folder, **options)
-    compared = comparison.compare(plan, errors)
+    sheet = comparison.compare(plan, errors)
     if out is None and format is Format.markdown and console().is_terminal:
-        console().print(display.drawn(comparison.sheet(compared), console().width))
+        console().print(display.drawn(sheet, console().width))
     else:
-        print_or_write(render(comparison.sheet(compared), format), out)
+        print_or_write(render(sheet, format), out)
     if errors:
         raise typer.Exit(1)
 

@@ -116,8 +116,9 @@ class Metric:
         return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
 
     def mean_text(self, values: Sequence[float]) -> str:
-        """The mean of values ± their sample standard deviation, where there are two or more."""
-        spread = f" ± {self.text(stdev(values))}" if len(values) > 1 else ""
+        """The mean of values ± their sample standard deviation, without it where all floats are equal."""
+        same = self.unit == "floats" and len(set(values)) == 1
+        spread = "" if len(values) == 1 or same else f" ± {self.text(stdev(values))}"
         return self.text(fmean(values)) + spread
 
     def value(self, record: Record) -> float | None:
@@ -272,8 +273,8 @@ def _largest_step(values: list[float]) -> float | None:
     return max((abs(after - before) for before, after in pairwise(values)), default=None)
 
 
-def _of_round(record: Record, number: int) -> float | None:
-    return _over_rounds(record, number, number)
+def _of_round(record: Record, number: int | None) -> float | None:
+    return None if number is None else _over_rounds(record, number, number)
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -346,8 +347,9 @@ _ALL = (
     Metric("classifier-of-last", partial(_over_last, key="classifier_accuracy"), parameter=int),
     # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
     Metric("at", _at, parameter=Fraction),
-    # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70.
+    # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
     Metric("rounds-to", _rounds_to, "rounds", "lower", "rounds_to_target", "never", parameter=float),
+    Metric("reached", lambda run, percent: _of_round(run, _rounds_to(run, percent)), none="never", parameter=float),
     # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
     Metric("domain", partial(_at_selected, key="domains"), names="domains", **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), names="intra", **_BY_DOMAIN),

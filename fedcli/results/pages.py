@@ -213,7 +213,7 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
         blocks.append(f"## Claims\n\n{claimed}")
     blocks += ["## Tables", _counted(planned) + " A run counts that has all settings of the table."]
     for plan in filter(finished, planned):
-        compared = render(comparison.sheet(comparison.compare(plan))).rstrip()
+        compared = render(comparison.compare(plan)).rstrip()
         blocks.append(f"{compared}\n\n`fedcli table {plan.table.name}` runs what is missing.")
     lacking = [plan.table for plan in planned if not finished(plan)]
     if lacking:

@@ -127,6 +127,11 @@ class PlannedCell:
     metric: Metric
     runs: tuple[PlannedRun, ...]
 
+    @property
+    def records(self) -> list[Record]:
+        """Of those runs that have begun."""
+        return [run.record for run in self.runs if run.record is not None]
+
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
