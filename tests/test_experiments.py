@@ -166,7 +166,7 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
     assert result.exit_code == 1
     assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr
     assert read("g/lr=0.1")["status"] == "finished"
-    assert "1 diverged" in result.stdout
+    assert "| diverged |" in result.stdout
 
 
 @pytest.mark.parametrize(
