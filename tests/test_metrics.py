@@ -50,18 +50,6 @@ def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
         assert value(name.format(parameter), RUN) == (answer if answer is None else pytest.approx(answer)), parameter
 
 
-def test_a_metric_says_what_it_is():
-    def about(name):
-        metric = metrics.find_metric(name)
-        return metric.name, metric.title, metric.unit, metric.better, metric.field, metric.none
-
-    assert about("at:1/5") == ("at:1/5", "at:1/5, %", "percent", "higher", "mean", "not measured")
-    assert about("rounds-to:70") == ("rounds-to:70", "rounds-to:70", "rounds", "lower", "rounds_to_target", "never")
-    assert [about(name)[2:4] for name in ("quality:nmi", "term:loss", "floats-up")] == [
-        ("", "higher"), ("", ""), ("floats", ""),
-    ]  # fmt: skip
-
-
 def test_the_last_tenth_of_the_rounds_is_at_least_one_of_them():
     assert value("last-tenth", RUN) == pytest.approx(60)
     rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
@@ -145,8 +133,12 @@ def test_the_best_leads_over_its_own_seeds_and_has_lost_no_run():
 
     last = metrics.find_metric("last")
     groups = [runs(0.5, 0.52), runs(0.6, 0.61)]
-    assert metrics.best(last, groups) == 1
-    assert metrics.best(last, [runs(0.5, 0.6), runs(0.6, 0.51)]) is None
-    assert metrics.best(last, [[*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]]) is None
+
+    def best(*groups):
+        return metrics.best(last, dict(enumerate(groups)))
+
+    assert best(*groups) == 1
+    assert best(runs(0.5, 0.6), runs(0.6, 0.51)) is None
+    assert best([*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]) is None
     lost = {**groups[1][0], "seed": 2, "status": "failed", "error": "NonFiniteLoss: "}
-    assert metrics.best(last, [groups[0], [*groups[1], lost]]) is None
+    assert best(groups[0], [*groups[1], lost]) is None

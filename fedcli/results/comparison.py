@@ -133,9 +133,7 @@ def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Sheet:
             entries[gain.row, gain.column] = _beside(gain.row, gain.column, metric, told, text, {"ours": ours})
     marked = set()
     for column, metric in metrics.items():
-        places = [place for place in cells if place[1] == column]
-        winner = best(metric, [cells[place].records for place in places])
-        marked |= set() if winner is None else {places[winner]}
+        marked.add(best(metric, {place: planned.records for place, planned in cells.items() if place[1] == column}))
     columns = list(dict.fromkeys(column for _, column in entries))
     intervals = any("interval" in entry.texts for entry in entries.values())
     ours = "ours, reduced" if plan.reduction else "ours"
@@ -149,7 +147,7 @@ def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Sheet:
         ],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=list(_notes(plan, errors, bool(marked), intervals)),
+        notes=list(_notes(plan, errors, marked != {None}, intervals)),
     )  # fmt: skip
 
 

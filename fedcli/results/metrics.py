@@ -5,7 +5,7 @@ fractions in a record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -228,17 +228,17 @@ BOLD = (
 )
 
 
-def best(metric: Metric, groups: Sequence[Sequence[Record]]) -> int | None:
-    """Which group of runs has the best mean, so that the interval of its lead over the second leaves out zero.
+def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
+    """The group of runs with the best mean, where the interval of its lead over the second leaves out zero.
 
     Args:
         metric: What is compared.
         groups: The runs of each; one without a value is out.
 
     Returns:
-        The place of the group; None where none stands out, or its mean leaves out a run that diverged.
+        The name of the group; None where none stands out, or its mean leaves out a run that diverged.
     """
-    means = {place: fmean(values) for place, runs in enumerate(groups) if (values := metric.values(runs))}
+    means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]

@@ -332,13 +332,7 @@ def round_examples(config: Mapping[str, Any]) -> float | None:
 
 
 def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapping[str, Any]]) -> PlannedRun:
-    """The run with the record that has come furthest, if there is one that all its cells can be read from.
-
-    Args:
-        run: The run, with the folder that a new one gets.
-        metrics: Of its cells.
-        rows: The runs of its method and seed.
-    """
+    """The run with that record of its method and seed that has come furthest and gives all the numbers of its cells."""
     wanted, home, usable = settings(draft(run.setup)), run.folder.parent.parent, []
     for row in rows:
         counts = row["state"] in ENDED or row["folder"].is_relative_to(home)

@@ -266,9 +266,9 @@ def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[st
     seeds = [", ".join(str(record["seed"]) for record in member.finished)]
     seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
     columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
-    means: dict[str, Any] = {title: find_metric(name) for title, name in columns.items()}
-    means |= {metric.title: metric for metric in metrics}
-    for title, metric in means.items():
+    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in metrics}
+    means = {}
+    for title, metric in read.items():
         is_blank = title in SOMETIMES and not metric.values(records)
         means[title] = "" if is_blank else mean_of_runs(metric, records, states)
     sent = [MISSING if pd.isna(floats) else f"{floats:,.0f}" for floats in runs[["floats_up", "floats_down"]].mean()]
@@ -296,16 +296,11 @@ def _progress(record: dict) -> str:
 
 def _best(groups: Sequence[SeedGroup]) -> set[int]:
     """The places of groups that stand out as the best among those they can be compared with."""
-    rivals: dict[tuple, list[int]] = {}
+    rivals: dict[tuple, dict[int, list[dict]]] = {}
     for place, member in enumerate(groups):
         values = settings(member.records[0])
-        rivals.setdefault(tuple(values[name] for name in COMPARABLE), []).append(place)
-    ahead = set()
-    for places in rivals.values():
-        winner = best(find_metric("selected"), [groups[place].records for place in places])
-        if winner is not None:
-            ahead.add(places[winner])
-    return ahead
+        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
+    return {best(find_metric("selected"), runs) for runs in rivals.values()} - {None}
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> Iterator[str]:
