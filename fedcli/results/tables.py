@@ -337,8 +337,11 @@ def _given(groups: Sequence[SeedGroup]) -> list[str]:
         for name, value in given_options(record["config"], record["origin"]).items():
             if name not in told and not record["origin"][name].startswith("tuned"):
                 having.setdefault(settings_text({name: value}), {})[member.method] = None
-    every = len({member.method for member in groups})
-    return [text if len(names) == every else f"{text} ({', '.join(names)})" for text, names in having.items()]
+    shared: dict[str, list[str]] = {}  # options by the methods that have them, as text
+    for text, names in having.items():
+        every = len(names) == len({member.method for member in groups})
+        shared.setdefault("" if every else f" ({'; '.join(names)})", []).append(text)
+    return [", ".join(texts) + names for names, texts in shared.items()]
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
