@@ -1,4 +1,4 @@
-"""Mixed runs: what is selected, one table for each protocol and data set, settings by number, copies counted once."""
+"""Mixed runs: what is selected, one table for each protocol and data set, copies counted once."""
 
 import pytest
 from typer.testing import CliRunner
@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import curves
-from fedcli.results import boards, frame, tables
+from fedcli.results import frame, tables
 from fedcli.results.render import render
 from tests.test_tables import SELECTED, cells, record, write
 
@@ -19,47 +19,36 @@ MIXED = [
 
 
 def test_a_board_holds_one_protocol_and_data_set():
-    found = boards.boards(MIXED)
+    found = tables.boards(MIXED)
     assert [*found] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
     assert [run["method"] for run in found["paper:skew, letters"]] == ["one", "two"]
-    one, two, three = boards.sheets(MIXED, title="Mine")
+    one, two, three = tables.sheets(MIXED, title="Mine")
     assert (one.title, two.title) == ("Mine, paper:skew, digits", "Mine, paper:skew, letters")
     assert [row["Settings"] for row in cells("All\n\n" + render(two).split("\n\n", 2)[2])] == ["lr 0.2", "lr 0.1"]
     assert not any(note.startswith("Mean") for sheet in (one, two) for note in sheet.notes)
     assert three.notes[0].startswith("Mean")
-    (alone,) = boards.sheets(MIXED[:1], title="Mine")
+    (alone,) = tables.sheets(MIXED[:1], title="Mine")
     assert alone.title == "Mine"
 
 
-def test_long_settings_are_numbered_and_listed_below():
-    long = {f"option_{letter}": 1 for letter in "abcdef"}
-    runs = [record("one", **dict.fromkeys(long, 0)), record("one", **long), record("two", **long)]
-    (sheet,) = boards.sheets(runs)
-    text = render(sheet)
-    assert [row["Settings"] for row in cells(text)] == ["[1]", "[2]", "[2]"]
-    assert "- [2] option a 1, option b 1, option c 1, option d 1, option e 1, option f 1\n" in text
-    (short,) = boards.sheets([record(), record(lr=0.2)])
-    assert [row["Settings"] for row in cells(render(short))] == ["lr 0.1", "lr 0.2"]
-
-
 def test_methods_and_data_sets_are_selected_in_any_case():
-    assert boards.select(MIXED, ["ONE"]) == MIXED[:2]
-    assert boards.select(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
-    assert boards.select(MIXED) == MIXED
+    assert tables.select(MIXED, ["ONE"]) == MIXED[:2]
+    assert tables.select(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
+    assert tables.select(MIXED) == MIXED
     with pytest.raises(UserError, match=r"unknown method among the runs 'on'; did you mean 'one'.*there are one, two"):
-        boards.select(MIXED, ["on"])
+        tables.select(MIXED, ["on"])
     with pytest.raises(UserError, match="unknown data set among the runs 'digits'"):
-        boards.select(MIXED[1:3], [], ["digits"])
+        tables.select(MIXED[1:3], [], ["digits"])
 
 
 def test_columns_are_chosen_by_parts_of_their_titles():
-    (sheet,) = boards.sheets([record(), record(lr=0.2)], columns=["last", "METHOD"])
+    (sheet,) = tables.sheets([record(), record(lr=0.2)], columns=["last", "METHOD"])
     assert sheet.columns == ["Last round, %", "Method"]
     assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
-    (sheet,) = boards.sheets([record()], columns=["selected", "round, median"])
+    (sheet,) = tables.sheets([record()], columns=["selected", "round, median"])
     assert sheet.columns == [SELECTED, "Seconds a round, median"]  # not "Validation at the selected round, %"
     with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
-        boards.sheets([record(), record(lr=0.2)], columns=["speed"])
+        tables.sheets([record(), record(lr=0.2)], columns=["speed"])
 
 
 def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_do_not():

@@ -33,11 +33,10 @@ RUN = record(
     ("name", "answers"),
     [
         ("{}", {"selected": 57, "last": 60, "best": 70, "validation": 90, "classifier": 25, "largest-step": 37}),
-        ("{}", {"best-round": 4, "quality:nmi": 0.413, "quality:silhouette": None}),
+        ("{}", {"quality:nmi": 0.413, "quality:silhouette": None}),
         ("round:{}", {1: 20, 3: None, 4: 70, 6: None}),
         ("mean-of-last:{}", {1: 60, 2: 65, 3: 65, 5: 51.75}),  # the third round was not tested
         ("least-of-last:{}", {2: 60, 9: 20}),
-        ("most-of-last:{}", {1: 60, 9: 70}),
         ("deviation-of-last:{}", {1: 0, 2: 100 * 0.005**0.5}),
         ("classifier-of-last:{}", {1: None, 2: 50, 5: 37.5}),
         ("at:{}", {"1/5": 20, "2/5": 57, "4/5": 70, "1": 60, "1/100": 20, "1/2": None}),  # 1/2: the third round
@@ -49,19 +48,6 @@ RUN = record(
 def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
     for parameter, answer in answers.items():
         assert value(name.format(parameter), RUN) == (answer if answer is None else pytest.approx(answer)), parameter
-
-
-def test_a_metric_says_what_it_is():
-    def about(name):
-        metric = metrics.find_metric(name)
-        return metric.name, metric.title, metric.unit, metric.better, metric.field, metric.none
-
-    assert about("at:1/5") == ("at:1/5", "at:1/5, %", "percent", "higher", "mean", "not measured")
-    assert about("rounds-to:70") == ("rounds-to:70", "rounds-to:70", "rounds", "lower", "rounds_to_target", "never")
-    assert about("reached:70")[2:] == ("percent", "higher", "mean", "never")
-    assert [about(name)[2:4] for name in ("quality:nmi", "term:loss", "floats-up")] == [
-        ("", "higher"), ("", ""), ("floats", ""),
-    ]  # fmt: skip
 
 
 def test_the_last_tenth_of_the_rounds_is_at_least_one_of_them():
@@ -147,8 +133,12 @@ def test_the_best_leads_over_its_own_seeds_and_has_lost_no_run():
 
     last = metrics.find_metric("last")
     groups = [runs(0.5, 0.52), runs(0.6, 0.61)]
-    assert metrics.best(last, groups) == 1
-    assert metrics.best(last, [runs(0.5, 0.6), runs(0.6, 0.51)]) is None
-    assert metrics.best(last, [[*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]]) is None
+
+    def best(*groups):
+        return metrics.best(last, dict(enumerate(groups)))
+
+    assert best(*groups) == 1
+    assert best(runs(0.5, 0.6), runs(0.6, 0.51)) is None
+    assert best([*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]) is None
     lost = {**groups[1][0], "seed": 2, "status": "failed", "error": "NonFiniteLoss: "}
-    assert metrics.best(last, [groups[0], [*groups[1], lost]]) is None
+    assert best(groups[0], [*groups[1], lost]) is None

@@ -37,12 +37,6 @@ def test_a_trial_is_judged_by_its_protocols_rule_on_validation_examples(protocol
     assert trial(protocol, accuracies, "failed").accuracy is None
 
 
-def test_a_grid_has_values_in_the_options_own_types():
-    grid = parse_grid(find_method("fedprox"), ["proximal-weight=0.1,1", "local_epochs=1,2", "optimizer=adam"])
-    assert grid == {"proximal_weight": (0.1, 1.0), "local_epochs": (1, 2), "optimizer": ("adam",)}
-    assert [type(value) for value in grid["proximal_weight"] + grid["local_epochs"]] == [float, float, int, int]
-
-
 @pytest.mark.parametrize(
     ("method", "tried", "expected"),
     [
@@ -68,8 +62,6 @@ def test_a_value_that_was_chosen_from_the_end_of_a_grid_is_named_where_one_beyon
         ("fedprox", ["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),
         ("fedprox", ["lr="], "--grid must be an option and its values"),
         ("fedprox", ["lr=0.1", "lr=0.2"], "--grid has 'lr' twice"),
-        ("fedprox", ["lr=0"], "--lr must be > 0"),
-        ("fedprox", ["local-epochs=1.5"], "--local-epochs must be of type int"),
         ("fedprox", ["seed=1,2"], "unknown option to tune 'seed'"),
         ("fedavg", [], "'fedavg' names no values worth trying"),
     ],

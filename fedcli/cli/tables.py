@@ -72,7 +72,7 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
     With --dataset, --rounds, --local-epochs or --train-examples it is a reduced version; --seeds are else the table's.
     """
-    from fedcli.results import boards, findings, frame, metrics, pages, render, tables
+    from fedcli.results import findings, frame, metrics, pages, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
     use = "a paper's table" if papers else "a study's page" if page is not None else "a table of runs"
@@ -110,17 +110,16 @@ def table(
     else:
         if (columns and (per or format == "csv")) or (metric and per):
             raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
-        records = boards.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
+        records = tables.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
         names = metric.split(",") if metric else ()
         for name in names:
             metrics.refuse_absent(name, records)
         if per is not None:
-            numbers = frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of)
-            text = numbers.replace(render.FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
+            text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
         elif format == "csv":
             text = render.render(tables.sheet(records, names), format)
         else:
-            sheets = boards.sheets(records, names, columns.split(",") if columns else (), title)
+            sheets = tables.sheets(records, names, columns.split(",") if columns else (), title)
             text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
@@ -150,7 +149,7 @@ def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format:
     if running:
         errors = run_plan(plan, [screen], **where)
         plan = plans.plan(table, **chosen)
-    sheet = comparison.sheet(comparison.compare(plan, errors))
+    sheet = comparison.compare(plan, errors)
     drawing = drawn(sheet, console().width) if format == "markdown" else None
     print_or_write(render.render(sheet, format), out, drawing)
     if errors:

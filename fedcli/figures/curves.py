@@ -19,10 +19,9 @@ from matplotlib.ticker import MaxNLocator
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
 from fedcli.registry import protocols
-from fedcli.results.boards import boards
 from fedcli.results.comparison import printed_accuracies
 from fedcli.results.frame import rounds_of, state_of
-from fedcli.results.tables import SeedGroup, group
+from fedcli.results.tables import SeedGroup, boards, group
 from fedcli.runs.config import given_options
 from fedcli.runs.records import quiet, reductions_of
 from fedcli.runs.settings import NOT_SETTINGS, settings_text

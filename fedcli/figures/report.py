@@ -21,11 +21,10 @@ from bokeh.resources import INLINE
 
 from fedcli.figures.curves import find_curves
 from fedcli.figures.plots import setting_colours, setting_name
-from fedcli.results.boards import boards, sheets
 from fedcli.results.comparison import printed_accuracies
 from fedcli.results.metrics import find_metric
 from fedcli.results.render import Sheet
-from fedcli.results.tables import SeedGroup, commands, group
+from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
 MOST = 20_000  # cells of a partition that is drawn

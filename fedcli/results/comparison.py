@@ -3,92 +3,39 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedcli.declarations import Gain, Table
+from fedcli.declarations import Table
 from fedcli.registry import tables
 from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, Metric, best, interval
-from fedcli.results.plans import IN_TEXT, PlannedCell, PlannedRun, TablePlan, wanted
-from fedcli.results.render import Sheet
-from fedcli.results.tables import tuned
+from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, interval
+from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, wanted
+from fedcli.results.render import Line, Sheet
+from fedcli.results.tables import mean_of_runs, tuned
 
 NOT_REPORTED = "not reported"
-LINES = ("paper", "ours", "difference", "interval")
 ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
+Place = tuple[str, str]  # row and column of a cell
 SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
+LINES = ("paper", "ours", "difference", "interval")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A cell as text; a line is empty where there is nothing to say.
-
-    Attributes:
-        paper: "66.69 ± 0.69", or why there is no number.
-        ours: "66.10 ± 0.52 (3)", or why there is no number.
-        difference: Ours less the paper's, with its sign.
-        interval: Its 95 % interval, where there are two seeds or more.
-        mark: "best" where it stands out among ours in the column.
-        values: The same as numbers, a row of the CSV.
-    """
-
-    paper: str = ""
-    ours: str = ""
-    difference: str = ""
-    interval: str = ""
-    mark: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def line(self, name: str) -> tuple[str, str]:
-        """Text and mark of one of `LINES`."""
-        return getattr(self, name), self.mark if name == "ours" else ""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A table of a paper and ours.
+class Entry(NamedTuple):
+    """A cell beside the paper's.
 
     Attributes:
-        title: One line.
-        reduced: What makes our runs smaller than the paper's; empty where nothing does.
-        rows: Names of the rows.
-        columns: Names of the columns.
-        entries: By row and column; none where neither the paper nor we have one.
-        notes: What a reader must know of the numbers.
+        texts: What stands in which of `LINES`: "66.69 ± 0.69", "66.10 ± 0.52 (3)", or why there is no number; ours less
+            the paper's; its 95 % interval, where there are two seeds or more.
+        values: The same as numbers, a row of the CSV; None where there is none of ours.
     """
 
-    title: str
-    reduced: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    entries: dict[tuple[str, str], Entry]
-    notes: tuple[str, ...]
-
-    @property
-    def has_paper(self) -> bool:
-        """Whether the paper prints any of the numbers."""
-        return any(entry.paper not in ("", NOT_REPORTED) for entry in self.entries.values())
-
-    def lines(self, row: str, columns: Iterable[str]) -> list[list[tuple[str, str]]]:
-        """The lines of a row, each a list of texts and marks; the first two are the row's name and the line's."""
-        entries = [self.entries.get((row, column), Entry()) for column in columns]
-        if not any(entry.paper or entry.ours for entry in entries):
-            return []
-        cells = {name: [entry.line(name) for entry in entries] for name in LINES}
-        if not self.has_paper:
-            del cells["paper"]
-        for name in ("difference", "interval"):
-            if not any(text for text, _ in cells[name]):
-                del cells[name]
-        titles = {name: f"{name}, reduced" if self.reduced and name == "ours" else name for name in cells}
-        first = next(iter(cells))
-        return [[(row if name == first else "", ""), (titles[name], ""), *cells[name]] for name in cells]
+    texts: dict[str, str]
+    values: dict[str, Any] | None = None
 
 
 @cache
@@ -157,8 +104,8 @@ def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Comparison:
-    """The table as it stands, beside the paper's.
+def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Sheet:
+    """The table as it stands beside the paper's; its values are cells, floats in ones also where the paper rounds them.
 
     Args:
         plan: The table, with the records that there are.
@@ -166,38 +113,42 @@ def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Compariso
     """
     errors, paper = errors or {}, printed(plan.table)
     cells = {(planned.cell.row, planned.cell.column): planned for planned in plan.cells}
+    metrics = {planned.cell.column: planned.metric for planned in plan.cells}
+    shown_rows = {row for row, _ in cells}
     in_table = {(cell.row, cell.column) for cell in (*plan.table.cells, *plan.table.gains)}
-    shown_rows, shown_columns = {row for row, _ in cells}, {column for _, column in cells}
     entries = {}
     for row, column in dict.fromkeys([*paper, *cells]):
+        told = paper.get((row, column), {})
         if (row, column) in cells:
-            entries[row, column] = _entry(cells[row, column], paper.get((row, column), {}), errors)
-        elif row in shown_rows and column in shown_columns and (row, column) not in in_table:
-            entries[row, column] = Entry(_paper_text(paper[row, column], _metric_of(cells, column)), "not planned")
-    marked = _marked(entries, cells)
+            entries[row, column] = _entry(cells[row, column], told, errors)
+        elif row in shown_rows and column in metrics and (row, column) not in in_table:
+            entries[row, column] = Entry({"paper": _paper_text(told, metrics[column]), "ours": "not planned"})
     for gain in plan.table.gains:
-        entry = _gain(gain, entries, cells, paper)
-        if entry is not None:
-            entries[gain.row, gain.column] = entry
-    rows = tuple(dict.fromkeys(row for row, _ in entries))
-    columns = tuple(dict.fromkeys(column for _, column in entries))
-    intervals = any(entry.interval for entry in entries.values())
-    notes = tuple(_notes(plan, errors, bool(marked), intervals))
-    return Comparison(plan.title, plan.reduction, rows, columns, {**entries, **marked}, notes)
-
-
-def sheet(comparison: Comparison) -> Sheet:
-    """The table to be written; of its values each is a cell, floats in ones also where the paper rounds them."""
-    entries = [entry for entry in comparison.entries.values() if entry.values]
+        more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
+        if cells.keys() >= {*more, *less}:
+            metric = metrics[gain.columns[0]]
+            more, less = ([entries[place].values["ours"] for place in places] for places in (more, less))
+            ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
+            text, told = "not run" if ours is None else metric.signed(ours), paper.get((gain.row, gain.column), {})
+            entries[gain.row, gain.column] = _beside(gain.row, gain.column, metric, told, text, {"ours": ours})
+    marked = set()
+    for column, metric in metrics.items():
+        marked.add(best(metric, {place: planned.records for place, planned in cells.items() if place[1] == column}))
+    columns = list(dict.fromkeys(column for _, column in entries))
+    intervals = any("interval" in entry.texts for entry in entries.values())
+    ours = "ours, reduced" if plan.reduction else "ours"
     return Sheet(
-        ["Method", "", *map(heading, comparison.columns)],
-        [lines for row in comparison.rows if (lines := comparison.lines(row, comparison.columns))],
+        ["Method", "", *map(heading, columns)],
+        [_block(row, columns, entries, marked, ours) for row in dict.fromkeys(row for row, _ in entries)],
         numbers=2,
-        values=[{**entry.values, "mark": entry.mark, "reduced": comparison.reduced} for entry in entries],
-        title=comparison.title,
-        setting=f"**Reduced: {comparison.reduced}. Not the paper's setting.**" if comparison.reduced else "",
-        notes=comparison.notes,
-    )
+        values=[
+            {**entry.values, "mark": "best" if place in marked else "", "reduced": plan.reduction}
+            for place, entry in entries.items() if entry.values
+        ],
+        title=plan.title,
+        setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
+        notes=list(_notes(plan, errors, marked != {None}, intervals)),
+    )  # fmt: skip
 
 
 def heading(column: str) -> str:
@@ -205,19 +156,29 @@ def heading(column: str) -> str:
     return SCALED.sub(" floats", column).replace("_", " ")
 
 
-def _metric_of(cells: dict[tuple[str, str], PlannedCell], column: str) -> Metric:
-    """What a column measures."""
-    return next(planned.metric for (_, own), planned in cells.items() if own == column)
-
-
 def printed_unit(column: str) -> tuple[float, str]:
     """In how many floats the paper prints a column, and the letter for it."""
-    found = SCALED.search(column)
-    unit = found[1] if found else ""
+    match = SCALED.search(column)
+    unit = match[1] if match else ""
     return float(unit or 1), "K" if unit == "1e3" else unit.removeprefix("1")
 
 
-def _paper_text(entry: dict[str, Any], metric: Metric) -> str:
+def _block(
+    row: str, columns: Sequence[str], entries: Mapping[Place, Entry], marked: set[Place], ours: str
+) -> list[Line]:
+    """The lines of a row that say anything, the first with its name; the paper's only where it prints a number."""
+    prints = any(entry.texts["paper"] != NOT_REPORTED for entry in entries.values())
+    lines = []
+    for name in LINES if prints else LINES[1:]:
+        texts = [entries[row, column].texts.get(name, "") if (row, column) in entries else "" for column in columns]
+        if any(texts):
+            marks = ["best" if name == "ours" and (row, column) in marked else "" for column in columns]
+            title = ours if name == "ours" else name
+            lines.append([("" if lines else row, ""), (title, ""), *zip(texts, marks, strict=True)])
+    return lines
+
+
+def _paper_text(entry: Mapping[str, Any], metric: Metric) -> str:
     value = entry.get(metric.field)
     if value is None:
         never = metric.none if entry.get("printed") == "0" else NOT_REPORTED
@@ -228,152 +189,78 @@ def _paper_text(entry: dict[str, Any], metric: Metric) -> str:
     return metric.text(value) + spread
 
 
-def _entry(planned: PlannedCell, paper: dict[str, Any], errors: dict[Path, str]) -> Entry:
+def _entry(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, str]) -> Entry:
     """A cell of ours beside the paper's."""
-    metric, cell = planned.metric, planned.cell
+    metric, cell, records = planned.metric, planned.cell, planned.records
     states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
-    records = [run.record for run in planned.runs if run.record is not None]
-    values, done = metric.values(records), sum(map(metric.counts, records))
-    (scale, _), target = printed_unit(cell.column), paper.get(metric.field)
-    row = {
-        "row": cell.row,
-        "column": cell.column,
+    values = metric.values(records)
+    numbers = {
         "method": cell.method,
-        "metric": metric.name,
-        "unit": metric.unit,
-        "paper": None if target is None else target * scale,
         "paper_std": paper.get("std") if metric.field == "mean" else None,
         "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
         "runs_planned": len(planned.runs),
-        "runs_counted": done,
+        "runs_counted": sum(map(metric.counts, records)),
         **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
+        "difference_low": None,
+        "difference_high": None,
     }
-    ours = _our_text(metric, row, states, done)
-    mean, spread = interval(values), ""
-    row |= {"difference_low": None, "difference_high": None}
-    if row["paper"] is not None and mean is not None and mean.low is not None and metric.unit != "floats":
-        low, high = mean.low - row["paper"], mean.high - row["paper"]  # the paper's number is taken as exact
-        row |= {"difference_low": low, "difference_high": high}
-        spread = f"[{metric.signed(low)}, {metric.signed(high)}]"
-    return Entry(_paper_text(paper, metric), ours, _difference(metric, row, scale), spread, "", row)
+    entry = _beside(cell.row, cell.column, metric, paper, mean_of_runs(metric, records, states), numbers)
+    if "difference" in entry.texts and len(values) > 1 and metric.unit != "floats":
+        _, low, high, _ = interval([value - entry.values["paper"] for value in values])  # which is taken as exact
+        entry.texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
+        entry.values.update(difference_low=low, difference_high=high)
+    return entry
 
 
-def _gain(gain: Gain, entries: dict, cells: dict[tuple[str, str], PlannedCell], paper: dict) -> Entry | None:
-    """A number that follows from cells, beside the paper's; None where not all of these were asked for."""
-    places = [[(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less)]
-    if not all(place in cells for rows in places for place in rows):
-        return None
-    metric, target = _metric_of(cells, gain.columns[0]), paper.get((gain.row, gain.column), {})
-    more, less = ([entries[place].values["ours"] for place in rows] for rows in places)
-    ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
-    row = {
-        "row": gain.row, "column": gain.column, "metric": metric.name, "unit": metric.unit,
-        "paper": target.get(metric.field), "ours": ours,
-    }  # fmt: skip
-    text = "not run" if ours is None else metric.signed(ours)
-    return Entry(_paper_text(target, metric), text, _difference(metric, row, 1), values=row)
-
-
-def _our_text(metric: Metric, row: dict[str, Any], states: Counter, done: int) -> str:
-    """Mean, deviation and number of the runs that count (`done`); where none does, the furthest that a run came."""
-    planned, lost = row["runs_planned"], states["finished"] + states["diverged"] - done
-    if not done:
-        return next(state for state in STATES if states[state])
-    count = str(done) if done + lost == planned else f"{done} of {planned}"
-    count += f", {states['diverged'] - lost} diverged" if states["diverged"] > lost else ""
-    count += f", {lost} of {planned} diverged" if lost else ""
-    count += f", {states['failed']} failed" if states["failed"] else ""
-    if row["ours"] is None:
-        return f"{metric.none} ({count})"
-    spread = row["ours_std"]
-    if metric.unit == "floats" and not spread and done == planned:
-        return metric.text(row["ours"])  # a count, the same with every seed
-    return metric.text(row["ours"]) + ("" if spread is None else f" ± {metric.text(spread)}") + f" ({count})"
-
-
-def _difference(metric: Metric, row: dict[str, Any], scale: float) -> str:
-    """Ours less the paper's; floats in the unit that the paper prints, to which it has rounded."""
-    if row["ours"] is None or row["paper"] is None:
-        return ""
-    if metric.unit == "floats":
-        steps = round(row["ours"] / scale) - round(row["paper"] / scale)
-        return f"{steps:+,}{printed_unit(row['column'])[1]}" if steps else "none"
-    return metric.signed(row["ours"] - row["paper"])
-
-
-def _marked(entries: dict, cells: dict[tuple[str, str], PlannedCell]) -> dict[tuple[str, str], Entry]:
-    """The entries that stand out as the best of ours in their column, so marked."""
-    marked = {}
-    for column in dict.fromkeys(column for _, column in cells):
-        places = [place for place in cells if place[1] == column]
-        runs = [[run.record for run in cells[place].runs if run.record is not None] for place in places]
-        if (winner := best(_metric_of(cells, column), runs)) is not None:
-            marked[places[winner]] = replace(entries[places[winner]], mark="best")
-    return marked
+def _beside(
+    row: str, column: str, metric: Metric, paper: Mapping[str, Any], text: str, numbers: Mapping[str, Any]
+) -> Entry:
+    """A number of ours beside the paper's; floats in the unit that the paper prints, to which it has rounded."""
+    scale, letter = printed_unit(column)
+    target, ours = paper.get(metric.field), numbers["ours"]
+    names = {"row": row, "column": column, "metric": metric.name, "unit": metric.unit}
+    values = {**names, "paper": None if target is None else target * scale, **numbers}
+    texts = {"paper": _paper_text(paper, metric), "ours": text}
+    if ours is not None and target is not None:
+        steps = round(ours / scale) - round(target)
+        floats = f"{steps:+,}{letter}" if steps else "none"
+        texts["difference"] = floats if metric.unit == "floats" else metric.signed(ours - target)
+    return Entry(texts, values)
 
 
 def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: bool) -> Iterator[str]:
     """What a reader must know of the numbers, each only where it applies."""
-    table, units = plan.table, {planned.metric.unit for planned in plan.cells}
+    table, records = plan.table, [run.record for run in plan.runs if run.record is not None]
     of_paper = table.reported[0] in reported()
     less = " Difference: ours less the paper's." if of_paper else ""
     yield f"Ours: mean ± sample standard deviation over seeds (runs).{less}"
-    if intervals and of_paper:
+    if intervals:
         yield "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact."
-    if of_paper and not intervals and len(plan.seeds) == 1 and any(run.record is not None for run in plan.runs):
-        yield "No interval: one run of ours stands beside one that the paper prints."
     if any(run.state == "diverged" for run in plan.runs):
-        yield (
-            "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
-            "does; other means are without it."
-        )
+        yield DIVERGED
     if marks:
         yield BOLD.format(among=" of ours in a column")
-    if rules := sorted({run.setup.selection for run in plan.runs}):
-        yield f"The round that counts in a run: {', '.join(rules)}."
-    if "floats" in units:
+    yield f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}."
+    if any(planned.metric.unit == "floats" for planned in plan.cells):
         units = "K: thousands, e8: hundred millions"
         yield f"Floats: the paper rounds them ({units}), ours are exact; the difference is after the same rounding."
-    yield from _failures(plan, errors)
-    if old := [run.folder for run in plan.runs if run.outdated]:
-        yield f"Made with another version of the code, which computed something else: {', '.join(map(str, old))}."
-    if of_paper and not any((cell.row, cell.column) in printed(table) for cell in (*table.cells, *table.gains)):
-        yield "The paper prints none of these numbers."
-    yield from tuned(run.record for run in plan.runs if run.record is not None)
-    if table.reported[1] != IN_TEXT:  # else these are about other numbers too
-        yield from _absences(table)
-        about = _reported(table)
-        yield from (f"Paper: {about[key].rstrip('.')}." for key in ("setting", "notes") if about.get(key))
-    yield from table.notes
-
-
-def _absences(table: Table) -> Iterator[str]:
-    """The paper's rows and columns that the table leaves out."""
-    for what, names, own in (
-        ("rows", [row for row, _ in printed(table)], {cell.row for cell in (*table.cells, *table.gains)}),
-        ("columns", [column for _, column in printed(table)], {cell.column for cell in (*table.cells, *table.gains)}),
-    ):
-        if absent := [heading(name) for name in dict.fromkeys(names) if name not in own]:
-            yield f"Not planned, {what} of the paper: {'; '.join(absent)}."
-
-
-def _failures(plan: TablePlan, errors: dict[Path, str]) -> Iterator[str]:
-    """The runs that have failed, those that differ only in the seed together, with the first one's error."""
-    failed: dict[tuple[str, str], list[tuple[PlannedRun, str]]] = {}
     for run in plan.runs:
         if error := errors.get(run.folder) or (run.record or {}).get("error"):
             state = "Diverged" if run.state == "diverged" else "Failed"
-            failed.setdefault((state, run.label), []).append((run, error))
-    for (state, label), members in failed.items():
-        seeds = ", ".join(str(run.setup.run.seed) for run, _ in members)
-        first, error = members[0]
-        yield f"{state}: {label}, seed {seeds}: {_first_clause(error)} ({first.folder})."
-
-
-def _first_clause(error: str) -> str:
-    """What was wrong, with a round counted from 1, also where an older record says that it counts from 0."""
-    clause = error.split(";")[0].rstrip(".")
-    if "counted from 0" not in error:
-        return clause
-    return re.sub(r"in round (\d+)", lambda found: f"in round {int(found[1]) + 1}", clause)
+            yield f"{state}: {run.label}, seed {run.setup.run.seed}: {error.rstrip('.')} ({run.folder})."
+    if old := [str(run.folder) for run in plan.runs if run.outdated]:
+        yield f"Made with another version of the code, which computed something else: {', '.join(old)}."
+    in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
+    if of_paper and in_table.isdisjoint(printed(table)):
+        yield "The paper prints none of these numbers."
+    yield from tuned(records)
+    if table.reported[1] != IN_TEXT:  # else these are about other numbers too
+        for number, name in enumerate(("rows", "columns")):
+            ours = {place[number] for place in in_table}
+            theirs = dict.fromkeys(place[number] for place in printed(table))
+            if absent := [heading(text) for text in theirs if text not in ours]:
+                yield f"Not planned, {name} of the paper: {'; '.join(absent)}."
+        remarks = (_reported(table).get(key) for key in ("setting", "notes"))
+        yield from (f"Paper: {text.rstrip('.')}." for text in remarks if text)
+    yield from table.notes

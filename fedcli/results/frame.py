@@ -69,10 +69,7 @@ def _row(record: Record, folder: Path | None) -> dict[str, Any]:
 
 def rows_by(runs: pd.DataFrame, *columns: str) -> dict[tuple, list[dict[str, Any]]]:
     """The rows of a table of runs, by what they have in some columns."""
-    rows: dict[tuple, list[dict[str, Any]]] = {}
-    for row in runs.to_dict("records"):
-        rows.setdefault(tuple(row[column] for column in columns), []).append(row)
-    return rows
+    return {values: part.to_dict("records") for values, part in runs.groupby(list(columns), sort=False)}
 
 
 def record_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
@@ -125,11 +122,8 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
     for path in paths:
         if path.is_dir() and next(path.rglob(RECORD), None) is None:
             raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
-    records = []
-    for file, place in record_files(paths):
-        record = read_record(file)
-        records.append({**record, "label": labels[place]} if labels else record)
-    return records
+    label = {place: {"label": text} for place, text in enumerate(labels)}
+    return [read_record(file) | label.get(place, {}) for file, place in record_files(paths)]
 
 
 def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
@@ -154,15 +148,12 @@ def rounds_of(record: Record) -> pd.DataFrame:
     Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on; NaN stands where a round has no such
     number, as the accuracy of a round that was not tested.
     """
-    rows = []
-    for entry in record["rounds"]:
-        row = {"round": entry["round"] + 1, "test_accuracy": None}
-        for name, value in flat(entry).items():
-            is_accuracy = name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES
-            row[name] = 100 * value if is_accuracy else value
-        rows.append(row)
-    table = pd.DataFrame(rows, columns=["round", "test_accuracy"] if not rows else None)
-    return table.astype({"test_accuracy": float})
+    rows = [{"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)} for entry in record["rounds"]]
+    table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
+    for name in table:
+        if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES:
+            table[name] *= 100
+    return table
 
 
 def clients_of(record: Record) -> pd.DataFrame:
@@ -184,13 +175,11 @@ def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) 
     """
     parts = []
     for record in records:
-        part = of_one(record)
         values = [record.get("label", record["method"]), record["protocol"], record["dataset"]]
         values += [record["config"]["partition"], record["seed"], key(settings(record))]
-        for place, (name, value) in enumerate(zip(NAMES, values, strict=True)):
-            part.insert(place, name, value)
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+        parts.append(of_one(record).assign(**dict(zip(NAMES, values, strict=True))))
+    table = pd.concat(parts, ignore_index=True)
+    return table[[*NAMES, *table.columns.drop(list(NAMES))]]
 
 
 def shipped() -> list[Path]:

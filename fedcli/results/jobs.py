@@ -9,9 +9,9 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Watch:
     def begin(self, run: PlannedRun) -> None:
         """The run is about to start or to go on."""
 
-    def advance(self, run: PlannedRun, rounds: float) -> None:
+    def advance(self, run: PlannedRun, rounds: int) -> None:
         """So many of its rounds are done."""
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
@@ -68,49 +68,44 @@ def execute(
     Raises:
         UserError: Another process runs what is in the plan's folder.
     """
-    with locked(plan.folder):
-        if cluster is None and jobs == 1:
-            return _follow(plan.to_run, watch, partial(_run_here, watch), 1, records_only)
-        with _processes(jobs) if cluster is None else _tasks(**cluster) as start:
-            return _follow(plan.to_run, watch, start, jobs if cluster is None else math.inf, records_only)
-
-
-def _follow(
-    todo: Sequence[PlannedRun], watch: Watch, start: Start, at_once: float, records_only: bool
-) -> dict[Path, str]:
-    """Starts runs, so many at once, and follows them until all have ended; returns the errors by folder."""
-    waiting, active, errors = list(todo), {}, {}
-    changes = {run.folder: _last_change(run.folder) for run in todo}
-    queued = set(changes) if at_once == math.inf else set()  # by Ray, until a node is free
-    while waiting or active:
-        while waiting and len(active) < at_once:
-            run = waiting.pop(0)
-            if run.folder not in queued:
-                watch.begin(run)
-            active[start(run)] = run
-        futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
-        for future, run in list(active.items()):
-            ended = future.done()  # before its record is read, which is the last one then
-            change = _last_change(run.folder)
-            if change == changes[run.folder] and not ended:
-                continue
-            changes[run.folder] = change
-            if run.folder in queued:
-                queued.remove(run.folder)
-                watch.begin(run)
-            record = read_record(run.folder) if change else None
-            if not ended:
-                watch.advance(run, len(record["rounds"]) if record else 0)
-                continue
-            del active[future]
-            error = _first_line(future.exception()) if future.exception() else future.result()
-            if error:
-                errors[run.folder] = error
-            if records_only and record and runs.has_ended(record):
-                remove_models(run.folder)
-            watch.end(run, record, error)
-        if (waiting or active) and time_left() <= 0:
-            raise OutOfTime
+    at_once = jobs if cluster is None else math.inf
+    if cluster is not None:
+        starter = _tasks(**cluster)
+    else:
+        starter = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
+    with locked(plan.folder), starter as start:
+        waiting, active, errors = plan.to_run, {}, {}
+        changes = {run.folder: _last_change(run.folder) for run in waiting}
+        queued = set(changes) if cluster is not None else set()  # by Ray, until a node is free
+        while waiting or active:
+            while waiting and len(active) < at_once:
+                run = waiting.pop(0)
+                if run.folder not in queued:
+                    watch.begin(run)
+                active[start(run)] = run
+            futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
+            for future, run in list(active.items()):
+                ended = future.done()  # before its record is read, which is the last one then
+                change = _last_change(run.folder)
+                if change == changes[run.folder] and not ended:
+                    continue
+                changes[run.folder] = change
+                if run.folder in queued:
+                    queued.remove(run.folder)
+                    watch.begin(run)
+                record = read_record(run.folder) if change else None
+                if not ended:
+                    watch.advance(run, len(record["rounds"]) if record else 0)
+                    continue
+                del active[future]
+                error = _first_line(future.exception()) if future.exception() else future.result()
+                if error:
+                    errors[run.folder] = error
+                if records_only and record and runs.has_ended(record):
+                    remove_models(run.folder)
+                watch.end(run, record, error)
+            if (waiting or active) and time_left() <= 0:
+                raise OutOfTime
     return errors
 
 
@@ -120,22 +115,13 @@ def _last_change(folder: Path) -> int:
 
 
 class _Relay(Listener):
-    """Passes on to a `Watch` how a run in this process goes on."""
+    """Tells a `Watch` of the rounds of a run in this process."""
 
     def __init__(self, watch: Watch, run: PlannedRun):
-        self.advance, self.part = partial(watch.advance, run), 0
-
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        self.expected, self.done = max(samples_per_round, 1), first_round
-        self.advance(first_round)
-
-    def samples(self, count: int) -> None:
-        self.part += count
-        self.advance(self.done + min(self.part / self.expected, 1))
+        self.advance = partial(watch.advance, run)
 
     def round(self, entry: dict[str, Any]) -> None:
-        self.done, self.part = entry["round"] + 1, 0
-        self.advance(self.done)
+        self.advance(entry["round"] + 1)
 
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
@@ -156,13 +142,7 @@ def task(
 ) -> str:
     """Makes a run in this process, from its beginning or its last checkpoint; returns what was wrong, in a line.
 
-    Args:
-        environment: Variables that are set first.
-        method: Its name, or the path of its file.
-        folder: Where it begins, or goes on.
-        options: Those to begin it with.
-        files: The user's that it needs to go on.
-        progress: Told how it goes on.
+    The variables of `environment` are set first; `files` are the user's that a run needs to go on.
     """
     os.environ.update(environment)
     end = time.monotonic() + GRACE_SECONDS

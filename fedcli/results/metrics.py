@@ -5,7 +5,8 @@ fractions in a record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -78,7 +79,7 @@ class Metric:
         none: What a finished run without a value is shown as.
         needs: What it is read from: the "last" round or the model after it, the "selected" round, "every" round that
             was to be tested, or the "drift" of the clients' models.
-        parameter: From what stands behind the colon to a parameter that is a number; None for a metric without one.
+        parameter: From what stands behind the colon to the parameter; None for a metric without one.
         names: Where the parameter is a name, the entry of a round or of the record that has the names.
         optional: Whether the parameter may be left out.
         arguments: The parameter, once it is read from a name.
@@ -113,6 +114,12 @@ class Metric:
     def signed(self, value: float) -> str:
         """A difference with its sign and the decimals of the unit."""
         return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
+
+    def mean_text(self, values: Sequence[float]) -> str:
+        """The mean of values ± their sample standard deviation, without it where all floats are equal."""
+        same = self.unit == "floats" and len(set(values)) == 1
+        spread = "" if len(values) == 1 or same else f" ± {self.text(stdev(values))}"
+        return self.text(fmean(values)) + spread
 
     def value(self, record: Record) -> float | None:
         """The number of a run, in the unit; None where there is none."""
@@ -151,14 +158,13 @@ def find_metric(name: str) -> Metric:
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[key]
-    parameter = str if metric.names else metric.parameter
-    if (colon and not (text and parameter)) or (not colon and parameter and not metric.optional):
-        form = f"{key}:PARAMETER" if parameter else key
-        raise UserError(f"the metric '{key}' is not read so (got '{name}'); it is {form}, write it like that.")
-    try:
-        return replace(metric, name=name, arguments=(parameter(text),)) if text else metric
-    except ValueError:
-        raise UserError(f"the metric '{name}' has no number behind the colon (got '{text}'); give one.") from None
+    if not colon and (metric.optional or metric.parameter is None):
+        return metric
+    with suppress(ValueError):  # no number behind the colon
+        if text and metric.parameter is not None:
+            return replace(metric, name=name, arguments=(metric.parameter(text),))
+    form = key if metric.parameter is None else f"{key}:PARAMETER"
+    raise UserError(f"the metric '{key}' is not read so (got '{name}'); write {form}.")
 
 
 def _read_own(function: FromFile, record: Record) -> float | None:
@@ -175,16 +181,15 @@ def refuse_absent(name: str, records: Iterable[Record]) -> None:
     Raises:
         UserError: With the names that they have.
     """
-    key, _, wanted = name.partition(":")
-    if not wanted or key not in METRICS or not METRICS[key].names:
+    metric, numbers = find_metric(name), {}
+    if not metric.names or not metric.arguments:
         return
-    numbers: dict[str, Any] = {}
     for record in records:
         for entry in (record, *record["rounds"]):
-            numbers |= entry.get(METRICS[key].names) or {}
+            numbers |= entry.get(metric.names) or {}
     names = [name for name, number in numbers.items() if not isinstance(number, str)]  # a hash is no number
-    if names and wanted not in names:
-        raise unknown(key, wanted, names, f"the runs have {', '.join(names)}.")
+    if names and metric.arguments[0] not in names:
+        raise unknown(name.partition(":")[0], metric.arguments[0], names, f"the runs have {', '.join(names)}.")
 
 
 def diverged(record: Record) -> bool:
@@ -213,49 +218,51 @@ def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
+DIVERGED = (
+    "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run does; "
+    "other means are without it, and say so."
+)
 BOLD = (
     "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "
     "seeds that both have, leaves out zero."
 )
 
 
-def best(metric: Metric, groups: Sequence[Sequence[Record]]) -> int | None:
-    """Which group of runs has the best mean, so that the interval of its lead over the second leaves out zero.
+def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
+    """The group of runs with the best mean, where the interval of its lead over the second leaves out zero.
 
     Args:
         metric: What is compared.
         groups: The runs of each; one without a value is out.
 
     Returns:
-        The place of the group; None where none stands out, or its mean leaves out a run that diverged.
+        The name of the group; None where none stands out, or its mean leaves out a run that diverged.
     """
-    values = [metric.values(runs) for runs in groups]
-    places = [place for place, numbers in enumerate(values) if numbers]
-    if len(places) < 2 or not metric.better:
+    means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
+    if len(means) < 2 or not metric.better:
         return None
-    sign = 1 if metric.better == "higher" else -1
-    first, second = sorted(places, key=lambda place: -sign * fmean(values[place]))[:2]
-    if any(diverged(record) and not metric.counts(record) for record in groups[first]):
-        return None
+    first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
     lead = difference(metric, groups[first], groups[second])
-    return first if lead is not None and lead.leaves_out_zero and sign * lead.mean > 0 else None
+    lost = any(diverged(record) and not metric.counts(record) for record in groups[first])
+    stands_out = lead is not None and lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
+    return first if stands_out and not lost else None
 
 
 # What metrics read from a record
 
 
-def _tested(record: Record) -> list[dict]:
-    """The rounds that were tested."""
-    return [entry for entry in record["rounds"] if entry["test_accuracy"] is not None]
-
-
 def _over_rounds(
-    record: Record, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
+    record: Record, first: float = 1, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
 ) -> float | None:
-    """The accuracies of the tested rounds in one number; of so many last planned rounds, if any of these has one."""
-    rounds = [entry for entry in _tested(record) if entry["round"] >= record["config"]["rounds"] - last]
-    values = [entry[key] for entry in rounds if entry.get(key) is not None]
+    """The accuracies of the tested rounds from `first` to `last`, counted from 1, in one number."""
+    entries = [entry for entry in record["rounds"] if first <= entry["round"] + 1 <= last]
+    values = [entry[key] for entry in entries if entry.get(key) is not None]
     return combine(values) if values else None
+
+
+def _over_last(record: Record, number: int, **how: Any) -> float | None:
+    """The same of so many last planned rounds."""
+    return _over_rounds(record, record["config"]["rounds"] - number + 1, **how)
 
 
 def _deviation(values: list[float]) -> float:
@@ -266,8 +273,8 @@ def _largest_step(values: list[float]) -> float | None:
     return max((abs(after - before) for before, after in pairwise(values)), default=None)
 
 
-def _of_round(record: Record, number: int) -> float | None:
-    return next((entry["test_accuracy"] for entry in record["rounds"] if entry["round"] == number - 1), None)
+def _of_round(record: Record, number: int | None) -> float | None:
+    return None if number is None else _over_rounds(record, number, number)
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -275,33 +282,18 @@ def _span(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _of_rounds(record: Record, span: tuple[int, int]) -> float | None:
-    entries = [entry for entry in record["rounds"] if span[0] <= entry["round"] + 1 <= span[1]]
-    values = [entry["test_accuracy"] for entry in entries if entry["test_accuracy"] is not None]
-    return fmean(values) if values else None
-
-
 def _at(record: Record, fraction: Fraction) -> float | None:
     return _of_round(record, max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
 
 
-def _best_round(record: Record) -> int | None:
-    best = max(_tested(record), key=lambda entry: entry["test_accuracy"], default=None)
-    return None if best is None else best["round"] + 1
-
-
 def _rounds_to(record: Record, percent: float) -> int | None:
-    return next((entry["round"] + 1 for entry in _tested(record) if entry["test_accuracy"] >= percent / 100), None)
-
-
-def _reached(record: Record, percent: float) -> float | None:
-    number = _rounds_to(record, percent)
-    return None if number is None else _of_round(record, number)
+    accuracies = [(entry["round"] + 1, entry["test_accuracy"]) for entry in record["rounds"]]
+    return next((number for number, value in accuracies if value is not None and value >= percent / 100), None)
 
 
 def _at_selected(record: Record, domain: str = "", *, key: str) -> float | None:
     """Mean of a number over the rounds that the selection rule chooses; by domains, it is of one or of their mean."""
-    chosen, summary = _tested(record), record["summary"]
+    chosen, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
     if summary["selection"] == "mean-last-3":
         chosen = chosen[-3:]
     else:
@@ -315,74 +307,66 @@ def _at_selected(record: Record, domain: str = "", *, key: str) -> float | None:
     return fmean(values) if values and None not in values else None
 
 
-def _drift(record: Record, name: str) -> float | None:
-    return next((entry["drift"].get(name) for entry in reversed(record["rounds"]) if entry.get("drift")), None)
+def _last_measured(record: Record, name: str, *, key: str) -> float | None:
+    return next((entry[key].get(name) for entry in reversed(record["rounds"]) if entry.get(key)), None)
 
 
-def _term(record: Record, name: str) -> float | None:
-    return record["rounds"][-1]["terms"].get(name) if record["rounds"] else None
-
-
-def _memory(record: Record) -> int | None:
-    return (record["cost"] or {}).get("memory_floats")
-
-
-def _sent(record: Record, key: str) -> float | None:
+def _floats(record: Record, key: str) -> float | None:
     """The mean over rounds, as one may send more than another; older records have the last one's alone."""
     last = (record["cost"] or {}).get(key)
     return None if last is None else fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
 
 
-def _of_all_clients(record: Record, read: Callable[[Record], float | None]) -> float | None:
+def _of_all_clients(record: Record, key: str) -> float | None:
     """So many floats for each client of each round."""
-    floats, config = read(record), record["config"]
+    floats, config = _floats(record, key), record["config"]
     return None if floats is None else floats * config["cohort_size"] * config["rounds"]
 
 
-_up = partial(_sent, key="floats_up")
+_BY_DOMAIN = {"needs": "selected", "parameter": str, "optional": True}
 _ALL = (
     # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
     Metric("selected", lambda record: record["summary"]["selected"], needs="selected"),
     Metric("last", lambda record: record["summary"]["last"], needs="last"),
     Metric("best", partial(_over_rounds, combine=max)),
-    Metric("last-tenth", lambda record: _over_rounds(record, max(1, record["config"]["rounds"] // 10))),
-    # Mean, lowest, highest and sample standard deviation of so many last rounds, as mean-of-last:50.
-    Metric("mean-of-last", _over_rounds, parameter=int),
-    Metric("least-of-last", partial(_over_rounds, combine=min), parameter=int),
-    Metric("most-of-last", partial(_over_rounds, combine=max), parameter=int),
-    Metric("deviation-of-last", partial(_over_rounds, combine=_deviation), better="lower", parameter=int),
+    Metric("last-tenth", lambda record: _over_last(record, max(1, record["config"]["rounds"] // 10))),
+    # Mean, lowest and sample standard deviation of so many last rounds, as mean-of-last:50.
+    Metric("mean-of-last", _over_last, parameter=int),
+    Metric("least-of-last", partial(_over_last, combine=min), parameter=int),
+    Metric("deviation-of-last", partial(_over_last, combine=_deviation), better="lower", parameter=int),
     # Largest change from a tested round to the next.
     Metric("largest-step", partial(_over_rounds, combine=_largest_step), better=""),
-    # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20; the round with the highest, from 1.
+    # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20.
     Metric("round", _of_round, parameter=int),
-    Metric("rounds", _of_rounds, parameter=_span),
-    Metric("best-round", _best_round, "rounds", ""),
+    Metric("rounds", lambda record, span: _over_rounds(record, *span), parameter=_span),
     # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
     Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needs="last"),
     # Accuracy of the classifier, where the headline is the nearest prototype's; the mean over so many last rounds.
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("classifier-of-last", partial(_over_rounds, key="classifier_accuracy"), parameter=int),
+    Metric("classifier-of-last", partial(_over_last, key="classifier_accuracy"), parameter=int),
     # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
     Metric("at", _at, parameter=Fraction),
     # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
     Metric("rounds-to", _rounds_to, "rounds", "lower", "rounds_to_target", "never", parameter=float),
-    Metric("reached", _reached, none="never", parameter=float),
+    Metric("reached", lambda run, percent: _of_round(run, _rounds_to(run, percent)), none="never", parameter=float),
     # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
-    Metric("domain", partial(_at_selected, key="domains"), needs="selected", names="domains", optional=True),
-    Metric("intra", partial(_at_selected, key="intra"), needs="selected", names="intra", optional=True),
-    Metric("inter", partial(_at_selected, key="inter"), needs="selected", names="inter", optional=True),
+    Metric("domain", partial(_at_selected, key="domains"), names="domains", **_BY_DOMAIN),
+    Metric("intra", partial(_at_selected, key="intra"), names="intra", **_BY_DOMAIN),
+    Metric("inter", partial(_at_selected, key="inter"), names="inter", **_BY_DOMAIN),
     # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
     # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
-    Metric("quality", lambda record, name: record.get("quality", {}).get(name), "", needs="last", names="quality"),
-    Metric("drift", _drift, "", "", needs="drift", names="drift"),
-    Metric("term", _term, "", "", needs="last", names="terms"),
+    Metric(
+        "quality", lambda run, name: run.get("quality", {}).get(name), "", names="quality", needs="last", parameter=str
+    ),
+    Metric("drift", partial(_last_measured, key="drift"), "", "", needs="drift", names="drift", parameter=str),
+    Metric("term", partial(_last_measured, key="terms"), "", "", names="terms", needs="last", parameter=str),
     # Floats that a client sends and receives in a round, on average, and that it must hold.
-    Metric("floats-up", _up, "floats", "", needs="last"),
-    Metric("floats-down", partial(_sent, key="floats_down"), "floats", "", needs="last"),
-    Metric("memory-floats", _memory, "floats", "", needs="last"),
+    Metric("floats-up", partial(_floats, key="floats_up"), "floats", "", needs="last"),
+    Metric("floats-down", partial(_floats, key="floats_down"), "floats", "", needs="last"),
+    Metric("memory-floats", partial(_floats, key="memory_floats"), "floats", "", needs="last"),
     # Floats sent up by all clients in all rounds, as the papers count; their memory, counted anew in each round.
-    Metric("total-floats", partial(_of_all_clients, read=_up), "floats", "", needs="last"),
-    Metric("total-memory-floats", partial(_of_all_clients, read=_memory), "floats", "", needs="last"),
+    Metric("total-floats", partial(_of_all_clients, key="floats_up"), "floats", "", needs="last"),
+    Metric("total-memory-floats", partial(_of_all_clients, key="memory_floats"), "floats", "", needs="last"),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -154,7 +154,7 @@ def study_page(study: Study) -> str:
     parts = {
         "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
         "## Results": "\n\n".join(results),
-        "## Every run": "\n".join(tables.every_run(tables.group(records))),
+        "## Every run": "\n".join(tables.every_run(records)),
         "## Machines and versions": "\n".join(tables.machines(records)),
         "## Commands": f"```console\n{typed}\n```" if typed else "",
     }
@@ -190,7 +190,7 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown += [render(comparison.sheet(comparison.compare(plan))).rstrip(), f"{command} runs what is missing."]
+            shown += [render(comparison.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
     names = {*methods, *(protocol.name for protocol in getattr(paper.module, "PROTOCOLS", ()))}

@@ -85,7 +85,7 @@ class PlannedRun:
     @property
     def data(self) -> tuple[str, ...]:
         """The data sets that it reads."""
-        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
+        return data_sets(self.setup)
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,11 @@ class PlannedCell:
     metric: Metric
     runs: tuple[PlannedRun, ...]
 
+    @property
+    def records(self) -> list[Record]:
+        """Of those runs that have begun."""
+        return [run.record for run in self.runs if run.record is not None]
+
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
@@ -151,9 +156,10 @@ class TablePlan(Plan):
     @property
     def reduction(self) -> str:
         """The limits in words; empty where there are none."""
-        texts = [f"at most {self.limits[name]:,} {words}" for name, words in LIMITS.items() if name in self.limits]
-        others = {name: value for name, value in self.limits.items() if name not in LIMITS}
-        return ", ".join([settings_text(others)] * bool(others) + texts)
+        texts = [
+            f"at most {limit:,} {LIMITS[name]}" if name in LIMITS else limit for name, limit in self.limits.items()
+        ]
+        return ", ".join(texts)
 
     @property
     def title(self) -> str:
@@ -199,33 +205,25 @@ def plan(
     for name, limit in limits.items():
         check_value(RunConfig.__dataclass_fields__[name], limit)
     damaged: list[str] = []
-    found = read_runs([folder, *search], damaged)
-    rows = rows_by(found, "method", "seed")
-    planned: dict[Path, PlannedRun] = {}
+    rows = rows_by(read_runs([folder, *search], damaged), "method", "seed")
+    chosen = []
+    planned: dict[Path, PlannedRun] = {}  # by the folder that a new run gets
     metrics: dict[Path, list[Metric]] = {}
-    needed: list[tuple[Cell, list[Path]]] = []
     for cell in _chosen(table, only):
         runs = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
+        chosen.append((cell, find_metric(cell.metric), runs))
         for run in runs:
             planned.setdefault(run.folder, run)
             metrics.setdefault(run.folder, []).append(find_metric(cell.metric))
-        needed.append((cell, [run.folder for run in runs]))
-    for where, run in planned.items():
-        own = rows.get((run.setup.method.name, run.setup.run.seed), ())
-        planned[where] = _with_record(run, metrics[where], own)
-    cells = [PlannedCell(cell, find_metric(cell.metric), tuple(map(planned.get, its))) for cell, its in needed]
+    for new, run in planned.items():
+        planned[new] = _with_record(run, metrics[new], rows.get((run.setup.method.name, run.setup.run.seed), ()))
+    cells = [PlannedCell(cell, metric, tuple(planned[run.folder] for run in runs)) for cell, metric, runs in chosen]
     used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
     return TablePlan(folder, tuple(planned.values()), table, tuple(cells), seeds, used, search, tuple(damaged))
 
 
 class Wanted(NamedTuple):
-    """A cell as a run.
-
-    Attributes:
-        setup: With seed 0.
-        settings: Of the run.
-        metric: What is read.
-    """
+    """A cell as a run: its setup with seed 0, its settings, and what is read."""
 
     setup: Setup
     settings: Settings
@@ -234,7 +232,12 @@ class Wanted(NamedTuple):
     @property
     def data(self) -> tuple[str, ...]:
         """The data sets that it reads."""
-        return tuple(filter(None, (self.setup.run.dataset, self.setup.run.public_dataset)))
+        return data_sets(self.setup)
+
+
+def data_sets(setup: Setup) -> tuple[str, ...]:
+    """The data sets that a run reads."""
+    return tuple(filter(None, (setup.run.dataset, setup.run.public_dataset)))
 
 
 def wanted(cell: Cell) -> Wanted:
@@ -250,20 +253,18 @@ def _resolved(method: str, options: str) -> Setup:
 
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     """The cells of the rows and columns that `only` names."""
-    rows, columns = {cell.row for cell in table.cells}, {cell.column for cell in table.cells}
+    rows, columns = (dict.fromkeys(getattr(cell, name) for cell in table.cells) for name in ("row", "column"))
     meant: set[str] = set()
     for text in only:
-        whole = {name for name in rows | columns if name.lower() == text.lower()}
-        named = whole or {name for name in rows | columns if text.lower() in name.lower()}
-        meant |= named
-        if not named:
+        parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
+        if not parts:
             raise UserError(
-                f"no row or column of {table.name} has '{text}' in its name; "
-                f"rows: {'; '.join(dict.fromkeys(cell.row for cell in table.cells))}; "
-                f"columns: {'; '.join(dict.fromkeys(cell.column for cell in table.cells))}."
+                f"no row or column of {table.name} has '{text}' in its name; rows: {'; '.join(rows)}; columns: "
+                f"{'; '.join(columns)}."
             )
-    rows, columns = rows & meant or rows, columns & meant or columns
-    chosen = [cell for cell in table.cells if cell.row in rows and cell.column in columns]
+        meant.update([name for name in parts if name.lower() == text.lower()] or parts)
+    shown = [names.keys() & meant or names.keys() for names in (rows, columns)]
+    chosen = [cell for cell in table.cells if cell.row in shown[0] and cell.column in shown[1]]
     if not chosen:
         raise UserError(f"{table.name} has no cell in these rows and columns (got {', '.join(only)}); name others.")
     return chosen
@@ -273,52 +274,47 @@ def _planned_run(
     table: Table, cell: Cell, seed: int, limits: Mapping[str, int], dataset: str | None, folder: Path
 ) -> PlannedRun:
     """The run of a cell, before it is looked for."""
-    method, given, lower = find_method(cell.method), {**cell.settings, "seed": seed}, {}
+    method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
     try:
         if dataset is not None:
-            lower = _on_other_data(method, given, dataset)
-            given |= lower
+            smaller = _on_other_data(method, given, dataset)
+        setup = resolve(method, {**given, **smaller}, need_data=False)
+        for name, limit in limits.items():
+            full = getattr(setup.run, name) or (train_size(setup.run.dataset) if name == "train_examples" else None)
+            if full is None or limit < full:
+                smaller[name] = limit
+        given |= smaller
         setup = resolve(method, given, need_data=False)
-        limited = {name: limit for name, limit in limits.items() if _exceeds(setup, name, limit)}
-        if limited:
-            given, lower = {**given, **limited}, {**lower, **limited}
-            setup = resolve(method, given, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
-    where = folder / _folder_name(setup) / f"seed-{seed}"
-    limits = {name: value for name, value in lower.items() if name in (*LIMITS, "dataset")}
-    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, where, None, limits)
+    # Runs that differ only in the seed share a folder.
+    partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
+    name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
+    told = {name: value for name, value in smaller.items() if name in (*LIMITS, "dataset")}
+    return PlannedRun(
+        f"{cell.row}, {cell.column}", cell.method, given, setup, folder / name / f"seed-{seed}", None, told
+    )
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """The options of a cell's run on another data set: those of the paper's protocol for it, but its division."""
-    options = {"dataset": datasets.find_name(dataset)}
-    protocol = find_protocol(given["protocol"], method)
-    papers_own = default_protocol(method, options["dataset"])
-    setting = papers_own.datasets.get(options["dataset"])
-    if options["dataset"] not in protocol.datasets and setting is None:
+    dataset = datasets.find_name(dataset)
+    protocol, papers_own = find_protocol(given["protocol"], method), default_protocol(method, dataset)
+    if dataset in protocol.datasets:
+        return {"dataset": dataset}
+    if dataset not in papers_own.datasets:
         paper = protocol.name.split(":")[0]
         ours = [name for other in protocols().values() if other.name.split(":")[0] == paper for name in other.datasets]
         raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {', '.join(dict.fromkeys(ours))}.")
-    if options["dataset"] not in protocol.datasets:
-        options |= {"backbone": setting.backbone}
-        divided = ("partition", "partition_seed", "validation", "local_test")  # as in the cell
-        options |= {name: value for name, value in papers_own.settings.items() if name not in divided}
-        if "num_clients" in options:
-            options.setdefault("cohort_size", options["num_clients"])
-        of_cell = protocol.datasets[given["dataset"]].settings
-        options |= {name: of_cell[name] for name in divided if name in of_cell}
-        options |= papers_own.method_options.get(method.name, {})  # as the round in which a term sets in
-        options |= setting.method_options.get(method.name, {})
-    return options
-
-
-def _exceeds(setup: Setup, name: str, limit: int) -> bool:
-    """Whether a run has more of something than a limit allows."""
-    planned = getattr(setup.run, name)
-    if planned is None and name == "train_examples":
-        planned = train_size(setup.run.dataset)
-    return planned is None or limit < planned
+    setting, of_cell = papers_own.datasets[dataset], protocol.datasets[given["dataset"]].settings
+    divided = ("partition", "partition_seed", "validation", "local_test")  # as in the cell
+    options = {"dataset": dataset, "backbone": setting.backbone}
+    options |= {name: value for name, value in papers_own.settings.items() if name not in divided}
+    if "num_clients" in options:
+        options.setdefault("cohort_size", options["num_clients"])
+    options |= {name: of_cell[name] for name in divided if name in of_cell}
+    options |= papers_own.method_options.get(method.name, {})  # as the round in which a term sets in
+    return options | setting.method_options.get(method.name, {})
 
 
 def train_size(dataset: str) -> int | None:
@@ -335,29 +331,16 @@ def round_examples(config: Mapping[str, Any]) -> float | None:
     return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
-def _folder_name(setup: Setup) -> str:
-    """Method, data set, partition and a hash of all settings; runs that differ only in the seed share it."""
-    partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
-    return f"{setup.method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
-
-
 def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapping[str, Any]]) -> PlannedRun:
-    """The run with the record that has come furthest, if there is one that all its cells can be read from.
-
-    Args:
-        run: The run, with the folder that a new one gets.
-        metrics: Of its cells.
-        rows: The runs of its method and seed.
-    """
-    wanted, home = settings(draft(run.setup)), run.folder.parent.parent
-    found = []
+    """The run with that record of its method and seed that has come furthest and gives all the numbers of its cells."""
+    wanted, home, usable = settings(draft(run.setup)), run.folder.parent.parent, []
     for row in rows:
-        usable = row["state"] in ENDED or row["folder"].is_relative_to(home)
-        if usable and not any(departures(row, wanted, metric) for metric in metrics):
-            found.append(row)
-    if not found:
+        counts = row["state"] in ENDED or row["folder"].is_relative_to(home)
+        if counts and not any(departures(row, wanted, metric) for metric in metrics):
+            usable.append(row)
+    if not usable:
         return replace(run, folder=_free(run.folder))
-    furthest = max(found, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+    furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
     return replace(run, folder=furthest["folder"], record=furthest["record"])
 
 
@@ -399,25 +382,25 @@ def plan_grid(
     given = {name: value for name, value in given.items() if value is not None and (name, value) != AUTO}
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     each = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
-    cases = list(itertools.product(names, combinations(grid), each))
-    setups = []
-    for method, values, seed in cases:
-        chosen = find_method(method)
-        options = {**given, **values, **seed}
-        setup = resolve(chosen, {**(read_tuned(tuned, chosen)[0] if tuned is not None else {}), **options})
+    cases = []
+    for name, values, seed in itertools.product(names, combinations(grid), each):
+        method, options = find_method(name), {**given, **values, **seed}
+        chosen = {} if tuned is None else read_tuned(tuned, method)[0]
+        setup = resolve(method, {**chosen, **options})
         refuse_without_effect(setup, options)
-        setups.append(setup)
-    folder = new_folder(setups[0]) if out is None else Path(out)
+        several = [
+            method.name if len(names) > 1 else "",
+            place(values),
+            *(f"seed-{number}" for number in seed.values()),
+        ]
+        label = ", ".join(filter(None, (method.name if len(names) > 1 or not values else "", settings_text(values))))
+        cases.append((label, name, options, setup, Path(*filter(None, several))))
+    folder = new_folder(cases[0][3]) if out is None else Path(out)
     runs = []
-    for (method, values, seed), setup in zip(cases, setups, strict=True):
-        parts = [setup.method.name] if len(names) > 1 else []
-        parts += [place(values)] if values else []
-        parts += [f"seed-{number}" for number in seed.values()]
-        where = folder.joinpath(*parts)
-        record = begun(setup, where, bool(continue_))
+    for label, name, options, setup, where in cases:
+        record = begun(setup, folder / where, bool(continue_))
         if record is None:
             load_data(setup)  # which refuses what cannot run
-        launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
-        label = ", ".join([setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values))
-        runs.append(PlannedRun(label, method, launched, setup, where, record))
+        options["tuned"] = None if tuned is None else str(tuned)
+        runs.append(PlannedRun(label, name, options, setup, folder / where, record))
     return Plan(folder, tuple(runs))

@@ -1,20 +1,20 @@
 """A table of texts as Markdown, LaTeX or CSV."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pandas as pd
 
 from fedcli.errors import printable
 
 MISSING = "–"
 WRAPPED = 40  # characters; a column with longer texts is set in lines
-Line = Sequence[tuple[str, str]]  # of each cell its text and its mark: "best" or ""
+Line = Sequence[tuple[str, str]]  # of each cell its text and its mark, "best" or ""
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
-FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
+_FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
 _TEX = str.maketrans(
     {character: "\\" + character for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", MISSING: "--"}
@@ -47,10 +47,22 @@ class Sheet:
     details: Sequence[str] = ()
     marked_up: bool = False
 
+    def select(self, places: Sequence[int]) -> "Sheet":
+        """The table with the columns at these places alone, in this order."""
+        texts = [place < self.numbers for place in places]
+        return replace(
+            self,
+            columns=[self.columns[place] for place in places],
+            blocks=[[[line[place] for place in places] for line in block] for block in self.blocks],
+            numbers=texts.index(False) if False in texts else len(texts),
+        )
+
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
-    """The text of a table as "markdown", "latex" or "csv"."""
-    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](sheet)
+    """The text of a table as "markdown", "latex" or "csv", which has the values."""
+    if form == "csv":
+        return csv_of(pd.DataFrame(sheet.values, dtype=object))
+    return _latex(sheet) if form == "latex" else _markdown(sheet)
 
 
 def _markdown(sheet: Sheet) -> str:
@@ -65,33 +77,27 @@ def _markdown(sheet: Sheet) -> str:
 
 def _latex(sheet: Sheet) -> str:
     r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
-    kept = [place for place, column in enumerate(sheet.columns) if column not in sheet.details]
+    sheet = sheet.select([place for place, column in enumerate(sheet.columns) if column not in sheet.details])
     all_lines = [line for block in sheet.blocks for line in block]
-    form = ""
-    for place in kept:
-        long = any(len(line[place][0]) > WRAPPED for line in all_lines)
-        form += "r" if place >= sheet.numbers else r"p{0.3\linewidth}" if long else "l"
+    longest = [max((len(line[place][0]) for line in all_lines), default=0) for place in range(sheet.numbers)]
+    form = "".join(r"p{0.3\linewidth}" if length > WRAPPED else "l" for length in longest)
+    form += "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
-    lines.append(" & ".join(_tex(sheet.columns[place]) for place in kept) + r" \\")
+    lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
     ruled = len(all_lines) > len(sheet.blocks)
     for number, block in enumerate(sheet.blocks):
         lines += [r"\midrule"] if ruled or number == 0 else []
         for line in block:
-            cells = [(_tex(line[place][0], sheet.marked_up), line[place][1]) for place in kept]
+            cells = [(_tex(text, sheet.marked_up), mark) for text, mark in line]
             lines.append(" & ".join(rf"\textbf{{{text}}}" if mark else text for text, mark in cells) + r" \\")
     notes = (f"% {printable(note)}" for note in sheet.notes)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
-def _csv(sheet: Sheet) -> str:
-    """One line for each of the values; those that a line lacks stay empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, dict.fromkeys(column for row in sheet.values for column in row), lineterminator="\n")
-    writer.writeheader()
-    for row in sheet.values:
-        writer.writerow({key: FORMULA.sub("'", cell) if isinstance(cell, str) else cell for key, cell in row.items()})
-    return text.getvalue()
+def csv_of(table: pd.DataFrame) -> str:
+    """A CSV in which no text is a formula to a spreadsheet; what a row lacks stays empty."""
+    return table.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
 
 
 def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> list[str]:

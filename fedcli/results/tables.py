@@ -1,30 +1,34 @@
-"""Tables from run records.
+"""Tables of runs: which runs stand in a row, what a row says of them, and every run as a row of numbers.
 
-A record is read from `record.json` and never changed. Accuracies are fractions there and percent here.
+A record is read from `record.json` and never changed. Accuracies are fractions there and percent here. Numbers of two
+protocols or data sets cannot be compared, so they share no table and no panel.
 """
 
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
-from fedcli.errors import UserError, printable
+import pandas as pd
+
+from fedcli.errors import UserError, printable, unknown
 from fedcli.registry import find_method, methods
-from fedcli.results.frame import frame_of
-from fedcli.results.metrics import BOLD, Metric, best, diverged, find_metric
+from fedcli.results.frame import STATES, frame_of, state_of
+from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import is_packaged, quiet, reductions_of
-from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, key, settings, settings_text
+from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, settings, settings_text
 from fedcli.userfiles import own_paths
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where older runs went, which their commands tell; taken there
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples", "selection")
 # Columns that stand there only where a run has the number, and its metric.
 SOMETIMES = {
+    "Validation at the selected round, %": "validation",
     "After --post, %": "post",
     "By the classifier, %": "classifier",
     "Inside its own domain, %": "intra",
@@ -65,6 +69,31 @@ class SeedGroup:
         return self.records[0]["summary"]["selection"]
 
 
+def select(records: Iterable[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
+    """The records of these methods and data sets; of all where none is named. Case does not count.
+
+    Raises:
+        UserError: If no record is of one of those that are named.
+    """
+    kept = list(records)
+    for key, names, kind in (("method", methods, "method"), ("dataset", datasets, "data set")):
+        there = {record[key].lower(): record[key] for record in kept}
+        for name in names:
+            if name.lower() not in there:
+                raise unknown(f"{kind} among the runs", name, there, f"there are {', '.join(there.values())}.")
+        chosen = [name.lower() for name in names or there]
+        kept = [record for record in kept if record[key].lower() in chosen]
+    return kept
+
+
+def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
+    """The records by protocol and data set, in the order in which these appear."""
+    parts: dict[str, list[dict]] = {}
+    for record in records:
+        parts.setdefault(f"{record['protocol']}, {record['dataset']}", []).append(record)
+    return parts
+
+
 def group(records: Iterable[dict]) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
@@ -82,17 +111,17 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
     parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
     firsts = [part.iloc[0] for part in parts]
-    labels = [first["label"] for first in firsts]
+    labels = Counter(first["label"] for first in firsts)
     one_method = len({first["method"] for first in firsts}) == 1
     groups = []
     for part, first, (differing, unusual) in zip(parts, firsts, _differences(firsts), strict=True):
         method = first["label"] or first["method"]
         if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
             method += " (reduced)"  # the notes say what else was smaller
-        is_told_by_label = first["label"] and labels.count(first["label"]) == 1
+        is_told_by_label = first["label"] and labels[first["label"]] == 1
         told_apart = "" if is_told_by_label else settings_text(unusual)
-        called = [] if one_method and not first["label"] and told_apart else [method]
-        label = ", ".join([*called, *([told_apart] if told_apart else [])])
+        called = "" if one_method and not first["label"] and told_apart else method
+        label = ", ".join(filter(None, (called, told_apart)))
         groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
     return groups
 
@@ -123,19 +152,6 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
-def smaller_than_protocol(records: Iterable[dict]) -> list[str]:
-    """What was smaller in runs than their protocols say, each form once, in words."""
-    texts = dict.fromkeys(describe_reductions(reductions_of(record)) for record in records)
-    return [text for text in texts if text]
-
-
-def headline(records: Iterable[dict]) -> str:
-    """What all records agree in, and what makes any of them smaller than their protocol: the title of a figure."""
-    records = list(records)
-    text, smaller = ", ".join(map(str, agreed(records).values())), sorted(smaller_than_protocol(records))
-    return f"{text}; reduced: {' or '.join(smaller)}" if smaller else text
-
-
 def tuned(records: Iterable[dict]) -> Iterator[str]:
     """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
     rules: dict[str, set[str]] = {}
@@ -145,11 +161,34 @@ def tuned(records: Iterable[dict]) -> Iterator[str]:
         for name, origin in record["origin"].items():
             if origin.startswith("tuned"):
                 rule, _, seed = origin.partition(", ")
-                value = settings_text({name: record["config"][name]}).removeprefix(name.replace("_", " ") + " ")
-                option = f"{title} --{name.replace('_', '-')} {value} on {record['dataset']}"
-                rules.setdefault(f"{rule.capitalize()} ({seed})", set()).add(option)
+                (flag,) = flags_of({name: record["config"][name]})
+                options = rules.setdefault(f"{rule.capitalize()} ({seed})", set())
+                options.add(f"{title} {flag.replace('=', ' ')} on {record['dataset']}")
     for rule, options in rules.items():
         yield markdown(f"{rule}: {'; '.join(sorted(options))}.")
+
+
+def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
+    """Mean ± sample standard deviation, with the number of runs that have the value and of those that are lost.
+
+    Args:
+        metric: What is read of each run.
+        records: The runs that there are.
+        states: How many of the runs, also of those that are not there, are in which of `STATES`.
+
+    Returns:
+        "66.10 ± 0.52 (2 of 3, 1 of 3 diverged)"; where no run counts, the furthest that one has come.
+    """
+    values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
+    if not counted:
+        return next(state for state in STATES if states[state])
+    lost = states["finished"] + states["diverged"] - counted
+    number = len(values) or counted
+    notes = [f"{number}" if number + lost == planned else f"{number} of {planned}"]
+    notes += [f"{states['diverged'] - lost} diverged"] if states["diverged"] > lost else []
+    notes += [f"{lost} of {planned} diverged"] if lost else []
+    notes += [f"{states['failed']} failed"] if states["failed"] else []
+    return f"{metric.mean_text(values) if values else metric.none} ({', '.join(notes)})"
 
 
 def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
@@ -167,68 +206,84 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     chosen = [find_metric(name) for name in metrics]
     rules = {member.selection for member in groups}
     selected = f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
-    rows = [_row(member, selected, chosen) for member in groups]
-    optional = ("Settings", *SOMETIMES)
-    columns = [column for column in rows[0] if column not in optional or any(row[column] for row in rows)]
-    ahead = _best(groups)
-    lines = []
-    for place, row in enumerate(rows):
-        strong = (columns[0], selected) if place in ahead else ()
-        lines.append([(row[column], "best" if column in strong else "") for column in columns])
+    rows = pd.DataFrame([_row(member, selected, chosen) for member in groups])
+    rows = rows.drop(columns=[column for column in ("Settings", *SOMETIMES) if not rows[column].any()])
+    ahead, lines = _best(groups), []
+    for place, row in enumerate(rows.to_dict("records")):
+        strong = ("Method", selected) if place in ahead else ()
+        lines.append([(text, "best" if column in strong else "") for column, text in row.items()])
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        columns, [lines], columns.index(selected), [_flat(record, chosen) for record in records],
+        list(rows), [lines], list(rows).index(selected), [numbers_of(record, chosen) for record in records],
         setting=same and f"All rows: {same}.", notes=list(_notes(groups, bool(ahead))),
-        details=[column for column in columns if column.startswith(("Validation", "Floats", "Seconds"))],
+        details=[column for column in rows if column.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
+
+
+def sheets(
+    records: Iterable[dict], metrics: Sequence[str] = (), columns: Sequence[str] = (), title: str = ""
+) -> list[Sheet]:
+    """A table for each board, see `sheet`; notes that all tables have stand below the last one.
+
+    Args:
+        records: The runs.
+        metrics: Names of metrics that get a column of their own.
+        columns: Parts of the titles of the columns that are shown, in this order; all where empty. A table that has
+            none of them is left out.
+        title: Of the tables.
+
+    Raises:
+        UserError: If there is no record, or no table has such a column.
+    """
+    records = list(records)
+    parts = boards(records) or {"": records}
+    tables = [sheet(runs, metrics) for runs in parts.values()]
+    common = set.intersection(*(set(table.notes) for table in tables))
+    there = list(dict.fromkeys(column for table in tables for column in table.columns))
+    for text in columns:
+        if not _places(text, there):
+            raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
+    shown = []
+    for name, table in zip(parts, tables, strict=True):
+        notes = [note for note in table.notes if table is tables[-1] or note not in common]
+        table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
+        places = dict.fromkeys(place for text in columns for place in _places(text, table.columns))
+        if places or not columns:
+            shown.append(table.select(list(places)) if columns else table)
+    return shown
+
+
+def _places(text: str, titles: Sequence[str]) -> list[int]:
+    """The places of the titles that begin with a text, or else of those that have it; case does not count."""
+    places = [place for place, title in enumerate(titles) if text.lower() in title.lower()]
+    return [place for place in places if titles[place].lower().startswith(text.lower())] or places
 
 
 def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[str, str]:
     """The cells of a group by column; `selected` is the title over its headline."""
-    runs, done = member.records, member.finished
-    seeds = [", ".join(str(record["seed"]) for record in done)] if done else []
-    seeds += [f"seed {record['seed']} {_progress(record)}" for record in runs if record["status"] != "finished"]
-    sent = []
-    for name in ("floats-up", "floats-down"):
-        values = [find_metric(name).value(record) for record in done or runs]
-        sent.append(MISSING if None in values else f"{fmean(values):,.0f}")
+    records, states = member.records, Counter(map(state_of, member.records))
+    runs = pd.DataFrame(map(numbers_of, member.finished or records))
+    seeds = [", ".join(str(record["seed"]) for record in member.finished)]
+    seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
+    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
+    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in metrics}
+    means = {}
+    for title, metric in read.items():
+        is_blank = title in SOMETIMES and not metric.values(records)
+        means[title] = "" if is_blank else mean_of_runs(metric, records, states)
+    sent = [MISSING if pd.isna(floats) else f"{floats:,.0f}" for floats in runs[["floats_up", "floats_down"]].mean()]
     # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
-    seconds = [value for record in done if (value := _round_seconds(record)) is not None]
-    paces = dict.fromkeys([f"{min(seconds):.2f}", f"{max(seconds):.2f}"]) if seconds else [MISSING]
+    seconds = runs["seconds_round_median"].dropna()
+    paces = dict.fromkeys(f"{pace:.2f}" for pace in (seconds.min(), seconds.max())) if len(seconds) else [MISSING]
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
-        "Seeds": "; ".join(seeds),
-        selected: _mean(find_metric("selected"), runs),
-        "Last round, %": _mean(find_metric("last"), runs),
-        **{title: _mean(find_metric(name), runs, missing="") for title, name in SOMETIMES.items()},
-        **{metric.title: _mean(metric, runs) for metric in metrics},
-        "Rounds": str(runs[0]["config"]["rounds"]),
-        "Validation at the selected round, %": _mean(find_metric("validation"), runs),
+        "Seeds": "; ".join(filter(None, seeds)),
+        **means,
+        "Rounds": str(records[0]["config"]["rounds"]),
         "Floats up / down, client and round": " / ".join(sent),
         "Seconds a round, median": " to ".join(paces),
     }
-
-
-def _mean(metric: Metric, records: list[dict], missing: str | None = None) -> str:
-    """Mean ± sample standard deviation (number of values, and the runs that diverged); the value alone where it is one.
-
-    Args:
-        metric: What is read of each run.
-        records: All runs of a group.
-        missing: The text where no run has the value; where not given, it says how many diverged.
-    """
-    values = metric.values(records)
-    if not values and missing is not None:
-        return missing
-    lost = [record for record in records if diverged(record)]
-    counted = sum(metric.counts(record) for record in lost)
-    notes = [str(len(values))] if values else []
-    notes += [f"{counted} diverged"] if counted else []
-    notes += [f"{len(lost) - counted} of {len(records)} diverged"] if len(lost) > counted else []
-    spread = f" ± {metric.text(stdev(values))}" if len(values) > 1 else ""
-    mean = f"{metric.text(fmean(values))}{spread}" if values else MISSING
-    return f"{mean} ({', '.join(notes)})" if notes else mean
 
 
 def _progress(record: dict) -> str:
@@ -239,29 +294,13 @@ def _progress(record: dict) -> str:
     return f"{status} after {len(record['rounds'])} of {record['config']['rounds']} rounds"
 
 
-def _round_seconds(record: dict) -> float | None:
-    """Seconds of the run's median round, which the first one, a warm-up, does not move; None if they were disturbed."""
-    totals = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
-    return median(totals) if totals and quiet(record) else None
-
-
-def rivals(groups: Sequence[SeedGroup]) -> list[list[int]]:
-    """The places of groups that can be compared: those of one protocol, data set, partition, size and rule."""
-    places: dict[str, list[int]] = {}
-    for place, member in enumerate(groups):
-        values = settings(member.records[0])
-        places.setdefault(key({name: values[name] for name in COMPARABLE}), []).append(place)
-    return list(places.values())
-
-
 def _best(groups: Sequence[SeedGroup]) -> set[int]:
     """The places of groups that stand out as the best among those they can be compared with."""
-    ahead = set()
-    for places in rivals(groups):
-        winner = best(find_metric("selected"), [groups[place].records for place in places])
-        if winner is not None:
-            ahead.add(places[winner])
-    return ahead
+    rivals: dict[tuple, dict[int, list[dict]]] = {}
+    for place, member in enumerate(groups):
+        values = settings(member.records[0])
+        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
+    return {best(find_metric("selected"), runs) for runs in rivals.values()} - {None}
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> Iterator[str]:
@@ -269,19 +308,15 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> Iterator[str]:
     records = [record for member in groups for record in member.records]
     yield "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."
     if any(map(diverged, records)):
-        yield (
-            "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run "
-            "does; other means are without it, and say so."
-        )
-    if any(record["status"] != "finished" and not diverged(record) for record in records):
-        yield "Unfinished runs enter no mean."
+        yield DIVERGED
     repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
     if repeated:
         yield f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}."
-    if smaller := smaller_than_protocol(records):
-        yield f"Reduced against the protocol: {'; or '.join(smaller)}."
-    if given := "; ".join(_given(groups)):
-        yield f"Options given with the runs: {given}."
+    smaller = dict.fromkeys(describe_reductions(reductions_of(record)) for record in records)
+    if any(smaller):
+        yield f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}."
+    if options := _given(groups):
+        yield f"Options given with the runs: {markdown('; '.join(options))}."
     yield from tuned(records)
     if not all(map(quiet, records)):
         yield "Seconds that were measured while the machine did other work are left out."
@@ -289,105 +324,99 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> Iterator[str]:
         yield BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule")
 
 
-def _given(groups: Sequence[SeedGroup]) -> Iterator[str]:
+def _given(groups: Sequence[SeedGroup]) -> list[str]:
     """Options that somebody has given and no other line says, with the methods that have them where not all do.
 
     Rows of a method that differ in an option show it, so what is left is that of the whole method.
     """
-    having: dict[tuple[str, str], dict[str, Any]] = {}  # by option and value as text, the value by method
+    having: dict[str, dict[str, None]] = {}  # methods by options
     for member in groups:
         record = member.records[0]
         told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings}
         told |= {size["what"] for size in reductions_of(record)}
         for name, value in given_options(record["config"], record["origin"]).items():
             if name not in told and not record["origin"][name].startswith("tuned"):
-                having.setdefault((name, str(value)), {})[member.method] = value
-    every = {member.method for member in groups}
-    shared: dict[str, dict[str, Any]] = {}  # options by the methods that have them, as text
-    for (name, _), values in having.items():
-        owners = "" if {*values} == every else f" ({'; '.join(values)})"
-        shared.setdefault(owners, {})[name] = next(iter(values.values()))
-    for owners, options in shared.items():
-        yield markdown(settings_text(options) + owners)
+                having.setdefault(settings_text({name: value}), {})[member.method] = None
+    shared: dict[str, list[str]] = {}  # options by the methods that have them, as text
+    for text, names in having.items():
+        every = len(names) == len({member.method for member in groups})
+        shared.setdefault("" if every else f" ({'; '.join(names)})", []).append(text)
+    return [", ".join(texts) + names for names, texts in shared.items()]
 
 
-def _flat(record: dict, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """One run as a flat row; rounds count from 1, accuracies are in percent."""
-    summary, cost, config = record["summary"], record.get("cost") or {}, record["config"]
+def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
+    """One run as a flat row; rounds count from 1, accuracies are in percent.
 
-    def value(name: str) -> float | None:
-        return find_metric(name).value(record)
-
-    sent = {name: value(name.replace("_", "-")) for name in ("floats_down", "floats_up")}
+    `seconds_round_median` is that of the median round, which the first one, a warm-up, does not move. Seconds that
+    other work disturbed are left out.
+    """
+    summary, cost, undisturbed = record["summary"], record.get("cost") or {}, quiet(record)
+    names = ("selected", "last", "validation", "post", "floats-down", "floats-up")
+    selected, last, validation, post, down, up = (find_metric(name).value(record) for name in names)
     chosen = summary["selected_round"]
+    seconds = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
         "reduced": describe_reductions(reductions_of(record)),
         "partition_fingerprint": record["partition"]["fingerprint"],
         "selection": summary["selection"],
-        "selected": value("selected"),
+        "selected": selected,
         "selected_round": None if chosen is None else chosen + 1,
-        "last": value("last"),
-        "validation_accuracy": value("validation"),
+        "last": last,
+        "validation_accuracy": validation,
         "rounds_done": len(record["rounds"]),
-        **({"post_accuracy": value("post")} if "post" in record else {}),
+        **({"post_accuracy": post} if "post" in record else {}),
         **{metric.title: metric.value(record) for metric in metrics},
-        **{name: None if floats is None else round(floats) for name, floats in sent.items()},
+        "floats_down": down and round(down),
+        "floats_up": up and round(up),
         **{name: cost.get(name) for name in ("memory_floats", "buffer_floats")},
         "parameters": record.get("model", {}).get("parameters"),
         "params_sha256": summary.get("params_sha256"),
-        "seconds_round_median": _round_seconds(record),
-        "seconds_total": record.get("seconds_total") if quiet(record) else None,
+        "seconds_round_median": median(seconds) if seconds and undisturbed else None,
+        "seconds_total": record.get("seconds_total") if undisturbed else None,
         **{name: record.get(name) for name in ("method_hash", "commit")},
-        **{f"config.{name}": option for name, option in config.items()},
+        **{f"config.{name}": option for name, option in record["config"].items()},
     }
 
 
-def every_run(groups: Iterable[SeedGroup]) -> list[str]:
+def every_run(records: Iterable[dict]) -> list[str]:
     """A table with one row a run."""
-
-    def text(value: float | None, form: str) -> str:
-        return MISSING if value is None else format(value, form)
-
     rows = []
-    for member in groups:
+    for member in group(records):
         for record in member.records:
-            run = _flat(record, ())
-            rows.append(
-                {
-                    "Method": markdown(member.method),
-                    "Settings": markdown(settings_text(member.settings)),
-                    "Seed": str(run["seed"]),
-                    "Status": _progress(record),
-                    "Selected, %": text(run["selected"], ".2f"),
-                    "Selected round": text(run["selected_round"], "d"),
-                    "Last round, %": text(run["last"], ".2f"),
-                    "Seconds": text(run["seconds_total"], ",.0f"),
-                    "Partition": f"`{markdown(run['partition_fingerprint'][:12])}`",
-                    "Parameters": f"`{markdown((run['params_sha256'] or MISSING)[:12])}`",
-                }
-            )
-    columns = [column for column in rows[0] if any(row[column] for row in rows)]
-    return github(columns, [[row[column] for column in columns] for row in rows])
+            run = numbers_of(record)
+            rows.append({
+                "Method": member.method,
+                "Settings": settings_text(member.settings),
+                "Seed": str(run["seed"]),
+                "Status": _progress(record),
+                "Selected, %": run["selected"],
+                "Selected round": run["selected_round"],
+                "Last round, %": run["last"],
+                "Seconds": run["seconds_total"],
+                "Partition": run["partition_fingerprint"][:12],
+                "Parameters": (run["params_sha256"] or MISSING)[:12],
+            })  # fmt: skip
+    table = pd.DataFrame(rows)
+    for columns, form in ((["Selected, %", "Last round, %"], "{:.2f}"), (["Selected round", "Seconds"], "{:,.0f}")):
+        table[columns] = table[columns].astype(object).map(form.format, na_action="ignore").fillna(MISSING)
+    table = table.loc[:, table.ne("").any()]
+    return github(list(table), table.map(markdown).to_numpy().tolist())
 
 
 def machines(records: Iterable[dict]) -> list[str]:
     """One line for each machine and set of versions, with the number of runs it did."""
-
-    def words(about: dict) -> list[str]:
-        texts = []
-        for part in (about[name] for name in ("hardware", "versions") if about.get(name)):
-            pairs = [f"{name.replace('_', ' ')} {value}" for name, value in part.items() if value is not None]
-            texts.append(markdown(", ".join(pairs)))
-        return texts
-
     counts = Counter()
     for record in records:
-        texts = words(record)
-        for move in record.get("moved", ()):
-            texts += [f"from round {move['round'] + 1} on {text}" for text in words(move)]
+        texts = []
+        for part in (record, *record.get("moved", ())):
+            since = f"from round {part['round'] + 1} on " if part is not record else ""
+            for name in ("hardware", "versions"):
+                values = {key.replace("_", " "): value for key, value in part.get(name, {}).items()}
+                pairs = [f"{key} {value}" for key, value in values.items() if value is not None]
+                texts += [since + markdown(", ".join(pairs))] if pairs else []
         counts[" · ".join(texts) or "not recorded"] += 1
-    return [f"- {count} run{'s' * (count > 1)}: {place}" for place, count in counts.items()]
+    return [f"- {count} run{'s' * (count > 1)}: {machine}" for machine, count in counts.items()]
 
 
 def commands(records: Iterable[dict]) -> list[str]:

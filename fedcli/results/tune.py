@@ -19,7 +19,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.results import jobs
 from fedcli.results.frame import ENDED, Record, state_of
 from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.config import RunConfig, resolve
 from fedcli.runs.experiment import Grid, combinations, parse_values
 from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
@@ -45,15 +45,11 @@ class Trial:
         """
         if any(record["status"] != "finished" for record in self.records):
             return None
-        return fmean(map(validation_accuracy, self.records))
+        return fmean(map(_validation_accuracy, self.records))
 
 
-def validation_accuracy(record: Record) -> float:
-    """Accuracy of a finished run on the clients' held-out examples, as a fraction, by its protocol's rule.
-
-    Raises:
-        UserError: If no client has held out an example.
-    """
+def _validation_accuracy(record: Record) -> float:
+    """Accuracy of a finished run on the clients' held-out examples, as a fraction, by its protocol's rule."""
     accuracies = [entry["validation_accuracy"] for entry in record["rounds"]]
     accuracies = [value for value in accuracies if value is not None]
     if not accuracies:
@@ -89,9 +85,9 @@ def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
         return worth
     grid: Grid = {}
     for text in texts:
-        flag, equals, values = text.partition("=")
+        flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
-        if not equals or not values:
+        if not values:
             raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method.name} --help' shows all.")
@@ -131,23 +127,26 @@ def tune(
     Raises:
         UserError: If a trial cannot start, a seed is a reported one, or every trial has diverged.
     """
-    chosen, values = registry.find_method(method), parse_grid(registry.find_method(method), grid)
-    given = {name: value for name, value in given.items() if value is not None}
-    if clash := [name for name in values if name in given]:
-        raise UserError(f"{declarations.flag_of(clash[0])} is given and in --grid; leave one of the two out.")
-    if seeds is not None and seed is not None:
-        raise UserError(f"--seed {seed} was given with --seeds; one of the two is allowed, leave one out.")
-    if seeds is None:
+    chosen = registry.find_method(method)
+    values, given = parse_grid(chosen, grid), {name: value for name, value in given.items() if value is not None}
+    if clash := values.keys() & given.keys():
+        raise UserError(f"{declarations.flag_of(min(clash))} is given and in --grid; leave one of the two out.")
+    if seed is not None or seeds is None:
         given["seed"] = SEED if seed is None else seed
     first = resolve(chosen, {**given, **combinations(values)[0]})
     if not first.run.validation:
         given["validation"] = VALIDATION
-    for each in [given["seed"]] if seeds is None else seeds:
-        _refuse_reported_seed(each, first)
+    paper = first.protocol.name.partition(":")[0]
+    tables = [table for table in registry.tables().values() if table.name.partition(":")[0] == paper]
+    reported = {reported for table in tables for reported in table.seeds}
+    for each in reported.intersection([given["seed"]] if seeds is None else seeds):
+        raise UserError(  # its options would be fitted to what is reported
+            f"--seed {each} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
+            f"tune with another, such as {SEED}."
+        )
     names = chosen.name, first.protocol.name.replace(":", "-"), first.run.dataset
     folder = Path(out or Path("runs") / f"tune-{'-'.join(names)}")
-    options = {"seeds": seeds, "out": folder, "continue_": True}
-    plan = plan_grid([method], {**given, **values}, **options)
+    plan = plan_grid([method], {**given, **values}, seeds=seeds, out=folder, continue_=True)
     errors = (execute or (lambda plan: jobs.execute(plan, jobs.Watch())))(plan)
     records: dict[str, list[Record]] = {}
     for run in plan.runs:
@@ -183,30 +182,18 @@ def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]
     Returns:
         Each option with "smaller" or "larger", what is left to try.
     """
-    fields, found = _fields(method), []
+    fields, edges = _fields(method), []
     for name, chosen in trials[0].values.items():
-        about, tried = fields[name].metadata, {trial.values[name] for trial in trials}
+        limits, tried = fields[name].metadata, {trial.values[name] for trial in trials}
         if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried):
             continue
-        if chosen == min(tried) and chosen != about["low"]:
-            found.append((name, "smaller"))
-        if chosen == max(tried) and chosen != about["high"]:
-            found.append((name, "larger"))
-    return found
+        if chosen == min(tried) and chosen != limits["low"]:
+            edges.append((name, "smaller"))
+        if chosen == max(tried) and chosen != limits["high"]:
+            edges.append((name, "larger"))
+    return edges
 
 
 def _fields(method: Method) -> dict[str, dataclasses.Field]:
     """The options that can be tuned, by name: every run's and the method's own."""
     return {field.name: field for kind in (RunConfig, method.config) for field in dataclasses.fields(kind)}
-
-
-def _refuse_reported_seed(seed: int, setup: Setup) -> None:
-    """Refuses a seed whose runs a table of the protocol's paper reports: its options would be fitted to it."""
-    paper = setup.protocol.name.split(":")[0]
-    tables = [table for table in registry.tables().values() if table.name.split(":")[0] == paper]
-    reported = sorted({reported for table in tables for reported in table.seeds})
-    if seed in reported:
-        raise UserError(
-            f"--seed {seed} is one that the paper's tables report (they are {', '.join(map(str, reported))}); tune "
-            f"with another, such as {SEED}, so that no reported run has chosen its own options."
-        )
