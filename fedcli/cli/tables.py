@@ -294,7 +294,7 @@ def plot(
     Your own is a function of the runs' records that returns a matplotlib Figure.
     """
     from fedcli.figures import plots
-    from fedcli.results import boards, frame
+    from fedcli.results import frame, tables
 
     chart = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
@@ -303,7 +303,7 @@ def plot(
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
     if chart.needs == "records":
-        given = [boards.select(frame.find_records(runs, label or ()), names, dataset or ())]
+        given = [tables.select(frame.find_records(runs, label or ()), names, dataset or ())]
     elif chosen := names or dataset or label:
         raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
     if kind == "curves":
@@ -339,7 +339,7 @@ def report(
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
-    from fedcli.results import boards, frame
+    from fedcli.results import frame, tables
     from fedcli.runs.records import RECORD
 
     missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
@@ -350,7 +350,7 @@ def report(
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
     records = frame.find_records([path for path in runs if path not in missing], label or ())
-    records = boards.select(records, method or (), dataset or ())
+    records = tables.select(records, method or (), dataset or ())
     print_or_write(pages.report(records, title, list(map(str, missing))), out)
 
 
