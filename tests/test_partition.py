@@ -300,27 +300,26 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
         ("iid", 1001, "1001 clients | 1 to 1000"),
         ("dirichlet:", 4, "needs its concentration | write dirichlet:0.5."),
         ("dirichlet:plain", 4, "concentration | got 'plain'"),
-        ("dirichlet:0", 2, "concentration | got '0.0' | dirichlet:0.5"),
+        ("dirichlet:0", 2, "concentration | got '0' | from 1e-06 to 1e+06 | dirichlet:0.5"),
         ("dirichlet:nan", 2, "concentration"),
         ("dirichlet:0.5:0.5", 4, "does not take '0.5' | dirichlet:0.5:plain | dirichlet:0.5:min=1"),
         ("dirichlet:0.5:min=0", 2, "minimum"),
         ("dirichlet:0.5:min=2.5", 4, "minimum | a whole number from 1"),
         ("dirichlet:0.5:min=1:min=2", 4, "does not take 'min=2'"),
-        ("dirichlet:0.5:draw=flower", 4, "draw order | got 'flower' | own or pfllib"),
-        ("dirichlet:0.5:min=11", 100, "100 clients | 11 examples | got 1000"),
-        ("dirichlet:1e-3", 40, "0.001 | min=10 | larger concentration | lower min="),
-        ("dirichlet:1e-3:min=1", 40, "larger concentration or fewer clients"),
+        ("dirichlet:0.5:draw=flower", 4, "draw order | got 'flower' | draw=pfllib"),
+        ("dirichlet:0.5:min=11", 100, "got 100 clients and 1000 | min=11"),
+        ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration, a lower min="),
         ("classes", 4, "needs its number of classes | write classes:2."),
         ("classes:two", 4, "number of classes | got 'two'"),
         ("classes:0", 2, "number of classes | from 1"),
-        ("classes:3", 500, "1500 shards | got 1000"),
+        ("classes:3", 500, "500 clients and 1000 | 1500 shards"),
         ("dominant:0", 10, "dominant | from 1"),
-        ("dominant:11", 10, "dominant:11 | 10 classes | dominant:10"),
-        ("dominant:1:share=1.5", 10, "share | got '3/2' | to 1"),
+        ("dominant:11", 10, "dominant:11 | 10 classes"),
+        ("dominant:1:share=1.5", 10, "share | got '1.5' | to 1"),
         ("dominant:1:min=3", 10, "does not take 'min=3'"),
-        ("dominant:1", 3, "class 0 | 190 | got 100 | multiple of 10"),
+        ("dominant:1", 3, "3 clients | 100 of class 0 | multiple of 10"),
         ("missing:-1", 10, "number of missing classes | from 0"),
-        ("missing:10", 10, "missing:10 | 10 classes | missing:9"),
+        ("missing:10", 10, "missing:10 | 10 classes"),
         ("domains+domains", 4, "needs a label skew | domains+dirichlet:0.5"),
         ("domains+dirichlet:0.5", 4, "domains+dirichlet:0.5 | with domains | without"),
         ("writers:3", 4, "does not take '3' | write writers:shares."),
@@ -333,9 +332,9 @@ def test_what_cannot_be_dealt_is_refused(flag, num_clients, words):
 
 def test_groups_and_classes_that_do_not_suffice_are_refused():
     labels = LABEL_SETS["balanced"]
-    refused("dominant:1", 10, "too few | got 0 of class 4", labels[labels != 4])
+    refused("dominant:1", 10, "does not fit | 0 of class 4", labels[labels != 4])
     refused("domains", 5, "5 | 2 domains | multiple of 2", domain=labels % 2)
-    refused("domains+dirichlet:0.5:min=60", 20, "in domain 0 | 500", domain=labels % 2)
+    refused("domains+dirichlet:0.5:min=60", 20, "in domain 0 | 500 training", domain=labels % 2)
     refused("writers", 11, "each of 11 clients | got 10 writers | 1 to 10", writer=labels)
 
 
