@@ -90,9 +90,7 @@ class Federation:
         """
         self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
-        self.seed: int = run.seed
-        self.local_epochs: int = run.local_epochs
-        self.batch_size: int = run.batch_size
+        self.seed, self.local_epochs, self.batch_size = run.seed, run.local_epochs, run.batch_size
         self.optimizer, self.momentum = run.optimizer, run.momentum
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
 
@@ -108,10 +106,10 @@ class Federation:
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        self.domain_counts = np.array([[len(part)] for part in parts])
+        domains, count = np.zeros(len(dataset.y_train), np.int64), 1
         if dataset.domain_train is not None:
-            own, count = dataset.domain_train.numpy(), len(self.domain_names)
-            self.domain_counts = np.array([np.bincount(own[part], minlength=count) for part in parts])
+            domains, count = dataset.domain_train.numpy(), len(self.domain_names)
+        self.domain_counts = np.array([np.bincount(domains[part], minlength=count) for part in parts])
         self.domain_of = self.domain_counts.argmax(1)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
@@ -261,9 +259,9 @@ class Federation:
     def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
         """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`."""
         new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
-        if self.store is not None:
-            return self.store.keep(states, new, cohort.round)
-        return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
+        if self.store is None:
+            return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
+        return self.store.keep(states, new, cohort.round)
 
     def optimizer_step(
         self, loss: LocalLoss, *, optimizer: str | None = None, lr: float | None = None, momentum: float | None = None,
@@ -282,10 +280,10 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        how = {"lr": lr, "names": names, "key": key, "clip_norm": clip_norm}
-        how["momentum"] = self.momentum if momentum is None else momentum
-        how["weight_decay"] = self.config.weight_decay if weight_decay is None else weight_decay
-        return optimizer_step(loss, optimizer or self.optimizer, **how)
+        momentum = self.momentum if momentum is None else momentum
+        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
+        kept = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        return optimizer_step(loss, optimizer or self.optimizer, names=names, key=key, clip_norm=clip_norm, **kept)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
@@ -338,17 +336,17 @@ class Federation:
         Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
         sizes = self.public_batch_sizes
+        device, num_draws = self.device, NUM_DRAWS[self.public_transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
-        num_draws = NUM_DRAWS[self.public_transform.augmentation]
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
-        rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
-        ends = np.arange(1, len(sizes) + 1) == len(sizes)
-        drawn = order, uniform, keys, len(sizes), ends
-        order, draws, keys, batches, ends = (torch.as_tensor(value, device=self.device) for value in drawn)
-        for b, (index, own) in enumerate(zip(order.split(sizes), draws.split(sizes), strict=True)):
-            x = self.public_transform(self.public_images[index], own)
-            yield Batch(x, torch.zeros_like(index), None, ends[b], batches, rate, keys[b])
+        rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
+        batches, ends = torch.tensor(len(sizes), device=device), torch.arange(1, len(sizes) + 1, device=device)
+        positions = torch.as_tensor(order, device=device).split(sizes)
+        draws, keys = torch.as_tensor(uniform, device=device).split(sizes), torch.as_tensor(keys, device=device)
+        for index, drawn, end, key in zip(positions, draws, ends == batches, keys, strict=True):
+            x = self.public_transform(self.public_images[index], drawn)
+            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
     def step(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,
@@ -421,19 +419,19 @@ class Federation:
         index = np.arange(len(labels)) if index is None else index
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
         quick = quick and self.device.type == "cpu"
-        own = self.engine.own if quick else lambda tensor: tensor
 
         @torch.no_grad()
         def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             token = only_reported.set(quick)
             try:
-                features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
+                x = self.transform(images[positions])
+                output = network(params, buffers, self.engine.own(x) if quick else x, train=False)
             finally:
                 only_reported.reset(token)
-            return features, logits, labels[positions]
+            return output.features, output.logits, labels[positions]
 
         with self.timed("evaluate"):
-            params = tree_map(own, params)
+            params = tree_map(self.engine.own, params) if quick else params
             portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
             return tree_map(Tensor.cpu, concatenate(portions))  # here alone Python waits for the device
 
