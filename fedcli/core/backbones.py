@@ -26,8 +26,6 @@ from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, use_live_taps
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
-_SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
-
 
 @cache
 def torchvision() -> ModuleType:
@@ -39,9 +37,8 @@ def torchvision() -> ModuleType:
         # over two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
         if "torchvision::nms does not exist" not in str(error):
             raise
-    _SCHEMAS.append(torch.library.Library("torchvision", "FRAGMENT"))
     for name in ("nms", "qnms"):
-        _SCHEMAS[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return import_module("torchvision")
 
 
@@ -70,19 +67,11 @@ class Backbone(nn.Module):
 
         `mask` `[B]` is False for padding, which in training stays out of batch statistics; None where all is real.
         """
-        if self._colour:
-            x = x.expand(-1, 3, -1, -1)
-        self._set_mask(mask)
-        try:
-            with self._guard():
-                features = self.body(x)
-        finally:
-            self._set_mask(None)
-        return features, self.head(features)
-
-    def _set_mask(self, mask: Tensor | None) -> None:
         for layer in self._norms:
             layer.mask = mask
+        with self._guard():
+            features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
+        return features, self.head(features)
 
 
 class Recipe(NamedTuple):
@@ -365,29 +354,25 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    x, real = torch.randn(4, channels, image_size, image_size), torch.tensor([True, True, False, False])
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # layer, what enters it, what leaves it
-
-    def note(layer: nn.Module, given: tuple, out: Tensor) -> None:
-        calls.append((layer, given[0], out.clone()))
-
+    x = torch.randn(4, channels, image_size, image_size)
+    calls: list[nn.Module] = []
     with torch.no_grad(), blame(function.path):
         module.eval()(x)  # lazy layers get their shapes
-        _swap_layers(module, lambda layer: _standing_in(layer, function))
+        _swap_layers(module, _standing_in)
         watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
-        hooks = [layer.register_forward_hook(note) for layer in watched]
+        hooks = [layer.register_forward_hook(lambda layer, *_: calls.append(layer)) for layer in watched]
         logits = module.eval()(x)
     for hook in hooks:
         hook.remove()
-    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if found != (len(x), num_classes):
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape != (len(x), num_classes):
         raise function.refuse(
-            f"gives no logits of {num_classes} classes (got {found} of {len(x)} images)", "return logits [B, C]"
+            f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head, features, last = next((call for call in reversed(calls) if isinstance(call[0], nn.Linear)), (None, x, x))
-    if type(head) is not nn.Linear or head.bias is None or features.dim() != 2 or not torch.equal(last, logits):
+    head = next((layer for layer in reversed(calls) if isinstance(layer, nn.Linear)), None)
+    if type(head) is not nn.Linear or head.bias is None:
         raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
-    once = [call[0] for call in calls if call[0] is head or isinstance(call[0], KeyedDropout)]
+    once = [layer for layer in calls if layer is head or isinstance(layer, KeyedDropout)]
     if len(set(once)) < len(once):
         raise function.refuse("uses its last nn.Linear or an nn.Dropout twice", "make a layer for each place")
     held = [value for part in module.modules() for value in part._parameters.values() if value is not None]
@@ -396,7 +381,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
-    _check(network, function, x, real, logits)
+    _check(network, function, x, logits)
     return network
 
 
@@ -409,8 +394,8 @@ def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> No
                 parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
 
 
-def _standing_in(layer: nn.Module, function: FromFile) -> nn.Module:
-    """Returns a layer of the same function that knows padding and keys; the user's own where that is fine."""
+def _standing_in(layer: nn.Module) -> nn.Module:
+    """Returns a layer of the same function that knows padding or keys, if there is one; else the user's own."""
     if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
         new = MaskedBatchNorm2d(layer.num_features, layer.eps, layer.momentum)
         new.weight, new.bias = layer.weight, layer.bias
@@ -418,39 +403,31 @@ def _standing_in(layer: nn.Module, function: FromFile) -> nn.Module:
         return new
     if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace:
         return KeyedDropout(layer.p)
-    norm = isinstance(layer, nn.modules.batchnorm._NormBase) and not isinstance(layer, MaskedBatchNorm2d)
-    if norm and (layer.track_running_stats or not isinstance(layer, nn.modules.instancenorm._InstanceNorm)):
-        remedy = "use nn.BatchNorm2d with its defaults, or nn.GroupNorm"
-        raise function.refuse(f"has a layer whose statistics padding would reach (got {layer})", remedy)
-    if isinstance(layer, nn.modules.dropout._DropoutNd):
-        remedy = "use nn.Dropout(p) with p < 1, not in place"
-        raise function.refuse(f"has a layer that draws by itself (got {layer})", remedy)
     return layer
 
 
 @torch.no_grad()
-def _check(network: Backbone, function: FromFile, x: Tensor, real: Tensor, logits: Tensor) -> None:
+def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
     """Refuses a user's network whose function has changed, or which does not keep padding and draws out."""
+    real = torch.tensor([True, True, False, False])
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
-    def restore() -> None:
-        for name, value in held.items():
-            value.copy_(kept[name])
-
     def run(x: Tensor) -> list[Tensor]:
-        """Returns what training gives for the real images, and the buffers after it."""
-        restore()
+        """Returns what training gives for the real images, and the buffers after it, which it puts back."""
         result = [value[real] for value in network.train()(x, real)] + [value.clone() for value in network.buffers()]
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
+        for name, value in held.items():
+            value.copy_(kept[name])
         return result
 
     if not torch.allclose(network.eval()(x)[1], logits):
-        raise function.refuse("is another function when its head is apart", "let the last nn.Linear be called once")
+        raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     once, again, padded = run(x), run(x), run(torch.where(real[:, None, None, None], x, 100 * x.flip(1, 2) + 1))
     if not all(map(torch.equal, once, again)) or not torch.equal(torch.get_rng_state(), before):
-        raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, whose draws come as data")
+        remedy = "use nn.Dropout(p) with p < 1, not in place, whose draws come as data"
+        raise function.refuse("draws random numbers in its forward pass", remedy)
     if not all(torch.allclose(a, b, 1e-4, 1e-4) for a, b in zip(once, padded, strict=True)):
-        raise function.refuse("mixes the images of a batch, padding included", "use nn.BatchNorm2d or nn.GroupNorm")
-    restore()
+        remedy = "use nn.BatchNorm2d with its defaults, or nn.GroupNorm"
+        raise function.refuse("mixes the images of a batch, padding included", remedy)
