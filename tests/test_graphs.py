@@ -247,7 +247,7 @@ class Incapable(ListGraphs):
 
 def head_bias(own, packed):
     """A parameter's place in the clients' tensors, which are packed."""
-    return Flat(packed[""], own._like.params.shapes)["head.bias"]
+    return Flat(packed[""], own.like.params.shapes)["head.bias"]
 
 
 def moves_too_far(own):

@@ -5,6 +5,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 """
 
 import gc
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,14 +35,13 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
     """Reads `--clients-per-chunk`: in which of `WAYS`, and how many clients train together (`default` for `auto`)."""
     if text == "auto":
         return WAYS[0], default
-    way, colon, number = text.rpartition(":")
-    whole = number.isascii() and number.isdecimal() and len(number) < 10  # no more clients than that
-    if not (whole and int(number) > 0 and (not colon or way in WAYS[1:])):
+    match = re.fullmatch("(branches:)?0*([1-9][0-9]{0,8})", text)  # no more clients than that
+    if match is None:
         raise UserError(
             f"--clients-per-chunk must be auto, a whole number from 1, or branches: and such a number (got "
             f"'{text[:40]}'); 1 trains one client after the other."
         )
-    return way or WAYS[0], int(number)
+    return "branches" if match[1] else WAYS[0], int(match[2])
 
 
 class Stopped(Exception):
@@ -200,11 +200,10 @@ class Engine:
         rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
         sizes = plan.size[:steps, chunk]
         like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
-        update, num_clients = packed(keyed(step.update), like), len(sizes[0])
-        updates = {
-            padded: self._for_many(update, (0, Batch(0, 0, 0 if padded else None, 0, 0, None, 0), axes), num_clients)
-            for padded in (False, True)
-        }
+        update, updates = packed(keyed(step.update), like), {}
+        for padded in (False, True):
+            of_batch = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
+            updates[padded] = self._for_many(update, (0, of_batch, axes), len(sizes[0]))
         make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
         if self.graphs is None:
             together = make()
@@ -213,8 +212,8 @@ class Engine:
             shapes = clients._replace(optimizer={}), context, rows
             together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
-        counts = sizes.sum(1).tolist()
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
+        counts = sizes.sum(1).tolist()
         begin = partial(begin, clients)
         return together.train(begin, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
 
@@ -232,16 +231,16 @@ class Engine:
         """Takes one local step of each client on one batch, the same for all, see `Federation.step`."""
         update = keyed(step.update)
         clients = with_optimizer(step, clients)
-        return self._each(lambda own, context: update(own, batch, context), (clients, context), (0, axes))
+        return self._each(lambda client, context: update(client, batch, context), (clients, context), (0, axes))
 
     def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
         """Returns what each client's model gives for `x` `[B, channels, H, W]`, stacked, without gradients."""
 
-        def of_one(params: Params, buffers: Params) -> Output:
-            with torch.no_grad():
-                return network(params, buffers, x, train=train)
+        @torch.no_grad()
+        def of_client(params: Params, buffers: Params) -> Output:
+            return network(params, buffers, x, train=train)
 
-        return self._each(of_one, (clients.params, clients.buffers), (0, 0))
+        return self._each(of_client, (clients.params, clients.buffers), (0, 0))
 
     def _each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""

@@ -71,10 +71,6 @@ class LiveConv2d(nn.Conv2d):
         few: Whether the output has few places.
     """
 
-    live: tuple[slice, slice]
-    live_padding: tuple[int, int]
-    few: bool
-
     def forward(self, x: Tensor) -> Tensor:
         """Convolves `[B, C, H, W]`."""
         if self.weight.stride(1) == 1:  # with the channels last, as then its gradient is
@@ -171,7 +167,6 @@ class KeyedDropout(nn.Module):
         """
         super().__init__()
         self.p, self.whole_examples, self.number = p, whole_examples, 0
-        self.key: Tensor
         self.register_buffer("key", torch.tensor(0), persistent=False)  # no part of what the network has learned
 
     def forward(self, x: Tensor) -> Tensor:

@@ -74,17 +74,6 @@ class FlagParameter:
         )
 
 
-_ALPHA = FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
-_PLAIN = FlagParameter("capped", "cap", "dirichlet:0.5:plain", {"": False}.__getitem__, None)
-_MIN = FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1")
-_DRAW = FlagParameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", DRAW_ORDERS.__getitem__, None)
-_CLASSES = FlagParameter("classes_per_client", "number of classes", "classes:2")
-_DOMINANT = FlagParameter("dominant_classes", "number of dominant classes", "dominant:1")
-_SHARE = FlagParameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1)
-_MISSING = FlagParameter("missing_classes", "number of missing classes", "missing:3", low=0)
-_SHARES = FlagParameter("by_shares", "kind", "writers:shares", {"": True}.__getitem__, None)
-
-
 class _Form(NamedTuple):
     """A partitioner as a flag."""
 
@@ -139,7 +128,14 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
     return np.array_split(order.astype(np.int64), num_clients)
 
 
-@partitioner({"": _ALPHA, "plain": _PLAIN, "min=": _MIN, "draw=": _DRAW})
+@partitioner(
+    {
+        "": FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6),
+        "plain": FlagParameter("capped", "cap", "dirichlet:0.5:plain", {"": False}.__getitem__, None),
+        "min=": FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1"),
+        "draw=": FlagParameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", DRAW_ORDERS.__getitem__, None),
+    }
+)
 def dirichlet(
     labels: Labels, num_clients: int, alpha: float, seed: int, capped: bool = True, min_examples: int = MIN_EXAMPLES,
     draw: str = "own",
@@ -206,7 +202,7 @@ def _draw_in_pfllibs_order(
     return order, counts
 
 
-@partitioner({"": _CLASSES})
+@partitioner({"": FlagParameter("classes_per_client", "number of classes", "classes:2")})
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
@@ -226,7 +222,12 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     return [rng.permutation(positions) for positions in dealt]
 
 
-@partitioner({"": _DOMINANT, "share=": _SHARE})
+@partitioner(
+    {
+        "": FlagParameter("dominant_classes", "number of dominant classes", "dominant:1"),
+        "share=": FlagParameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1),
+    }
+)
 def dominant(
     labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
 ) -> Parts:
@@ -249,7 +250,7 @@ def dominant(
     return _deal(counts, labels, generator(seed, "partition"))
 
 
-@partitioner({"": _MISSING})
+@partitioner({"": FlagParameter("missing_classes", "number of missing classes", "missing:3", low=0)})
 def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
 
@@ -304,7 +305,9 @@ def domains(
     return parts
 
 
-@partitioner({"shares": _SHARES}, needs="writer")
+@partitioner(
+    {"shares": FlagParameter("by_shares", "kind", "writers:shares", {"": True}.__getitem__, None)}, needs="writer"
+)
 def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
     """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
