@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
-from itertools import count
+from itertools import count, pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -159,18 +159,14 @@ def plain_cnn(
         channels = 3 if colour else channels
         for i, width in enumerate(widths):
             layers.append(nn.Conv2d(channels, width, kernel, stride if i == 0 else 1, padding))
-            if i in pooled:
-                layers.append(nn.MaxPool2d(2))  # before ReLU: the same function with a quarter of the ReLU work
-            layers.append(nn.ReLU())
+            # Pooling before ReLU: the same function with a quarter of the ReLU work.
+            layers += [nn.MaxPool2d(2), nn.ReLU()] if i in pooled else [nn.ReLU()]
             channels = width
         layers.append(nn.Flatten())
-        width = channels * side(image_size) ** 2
-        for out in hidden:
+        for width, out in pairwise((channels * side(image_size) ** 2, *hidden)):
             layers += [nn.Linear(width, out), nn.ReLU()]
-            width = out
-        if linear_features:
-            layers.pop()
-        return Backbone(nn.Sequential(*layers), width, num_classes, colour)
+        body = nn.Sequential(*layers[: -1 if linear_features else None])
+        return Backbone(body, hidden[-1], num_classes, colour)
 
     return Recipe(make, next(size for size in count(1) if side(size) >= 1))
 
@@ -397,10 +393,7 @@ def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> No
 def _standing_in(layer: nn.Module) -> nn.Module:
     """Returns a layer of the same function that knows padding or keys, if there is one; else the user's own."""
     if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
-        new = MaskedBatchNorm2d(layer.num_features, layer.eps, layer.momentum)
-        new.weight, new.bias = layer.weight, layer.bias
-        new.running_mean, new.running_var = layer.running_mean, layer.running_var
-        return new
+        layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
     if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace:
         return KeyedDropout(layer.p)
     return layer

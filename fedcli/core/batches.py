@@ -41,14 +41,13 @@ def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np
     return np.sort(drawn)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
 
     index: np.ndarray  # [T, K, B] positions in the training set; 0 where padded
     size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
     epoch_end: np.ndarray  # [T, K] bool
-    num_batches: np.ndarray  # [K]
+    num_batches: np.ndarray | None  # [K]
     draws: np.ndarray | None  # [T, K, B, draws of an image] in [0, 1), for augmentation
     keys: np.ndarray  # [T, K], from which dropout draws its masks
 

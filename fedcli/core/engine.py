@@ -22,7 +22,7 @@ from fedcli.core.batches import Batch, Plan, Transform
 from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
 from fedcli.core.flat import flatten
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, packed, with_optimizer, with_room
+from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
 from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
@@ -196,8 +196,8 @@ class Engine:
         begin = partial(with_optimizer, step)
         if steps == 0:
             return begin(clients), {}
-        columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
-        rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
+        columns = plan._replace(num_batches=None)
+        rows = tree_map(lambda column: torch.as_tensor(column[:steps, chunk], device=device), columns)
         sizes = plan.size[:steps, chunk]
         like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
         update, updates = packed(keyed(step.update), like), {}

@@ -87,8 +87,8 @@ class LiveConv2d(nn.Conv2d):
         Where an image of 2 x 2 pixels is padded for 3 x 3 taps these are 4 of 9. Both arguments have their channels
         last.
         """
-        axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, strict=True)
-        rows, columns = (range(-padding, size + padding - taps + 1, stride) for size, taps, stride, padding in axes)
+        axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, self.dilation, strict=True)
+        rows, columns = (_starts(*axis) for axis in axes)
         places = []
         for top, left in product(rows, columns):
             pixels = x[:, max(top, 0) : top + weight.shape[1], max(left, 0) : left + weight.shape[2]]
@@ -97,19 +97,18 @@ class LiveConv2d(nn.Conv2d):
         return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
-def _places(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Returns how many pixels a convolution makes of `size` along one axis."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+def _starts(size: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
+    """Returns along one axis of `size` pixels where a convolution puts its kernel."""
+    return range(-padding, size + padding - dilation * (kernel - 1), stride)
 
 
 def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
     """Returns along one axis of `size` pixels the taps that meet any of these, and the padding that is left."""
-    places = _places(size, kernel, stride, padding, dilation)
-    starts = range(-padding, places * stride - padding, stride)
+    starts = _starts(size, kernel, stride, padding, dilation)
     live = [tap for tap in range(kernel) if any(0 <= start + tap * dilation < size for start in starts)]
     first, last = (live[0], live[-1]) if live else (0, kernel - 1)
     left = padding - first * dilation
-    if left < 0 or _places(size, last - first + 1, stride, left, dilation) != places:
+    if left < 0 or len(_starts(size, last - first + 1, stride, left, dilation)) != len(starts):
         return slice(0, kernel), padding  # the other side would need another padding
     return slice(first, last + 1), left
 
@@ -139,7 +138,7 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
             continue
         axes = [*zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
-        few = prod(map(_places, *zip(*axes, strict=True))) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
+        few = prod(len(_starts(*axis)) for axis in axes) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
         dead = live != tuple(slice(0, size) for size in layer.kernel_size)
         if dead or few:
             layer.__class__, layer.live, layer.live_padding, layer.few = LiveConv2d, live, padding, few

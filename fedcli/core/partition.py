@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,22 +74,16 @@ class FlagParameter:
         )
 
 
-class _Form(NamedTuple):
-    """A partitioner as a flag."""
-
-    function: Callable[..., Parts]
-    parameters: dict[str, FlagParameter]  # by their prefix in the flag; "" is the required one, which comes first
-    needs: str  # what it takes from the data set beside labels: "domain", "writer", "place" or nothing
-
-
-PARTITIONS: dict[str, _Form] = {}
+# By name: the function, its parameters by their prefix in the flag ("" is the required one, which comes first), and
+# what it takes from the data set beside labels: "domain", "writer", "place" or nothing.
+PARTITIONS: dict[str, tuple[Callable[..., Parts], dict[str, FlagParameter], str]] = {}
 
 
 def partitioner(parameters: dict[str, FlagParameter] | None = None, needs: str = "") -> Callable[[Callable], Callable]:
-    """Registers a function as the partition of its name; arguments as in `_Form`."""
+    """Registers a function as the partition of its name, see `PARTITIONS`."""
 
     def register(function: Callable[..., Parts]) -> Callable[..., Parts]:
-        PARTITIONS[function.__name__] = _Form(function, parameters or {}, needs)
+        PARTITIONS[function.__name__] = (function, parameters or {}, needs)
         return function
 
     return register
@@ -382,7 +376,7 @@ class Partition:
         if "within" in values:
             return f"{self.name}+{values['within']}"
         texts = [self.name]
-        for prefix, parameter in PARTITIONS[self.name].parameters.items():
+        for prefix, parameter in PARTITIONS[self.name][1].items():
             if parameter.keyword in values:
                 value = values[parameter.keyword]
                 texts.append(prefix if isinstance(value, bool) else prefix + str(value).removesuffix(".0"))
@@ -397,7 +391,7 @@ def from_flag(flag: str) -> Partition:
     """
     if flag.startswith("domains+"):
         within = from_flag(flag.removeprefix("domains+"))
-        if within.name not in PARTITIONS or PARTITIONS[within.name].needs:
+        if within.name not in PARTITIONS or PARTITIONS[within.name][2]:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition("domains", (("within", within),) if within.name != "iid" else ())
     if is_from_file(flag):

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcli.core.batches import Batch
+from fedcli.core.batches import Batch, Plan
 from fedcli.core.clients import Client, Step, Update, under_vmap
 from fedcli.core.flat import pack, unpack
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
@@ -78,16 +78,6 @@ def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, dict[str, Te
     return run
 
 
-class Rows(NamedTuple):
-    """What K clients need of a plan, on the device; [T, K, ...], or [K, ...] for one step."""
-
-    index: Tensor  # [T, K, B]
-    size: Tensor  # [T, K]
-    epoch_end: Tensor  # [T, K]
-    draws: Tensor | None  # [T, K, B, NUM_DRAWS]
-    keys: Tensor  # [T, K]
-
-
 def with_room(rows: Tensor) -> Tensor:
     """Repeats the last row of `[T, ...]` up to a power of two, so that rounds of other lengths share the graphs."""
     more = (1 << (len(rows) - 1).bit_length()) - len(rows)
@@ -124,7 +114,7 @@ class Stack:
         self._eager_steps: Counter[bool] = Counter()
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor,
+        self, clients: Callable[[], Client], context: Tree, rows: Plan, num_batches: Tensor, rate: Tensor,
         padded: Sequence[bool], step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
         """Trains stacked clients through all rows.
@@ -132,7 +122,7 @@ class Stack:
         Args:
             clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: Of their plan; those after the last step are not used.
+            rows: Of their plan, on the device, without `num_batches`; those after the last step are not used.
             num_batches: `[K]`, batches in an epoch.
             rate: Learning rate.
             padded: For each of the T steps, of which kind it is.
