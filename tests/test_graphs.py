@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedcli import check
 from fedcli.core import stacked
-from fedcli.core.flat import Flat
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
-from fedcli.core.trees import tree_map
+from fedcli.core.trees import Flat, tree_map
 from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network

@@ -37,8 +37,7 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 
 def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np.ndarray:
     """Draws the ids of a round's clients, without replacement; ascending."""
-    drawn = generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False)
-    return np.sort(drawn)
+    return np.sort(generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False))
 
 
 class Plan(NamedTuple):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fedcli.core.batches import Batch
-from fedcli.core.flat import Flat, pack, unpack
-from fedcli.core.trees import Tree, tree_map
+from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 
 Params = Terms = dict[str, Tensor]  # by name; the terms of an objective as they enter the record
 

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
-from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
-from fedcli.core.flat import flatten
+from fedcli.core.clients import Client, Step, keyed
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
-from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, tree_map
+from fedcli.core.trees import Tree, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
@@ -227,22 +226,7 @@ class Engine:
         fork = None if self.graphs is None else self.graphs.fork
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
-    def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
-        """Takes one local step of each client on one batch, the same for all, see `Federation.step`."""
-        update = keyed(step.update)
-        clients = with_optimizer(step, clients)
-        return self._each(lambda client, context: update(client, batch, context), (clients, context), (0, axes))
-
-    def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
-        """Returns what each client's model gives for `x` `[B, channels, H, W]`, stacked, without gradients."""
-
-        @torch.no_grad()
-        def of_client(params: Params, buffers: Params) -> Output:
-            return network(params, buffers, x, train=train)
-
-        return self._each(of_client, (clients.params, clients.buffers), (0, 0))
-
-    def _each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
+    def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
         def of_chunk(chunk: slice) -> Tree:

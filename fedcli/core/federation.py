@@ -16,10 +16,11 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, optimizer_step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import only_reported, use_live_taps
+from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
@@ -204,9 +205,9 @@ class Federation:
         places = {int(c): place for place, c in enumerate(np.concatenate([group.client_ids for group in groups]))}
         order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # terms: there are none of a group whose clients took no step
-            names = dict.fromkeys(name for tree in trees for name in tree)
-            sizes = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
-            trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, sizes, strict=True)]
+            zeros = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
+            names = max(trees, key=len)
+            trees = [tree or dict.fromkeys(names, none) for tree, none in zip(trees, zeros, strict=True)]
         return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
@@ -229,11 +230,8 @@ class Federation:
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
         """Sends each client's part of a stacked tree `[K, ...]` to the server; returns it as it is.
 
-        Integers, such as class counts, and masks are not counted: the costs are in floats.
-
-        Args:
-            stacked: What is sent.
-            present: `[K, C]`, which rows of leaves `[K, C, ...]` a client sends; all where None.
+        Integers, such as class counts, and masks are not counted: the costs are in floats. `present` `[K, C]` says
+        which rows of leaves `[K, C, ...]` a client sends; all where None.
         """
         rows = 1.0 if present is None else present.double().mean().item()
         self.sent_up["other"] += round(rows * count_floats(stacked))
@@ -248,10 +246,7 @@ class Federation:
     def recall(self, states: Mapping[int, Tree], cohort: Cohort, first: Tree) -> Tree:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
-        Args:
-            states: What clients that have taken part keep, by id.
-            cohort: The clients.
-            first: What a client has that takes part for the first time.
+        `states` holds it by client id; `first` is what a client has that takes part for the first time.
         """
         kept = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
         return stack(tree_map(lambda leaf: leaf.to(self.device), kept))
@@ -358,8 +353,9 @@ class Federation:
             The clients, and what the objective returned beside its value, both stacked.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
+        update, arguments = keyed(step.update), (with_optimizer(step, clients), context)
         with self.timed("train"):
-            after, aux = self.engine.once(step, clients, batch, context, axes)
+            after, aux = self.engine.for_each(lambda client, part: update(client, batch, part), arguments, (0, axes))
         _refuse_non_finite(aux.terms, cohort)
         return after, aux
 
@@ -369,13 +365,18 @@ class Federation:
         Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
         are returned; else the running ones.
         """
+
+        @torch.no_grad()
+        def of_client(params: Params, buffers: Params) -> Output:
+            return cohort.network(params, buffers, x, train=train)
+
         with self.timed("train"):
-            return self.engine.forward(cohort.network, clients, x, train)
+            return self.engine.for_each(of_client, (clients.params, clients.buffers), (0, 0))
 
     def class_counts(self, cohort: Cohort) -> Tensor:
         """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""
-        parts = [torch.as_tensor(self.training[client], device=self.device) for client in cohort.client_ids]
-        return torch.stack([self.engine.labels[part].bincount(minlength=self.num_classes) for part in parts])
+        labels = [self.engine.labels[torch.as_tensor(self.training[k], device=self.device)] for k in cohort.client_ids]
+        return torch.stack([part.bincount(minlength=self.num_classes) for part in labels])
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Takes the mean features of each class, over a client's training part, by its model in evaluation mode.

@@ -158,11 +158,9 @@ class KeyedDropout(nn.Module):
     """
 
     def __init__(self, p: float, whole_examples: bool = False):
-        """Makes a layer that drops nothing in evaluation.
+        """Makes a layer that drops values with probability `p` in [0, 1); what is kept is divided by 1 - p.
 
-        Args:
-            p: Probability of being set to 0, in [0, 1); what is kept is divided by 1 - p.
-            whole_examples: Drop all values of an example together (stochastic depth), or each by itself.
+        They are dropped each by itself, or all of an example together if `whole_examples` (stochastic depth).
         """
         super().__init__()
         self.p, self.whole_examples, self.number = p, whole_examples, 0

@@ -38,7 +38,6 @@ Labels = np.ndarray | torch.Tensor
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 SHARE = Fraction(2, 5)
-DRAW_ORDERS = {"own": "own", "pfllib": "pfllib"}
 # What a number looks like in a flag: not 1_000, and not 1e-9999, of which Fraction would make 9,999 digits.
 NUMBER = re.compile(r"[+-]?[0-9]{0,15}\.?[0-9]{0,15}(e[+-]?[0-9]{1,3}|/[0-9]{1,15})?")
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
@@ -127,7 +126,9 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
         "": FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6),
         "plain": FlagParameter("capped", "cap", "dirichlet:0.5:plain", {"": False}.__getitem__, None),
         "min=": FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1"),
-        "draw=": FlagParameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", DRAW_ORDERS.__getitem__, None),
+        "draw=": FlagParameter(
+            "draw", "draw order", "dirichlet:0.5:draw=pfllib", {"own": "own", "pfllib": "pfllib"}.__getitem__, None
+        ),
     }
 )
 def dirichlet(
@@ -364,9 +365,9 @@ class Partition:
         """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
         values = dict(self.parameters)
         if "within" in values:
-            return Partition(self.name, (("within", values["within"].scaled(share)),))
-        if self.name == "dirichlet" and share < 1 and "min_examples" not in values:
-            values["min_examples"] = max(1, round(share * MIN_EXAMPLES))
+            values["within"] = values["within"].scaled(share)
+        elif self.name == "dirichlet" and share < 1:
+            values.setdefault("min_examples", max(1, round(share * MIN_EXAMPLES)))
         return Partition(self.name, tuple(values.items()))
 
     def __str__(self) -> str:

@@ -12,9 +12,8 @@ from torch.func import vmap
 
 from fedcli.core.batches import Batch, Plan
 from fedcli.core.clients import Client, Step, Update, under_vmap
-from fedcli.core.flat import pack, unpack
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
-from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tree_map, unpack
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
@@ -33,12 +32,10 @@ def for_many(
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
-    Args:
-        function: Of one client.
-        axes: For each argument 0 (client axis first) or None (shared by all); that of the first is 0.
-        way: One of `WAYS`: "stacked" by `vmap`, which turns convolutions into grouped ones that a device's library may
-            be slow at, "branches" client by client.
-        fork: Does the branches, which are independent of each other, and returns their results; in turn where None.
+    The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
+    or "branches", client by client. Each of `axes` is 0 (client axis first) or None (shared by all), or a tree of
+    these; that of the first argument is 0. `fork` does the branches, which are independent of each other, and returns
+    their results; they are done in turn where it is None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
@@ -117,7 +114,7 @@ class Stack:
         self, clients: Callable[[], Client], context: Tree, rows: Plan, num_batches: Tensor, rate: Tensor,
         padded: Sequence[bool], step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
-        """Trains stacked clients through all rows.
+        """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
 
         Args:
             clients: Makes the clients, with optimizer state, which are held here alone.
@@ -127,9 +124,6 @@ class Stack:
             rate: Learning rate.
             padded: For each of the T steps, of which kind it is.
             step_done: Called with the number of each step, when it has been taken or is on its way.
-
-        Returns:
-            The clients after the last step, and the sums of their terms, `[K]` by name.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
         given = (pack(clients(), self.like, lead=1), context, rows, num_batches, rate, number)
@@ -176,10 +170,7 @@ class Stack:
     def _advance(self, padded: bool, same: int, left: int) -> int:
         """Takes the next step or steps, by a graph as soon as there is one; returns how many.
 
-        Args:
-            padded: Of which kind they are.
-            same: Steps of this kind until the next one of the other kind.
-            left: Steps that are left, of any kind.
+        There are `same` of this kind until the next one of the other kind, and `left` of any kind.
         """
         count = BURST if same >= BURST and (padded, 1) in self.replays else 1
         worthwhile = self.kept or left >= WORTHWHILE * count
