@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, use_live_taps
 from fedcli.errors import UserError, unknown
@@ -355,11 +356,8 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     with torch.no_grad(), blame(function.path):
         module.eval()(x)  # lazy layers get their shapes
         _swap_layers(module, _standing_in)
-        watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
-        hooks = [layer.register_forward_hook(lambda layer, *_: calls.append(layer)) for layer in watched]
-        logits = module.eval()(x)
-    for hook in hooks:
-        hook.remove()
+        with register_module_forward_hook(lambda layer, *_: calls.append(layer)):
+            logits = module.eval()(x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (len(x), num_classes):
         raise function.refuse(

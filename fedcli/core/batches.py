@@ -88,15 +88,12 @@ def plan_batches(
         for e, epoch in enumerate(epochs):
             rows = slice(e * count, (e + 1) * count)
             order = generator(seed, round, client, "order", epoch).permutation(len(part))[:used]
-            padded = np.zeros(count * width, np.int64)
-            padded[:used] = part[order]
-            index[rows, k] = padded.reshape(count, width)
+            index[rows, k] = np.pad(part[order], (0, count * width - used)).reshape(count, width)
             size[rows, k] = np.clip(used - batch_size * np.arange(count), 0, batch_size)
             epoch_end[rows.stop - 1 : rows.stop, k] = count > 0
             keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
             if draws is not None:
-                uniform = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
-                draws[rows, k] = uniform.astype(np.float32)
+                draws[rows, k] = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
     return Plan(index, size, epoch_end, np.array(counts), draws, keys)
 
 

@@ -275,10 +275,11 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        momentum = self.momentum if momentum is None else momentum
-        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
-        kept = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        return optimizer_step(loss, optimizer or self.optimizer, names=names, key=key, clip_norm=clip_norm, **kept)
+        return optimizer_step(
+            loss, optimizer or self.optimizer, lr=lr, names=names, key=key, clip_norm=clip_norm,
+            momentum=self.momentum if momentum is None else momentum,
+            weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
+        )  # fmt: skip
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""

@@ -7,6 +7,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 # Whether what a network gives is reported and never trained on, so that layers may round in another order.
 only_reported: ContextVar[bool] = ContextVar("only_reported", default=False)
@@ -119,22 +120,19 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
 
     What its layers are given is seen when two empty images of this size pass through, in evaluation mode.
     """
-    sizes: dict[nn.Conv2d, set[torch.Size]] = {}
+    sizes: dict[nn.Conv2d, set[torch.Size | None]] = {}
 
-    def note(layer: nn.Conv2d, given: tuple, named: dict[str, Tensor]) -> None:
-        (x,) = given or named.values()
-        sizes.setdefault(layer, set()).add(x.shape[-2:])
+    def note(layer: nn.Module, given: tuple) -> None:
+        if type(layer) is nn.Conv2d:  # None for an image that is given by its keyword, which is not seen here
+            sizes.setdefault(layer, set()).add(given[0].shape[-2:] if given else None)
 
-    layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
-    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     training = network.training
-    network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
+    with register_module_forward_pre_hook(note):
+        network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
     network.train(training)
-    for hook in hooks:
-        hook.remove()
     dead_taps = False
     for layer, seen in sizes.items():
-        if len(seen) > 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        if len(seen) > 1 or None in seen or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             continue
         axes = [*zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)

@@ -68,8 +68,7 @@ class FlagParameter:
             pass
         name = self.example.partition(":")[0]
         raise UserError(
-            f"partition '{name}' has a wrong {self.meaning} (got '{text[:40]}'); {bounds}write for example "
-            f"{self.example}."
+            f"partition '{name}' has a wrong {self.meaning} (got '{text[:40]}'); {bounds}write {self.example}."
         )
 
 
@@ -402,11 +401,8 @@ def from_flag(flag: str) -> Partition:
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
     function, allowed, _ = PARTITIONS[name]
-    if "" in allowed and not "".join(texts[:1]):
-        required = allowed[""]
-        raise UserError(f"partition '{name}' needs its {required.meaning} (got '{flag}'); write {required.example}.")
     values = {}
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts or [""] * ("" in allowed)):
         key, equals, value = text.partition("=")
         prefix, value = ("", text) if number == 0 and "" in allowed else (key + equals, value)
         if prefix not in allowed or allowed[prefix].keyword in values:
