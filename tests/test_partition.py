@@ -102,12 +102,6 @@ def test_classes_leaves_out_the_rest_of_the_last_class():
     assert counts.sum(0).tolist() == [10, 10, 4]
 
 
-def test_classes_draws_the_examples_of_a_shard():
-    labels = np.repeat([0, 1], 100)
-    counts = [count_classes([part], np.arange(200) // 50, 4)[0] for part in partition.classes(labels, 4, 1, 0)]
-    assert all(((count > 10).sum(), count.sum()) == (2, 50) for count in counts)
-
-
 @pytest.mark.parametrize(
     ("labels", "count", "share", "of_every", "more"),
     [

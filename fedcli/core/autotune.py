@@ -29,15 +29,14 @@ def choose(tried: dict[tuple[str, int], Trial | None], room: int) -> tuple[str, 
         room: Bytes that the device has for this run.
     """
     fit = {which: trial for which, trial in tried.items() if trial and trial[1] <= SHARE * room}
-    gigabytes = f"{room / 2**30:.1f} GiB"
     if not fit:
-        return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {gigabytes}"
-    fastest = min(seconds for seconds, _ in fit.values())
+        return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {room / 2**30:.1f} GiB"
+    fastest, _ = min(fit.values())
     close = [which for which, (seconds, _) in fit.items() if seconds <= CLOSE * fastest]
     way, size = max(close, key=lambda which: which[1])
     seconds, peak = fit[way, size]
-    reason = f"fastest of {len(tried)} ways tried, {1e3 * seconds:.3g} ms for a step of one client"
-    return way, size, f"{reason}, {peak / 2**30:.1f} of {gigabytes}"
+    cost = f"{1e3 * seconds:.3g} ms for a step of one client, {peak / 2**30:.1f} of {room / 2**30:.1f} GiB"
+    return way, size, f"fastest of {len(tried)} ways tried, {cost}"
 
 
 def autotune(fed: Federation) -> str | None:
@@ -84,9 +83,8 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
     peak = peak_memory(fed.device)
     engine.stacks.clear()
     gc.collect()  # graphs that are garbage hold memory, the next trials' too
-    if engine.clients_per_chunk < size:  # halved
-        return None
-    return fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak
+    # None where the chunk had to be halved.
+    return None if engine.clients_per_chunk < size else (fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak)
 
 
 def peak_memory(device: torch.device) -> int:

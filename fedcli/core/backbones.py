@@ -98,14 +98,8 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
     """Builds a network with the initial weights of a seed, in float32 on the CPU and in training mode.
 
     Weights are drawn as torch draws them by default, those of torchvision's networks as torchvision does. The same
-    seed gives the same weights; torch's own random state is left as it was.
-
-    Args:
-        name: One of `BACKBONES`, or `./file.py:NAME`.
-        channels: Of the images, 1 or 3.
-        image_size: Height and width of the images in pixels.
-        num_classes: Number of logits.
-        seed: Not negative.
+    seed gives the same weights; torch's own random state is left as it was. `name` is one of `BACKBONES`, or
+    `./file.py:NAME`; images have 1 or 3 channels and are `image_size` pixels high and wide.
 
     Raises:
         UserError: If the name is unknown, the images are too small or have other than 1 or 3 channels, or a user's
@@ -127,8 +121,8 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 @cache
 def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
     """Says whether a network of those named, with commas between them, has dead taps, see `use_live_taps`."""
-    networks = (build(name, channels, image_size, 2, seed=0) for name in names.split(","))
-    return any(use_live_taps(network, channels, image_size) for network in networks)
+    shape = channels, image_size
+    return any(use_live_taps(build(name, *shape, 2, seed=0), *shape) for name in names.split(","))
 
 
 def plain_cnn(
@@ -137,15 +131,9 @@ def plain_cnn(
 ) -> Recipe:  # fmt: skip
     """Describes a plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
 
-    Args:
-        kernel: Height and width of every convolution's kernel.
-        padding: Of every convolution.
-        widths: Channels of the convolutions.
-        pooled: Which of them, counted from 0, are followed by 2 x 2 max-pooling.
-        hidden: Widths of the fully connected layers; the last is the feature width.
-        stride: Of the first convolution; the others have 1.
-        colour: Whether it always takes three channels.
-        linear_features: Whether the last fully connected layer has no ReLU.
+    Convolutions have one kernel size and padding, and `widths` channels; those `pooled`, counted from 0, are followed
+    by 2 x 2 max-pooling; the first alone has the `stride`. The last of the widths `hidden` is that of the features,
+    which have no ReLU if `linear_features`. A network of `colour` always takes three channels.
     """
 
     def side(size: int) -> int:
@@ -242,10 +230,10 @@ def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
 
     Weights are drawn as torch does by default. If `double`, two 3 x 3 convolutions stand for each 5 x 5; else one does.
     """
-    original = import_module("torchvision.models.googlenet").Inception  # `models.googlenet` is a function
 
     def inception(channels: int, *widths: int) -> nn.Module:
-        block = original(channels, *widths, conv_block=conv)
+        module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
+        block = module.Inception(channels, *widths, conv_block=conv)
         if double:
             block.branch3.append(conv(widths[4], widths[4]))
         return block
@@ -417,8 +405,6 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     once, again, padded = run(x), run(x), run(torch.where(real[:, None, None, None], x, 100 * x.flip(1, 2) + 1))
     if not all(map(torch.equal, once, again)) or not torch.equal(torch.get_rng_state(), before):
-        remedy = "use nn.Dropout(p) with p < 1, not in place, whose draws come as data"
-        raise function.refuse("draws random numbers in its forward pass", remedy)
+        raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, not in place, with p < 1")
     if not all(torch.allclose(a, b, 1e-4, 1e-4) for a, b in zip(once, padded, strict=True)):
-        remedy = "use nn.BatchNorm2d with its defaults, or nn.GroupNorm"
-        raise function.refuse("mixes the images of a batch, padding included", remedy)
+        raise function.refuse("mixes the images of a batch, padding included", "use nn.BatchNorm2d or nn.GroupNorm")

@@ -60,20 +60,11 @@ def plan_batches(
     parts: Sequence[np.ndarray], client_ids: Sequence[int], seed: int, round: int, epochs: range, batch_size: int,
     drop_last: bool, num_draws: int,
 ) -> Plan:  # fmt: skip
-    """Draws the batches of a cohort.
+    """Draws the batches of a cohort: a plan whose T is the largest number of steps of any client, and may be 0.
 
-    Args:
-        parts: Training examples of each client, positions in the training set.
-        client_ids: Their ids, which key the draws.
-        seed: Seed of the run.
-        round: The round, from 0.
-        epochs: Which local epochs of the round; each has its own draws.
-        batch_size: B.
-        drop_last: Leave out an epoch's last batch where it is not full.
-        num_draws: Draws that the augmentation of an image needs; 0 without one.
-
-    Returns:
-        The plan; T is the largest number of steps of any client and may be 0.
+    `parts` are each client's training examples, positions in the training set; the draws are keyed by `client_ids` and
+    by the local epochs of the round, of which `epochs` are drawn. An epoch's last batch is left out if `drop_last` and
+    it is not full. The augmentation of an image needs `num_draws`, 0 without one.
     """
     counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]
     steps, num_clients = max(counts, default=0) * len(epochs), len(parts)

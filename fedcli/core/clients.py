@@ -187,9 +187,8 @@ def optimizer_step(
 ) -> Step:  # fmt: skip
     """Makes a local step of `sgd` or `adam` on the objective of one client, see `Federation.optimizer_step`."""
 
-    apply = partial(sgd, momentum=momentum, weight_decay=weight_decay)
-    if optimizer == "adam":
-        apply = partial(adam, weight_decay=weight_decay)
+    options = {"weight_decay": weight_decay, **({"momentum": momentum} if optimizer == "sgd" else {})}
+    apply = partial({"sgd": sgd, "adam": adam}[optimizer], **options)
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}

@@ -90,8 +90,8 @@ class Engine:
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
             train = self._alone if alone else self._together
-            given = select(clients, chunk), select_axes(context, axes, chunk)
-            after, sums = train(step, *given, axes, plan, chunk, rate)
+            part = select_axes(context, axes, chunk)
+            after, sums = train(step, select(clients, chunk), part, axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
         done = self._in_chunks(run, plan.size.shape[1])
@@ -176,8 +176,8 @@ class Engine:
         num_batches = torch.tensor(int(plan.num_batches[k]), device=device)
         ends = torch.as_tensor(plan.epoch_end[:steps, k], device=device).unbind()
         keys = torch.as_tensor(plan.keys[:steps, k], device=device).unbind()
-        image_bytes = self.images[0].numel() * self.transform.dtype.itemsize
-        at_a_time = max(PREPARED_BYTES // (image_bytes * plan.index.shape[2]), 1)
+        batch_bytes = self.images[0].numel() * self.transform.dtype.itemsize * plan.index.shape[2]
+        at_a_time = max(PREPARED_BYTES // batch_bytes, 1)
         for start in range(0, steps, at_a_time):
             rows = slice(start, min(start + at_a_time, steps))
             draws = None if plan.draws is None else plan.draws[rows, k][real[rows]]

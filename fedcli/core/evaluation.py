@@ -81,8 +81,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         share = fed.engine.workers.share
         return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
 
-    measured = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
-    result = {**NOTHING, **measured(fed, method, state, score)}
+    measure = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
+    result = {**NOTHING, **measure(fed, method, state, score)}
     return {**result, **_on_validation(fed, method, state, score, result["clients"])}
 
 

@@ -134,11 +134,11 @@ class Federation:
     @property
     def feature_dim(self) -> int:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = [network.feature_dim for network in self.networks]
-        if len(set(widths)) > 1:
-            found = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
-            raise UserError(f"this method needs features of one width (got {found}); choose networks of one width.")
-        return widths[0]
+        widths = {name: network.feature_dim for name, network in zip(self.backbones, self.networks, strict=True)}
+        if len(set(widths.values())) > 1:
+            each = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UserError(f"this method needs features of one width (got {each}); choose networks of one width.")
+        return self.networks[0].feature_dim
 
     @property
     def public_batch_sizes(self) -> list[int]:
@@ -192,8 +192,7 @@ class Federation:
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
-        kinds = self.architecture[cohort.client_ids]
-        places = [np.flatnonzero(kinds == kind) for kind in range(len(self.networks))]
+        places = [np.flatnonzero(self.architecture[cohort.client_ids] == kind) for kind in range(len(self.networks))]
         return [
             Cohort(cohort.round, cohort.client_ids[at], cohort.num_examples[at], cohort.weights[at], network)
             for at, network in zip(places, self.networks, strict=True)
@@ -206,8 +205,7 @@ class Federation:
         order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # terms: there are none of a group whose clients took no step
             zeros = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
-            names = max(trees, key=len)
-            trees = [tree or dict.fromkeys(names, none) for tree, none in zip(trees, zeros, strict=True)]
+            trees = [tree or dict.fromkeys(max(trees, key=len), none) for tree, none in zip(trees, zeros, strict=True)]
         return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
@@ -476,10 +474,9 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
 
 def _refuse_non_finite(terms: Terms, cohort: Cohort) -> None:
     for name, values in terms.items():
-        bad = ~torch.isfinite(values.detach().cpu())
-        if bad.any():
-            ids = ", ".join(str(client) for client in cohort.client_ids[bad.numpy()])
+        ids = cohort.client_ids[~values.detach().isfinite().cpu().numpy()]
+        if len(ids):
             raise NonFiniteLoss(
-                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) {ids}; "
-                "a smaller --lr or a smaller weight of that term usually helps."
+                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) "
+                f"{', '.join(map(str, ids))}; a smaller --lr or a smaller weight of that term usually helps."
             )

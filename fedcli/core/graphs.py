@@ -99,7 +99,7 @@ def identity(thing: Any, shapes: bool = False) -> Hashable:
     if shapes and isinstance(thing, Tensor):
         return (tuple(thing.shape), thing.dtype)
     if isinstance(thing, FunctionType):
-        closed = tuple(cell.cell_contents for cell in thing.__closure__ or ())
+        closed = (cell.cell_contents for cell in thing.__closure__ or ())
         return (thing.__code__, identity((*closed, thing.__defaults__, thing.__kwdefaults__)))
     if isinstance(thing, partial):
         return (partial, identity((thing.func, thing.args, thing.keywords)))

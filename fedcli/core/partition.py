@@ -439,10 +439,7 @@ def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed:
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
     """Returns the first 16 hexadecimal digits of a SHA-256 over sizes and positions, the same on every platform."""
     sizes = np.array([*map(len, parts), *(getattr(parts, "num_test", None) or ())], "<i8")
-    digest = hashlib.sha256(sizes.tobytes())
-    for part in parts:
-        digest.update(np.asarray(part, "<i8").tobytes())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(b"".join(np.asarray(part, "<i8").tobytes() for part in (sizes, *parts))).hexdigest()[:16]
 
 
 def count_classes(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:

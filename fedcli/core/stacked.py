@@ -1,6 +1,5 @@
 """Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step."""
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import groupby
@@ -108,7 +107,7 @@ class Stack:
         self.clients: Tree = None
         self.totals: dict[str, Tensor] = {}
         self.replays: dict[tuple[bool, int], Work] = {}
-        self._eager_steps: Counter[bool] = Counter()
+        self._eager_steps = {False: 0, True: 0}
 
     def train(
         self, clients: Callable[[], Client], context: Tree, rows: Plan, num_batches: Tensor, rate: Tensor,

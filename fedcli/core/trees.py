@@ -4,8 +4,8 @@ A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters m
 of an optimizer or a copy reaches them all.
 """
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.utils._pytree import register_pytree_node
 from fedcli.errors import UserError
 
 Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
-TYPE_NAME = operator.attrgetter("__name__")
 ALIGNMENT = 16  # values, 64 bytes of float32: every client's row of a stacked flat tensor begins on such a boundary
 
 
@@ -41,12 +40,10 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 def leaves(tree: Tree) -> Iterator[Any]:
     """Yields the leaves of a tree, in the order of its keys; None is left out."""
-    if tree is None:
-        return
     if isinstance(tree, dict | tuple | list):
         for child in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(child)
-    else:
+    elif tree is not None:
         yield tree
 
 
@@ -90,7 +87,7 @@ def stored(state: Any) -> dict[str, Mapping]:
     return {name: part for name, part in parts if isinstance(part, Mapping) and not isinstance(part, dict)}
 
 
-def to_names(tree: Tree, name_type: Callable[[type], str] = TYPE_NAME) -> tuple[Any, dict[str, Tensor]]:
+def to_names(tree: Tree, name_type: Callable[[type], str] = attrgetter("__name__")) -> tuple[Any, dict[str, Tensor]]:
     """Takes a tree apart into a structure that JSON can hold and its tensors by name; `from_names` is the inverse.
 
     Args:
