@@ -203,9 +203,10 @@ class Federation:
         """Makes one stacked tree `[K, ...]` in the cohort's order of those of its groups."""
         places = {int(c): place for place, c in enumerate(np.concatenate([group.client_ids for group in groups]))}
         order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
-        if isinstance(trees[0], dict):  # terms: there are none of a group whose clients took no step
+        if isinstance(trees[0], dict):  # terms: those of training are lacking where a group's clients took no step
+            names = dict.fromkeys(name for tree in trees for name in tree)
             zeros = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
-            trees = [tree or dict.fromkeys(max(trees, key=len), none) for tree, none in zip(trees, zeros, strict=True)]
+            trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, zeros, strict=True)]
         return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
