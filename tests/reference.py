@@ -152,6 +152,19 @@ def slice_context(context, axes, k):
     return type(context)(*parts) if hasattr(context, "_fields") else tuple(parts)
 
 
+def client_of(clients: Client, k: int) -> Client:
+    """Client k of stacked ones, whose optimizer states are a list."""
+    params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
+    return Client(params, buffers, clients.optimizer[k] if clients.optimizer else {}, memory)
+
+
+def stacked(clients: list[Client]) -> Client:
+    """All clients; torch.optim's own state is a list over them, which only goes back into `client_of`."""
+    tensors = stack([(client.params, client.buffers, client.memory) for client in clients])
+    params, buffers, memory = tree_map(Tensor.detach, tensors)
+    return Client(params, buffers, [client.optimizer for client in clients], memory)
+
+
 class ReferenceFederation(Federation):
     """A federation whose clients train by a plain loop."""
 
@@ -175,10 +188,7 @@ class ReferenceFederation(Federation):
         step = local if hasattr(local, "update") else self.optimizer_step(local)
         trained, terms = [], {}
         for k in range(len(cohort.client_ids)):
-            params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
-            own = slice_context(context, axes, k)
-            state = clients.optimizer[k] if clients.optimizer else {}
-            client = Client(params, buffers, state, memory)
+            client, own = client_of(clients, k), slice_context(context, axes, k)
             for t in range(int(plan.steps[k])):
                 size = int(plan.size[t, k])
                 draws = None if plan.draws is None else torch.as_tensor(plan.draws[t, k, :size])
@@ -191,23 +201,18 @@ class ReferenceFederation(Federation):
                     per_client = terms.setdefault(name, torch.zeros(len(cohort.client_ids), dtype=self.dtype))
                     per_client[k] += value.detach() / int(plan.steps[k])
             trained.append(with_key(client, 0))
-        tensors = stack([(client.params, client.buffers, client.memory) for client in trained])
-        tensors = tree_map(Tensor.detach, tensors)
-        # torch.optim's own state: a list over the clients, which only goes back into this method.
-        return Client(tensors[0], tensors[1], [client.optimizer for client in trained], tensors[2]), terms
+        return stacked(trained), terms
 
     def step(self, clients, cohort, local, batch, context=None, axes=None):
         step = local if hasattr(local, "update") else self.optimizer_step(local)
         after, found = [], []
         for k in range(len(cohort.client_ids)):
-            params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
-            client = Client(params, buffers, clients.optimizer[k] if clients.optimizer else {}, memory)
+            client = client_of(clients, k)
             client = client if batch.key is None else with_key(client, int(batch.key))
             client, aux = step.update(client, batch, slice_context(context, axes, k))
             after.append(with_key(client, 0))
             found.append(tree_map(Tensor.detach, aux))
-        tensors = stack([(client.params, client.buffers, client.memory) for client in after])
-        return Client(tensors[0], tensors[1], [client.optimizer for client in after], tensors[2]), stack(found)
+        return stacked(after), stack(found)
 
     def forward(self, clients, cohort, x, train=True):
         found = []

@@ -12,8 +12,8 @@ import torch
 
 from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
-from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, Step, optimizer_step, sgd
+from fedcli.core.batches import Transform
+from fedcli.core.clients import Aux, Client, Step, optimizer_step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.layers import LiveConv2d
 from fedcli.core.stacked import Stack
@@ -46,90 +46,22 @@ def test_dead_taps_and_frozen_parameters_agree_with_the_plain_loop(chunk, clip_n
     laws.assert_agree(trained[1], trained[0], "with dead taps")
 
 
-def test_engine_agrees_in_float32():
-    setup, fed = laws.federation(FEDAVG, reference=True, precision="float32")
-    expected = laws.simulate(setup, fed, 2)
-    for chunk in ("1", "4", "branches:4"):
-        setup, fed = laws.federation(FEDAVG, precision="float32", clients_per_chunk=chunk)
-        assert laws.distance(laws.simulate(setup, fed, 2), expected) < 1e-4
-
-
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
-    results = []
-    for options in ({"reference": True}, {"clients_per_chunk": "1"}, {"clients_per_chunk": "4"}):
+    results, augmentation = [], "crop-flip-rotate"
+    for options in ({"reference": True}, {"clients_per_chunk": "1"}, {"clients_per_chunk": "4"}, {}):
         setup, fed = laws.federation(FEDAVG, drop_last=drop_last, **options)
-        transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip-rotate", fed.dtype)
-        fed.transform = transform
-        fed.engine = fed.engine.__class__(
-            fed.engine.images, fed.engine.labels, transform, fed.engine.clients_per_chunk, lambda count: None
-        )
+        fed.transform = fed.engine.transform = Transform((0.5,), (0.5,), augmentation if options else "none", fed.dtype)
         results.append(laws.simulate(setup, fed, 2))
-    plain = laws.simulate(*laws.federation(FEDAVG, drop_last=drop_last), 2)
     laws.assert_agree(results[1], results[0], "looped")
     laws.assert_agree(results[2], results[0], "stacked")
-    assert laws.distance(plain, results[0]) > 1e-3  # the augmentation did something
+    assert laws.distance(results[3], results[0]) > 1e-3  # the augmentation did something
 
 
 def quadratic(params, buffers, batch, context):
     """Half the squared distance of both parameters to the context."""
     loss = sum((value - context).square().sum() for value in params.values()) / 2
     return loss, Aux(buffers, {"distance": loss})
-
-
-def test_a_step_moves_the_named_parameters_only_and_two_steps_keep_their_own_state():
-    _, fed = laws.federation(FEDAVG)
-    plan = fed.plan(fed.cohort(0))
-    first = optimizer_step(quadratic, momentum=0.5, names=["a"], key="first")
-    second = optimizer_step(quadratic, "adam", lr=0.1, names=["b"], key="second")
-
-    def update(client, batch, context):
-        client, _ = first.update(client, batch, context)
-        return second.update(client, batch, context)
-
-    both = type(first)(update, lambda params: {**first.init_optimizer(params), **second.init_optimizer(params)})
-    start = {name: torch.ones(4, 2, dtype=torch.float64) for name in "ab"}
-    only_first, _ = fed.engine.train(first, Client(start, {}, {}), plan, 0.1, torch.tensor(0.0), None)
-    assert torch.equal(only_first.params["b"], start["b"])
-    assert (only_first.params["a"] < 1).all()
-    trained, _ = fed.engine.train(both, Client(start, {}, {}), plan, 0.1, torch.tensor(0.0), None)
-    assert torch.equal(trained.params["a"], only_first.params["a"])
-    assert (trained.params["b"] < 1).all()
-    assert set(trained.optimizer) == {"first", "second"}
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("max_norm", [0.05, 1.0, 1e6])  # the last one clips nothing
-def test_the_gradients_norm_is_clipped_before_weight_decay_and_momentum_as_in_torch(optimizer, max_norm):
-    """Three steps; the second parameter's gradient is small, and is scaled by the norm of both."""
-    options = {"weight_decay": 0.3, **({"momentum": 0.9} if optimizer == "sgd" else {})}
-    start = {"a": torch.tensor([3.0, -4.0]).double(), "b": torch.tensor([[0.01]]).double()}
-    step = optimizer_step(quadratic, optimizer, **options, clip_norm=max_norm)
-    client = Client(start, {}, step.init_optimizer(start))
-    live = {name: value.clone().requires_grad_() for name, value in start.items()}
-    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](live.values(), lr=0.1, **options)
-    batch = Batch(None, None, None, None, None, torch.tensor(0.1, dtype=torch.float64))
-    for _ in range(3):
-        client, _ = step.update(client, batch, 0.0)
-        theirs.zero_grad()
-        quadratic(live, {}, None, 0.0)[0].backward()
-        torch.nn.utils.clip_grad_norm_(live.values(), max_norm)
-        theirs.step()
-    for name, value in live.items():
-        torch.testing.assert_close(client.params[name], value.detach(), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 4])
-def test_each_client_is_clipped_by_its_own_norm(chunk):
-    """Plain steps: where the gradient is longer than the bound, a client moves lr times the bound."""
-    _, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk))
-    far = torch.tensor([0.0, 0.03, 4.0, 400.0], dtype=torch.float64)
-    start = Client({"a": far[:, None].clone(), "b": torch.zeros(4, 1, dtype=torch.float64)}, {}, {})
-    plan, step = fed.plan(fed.cohort(0)), optimizer_step(quadratic, clip_norm=0.1)
-    trained, _ = fed.engine.train(step, start, plan, 0.01, torch.tensor(0.0), None)
-    steps = torch.tensor(plan.steps)
-    expected = torch.stack([far[0], far[1] * 0.99 ** steps[1], far[2] - 0.001 * steps[2], far[3] - 0.001 * steps[3]])
-    torch.testing.assert_close(trained.params["a"][:, 0], expected, rtol=0, atol=1e-7)  # torch adds 1e-6 to the norm
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
@@ -299,19 +231,6 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     assert 1 <= len(seen) <= 4  # of 20 steps
 
 
-def test_the_step_in_place_is_the_step():
-    draw = torch.Generator().manual_seed(0)
-    params, grads, state = ({"w": torch.randn(5, generator=draw)} for _ in range(3))
-    rate = torch.tensor(0.1)
-    new, velocity = sgd(params, grads, state, rate, 0.9, 0.1)
-    assert laws.distance(new, params) > 0
-    same, own = sgd(params, grads, state, rate, 0.9, 0.1, in_place=True)
-    assert same["w"] is params["w"]
-    assert own["w"] is state["w"]
-    assert torch.equal(params["w"], new["w"])
-    assert torch.equal(state["w"], velocity["w"])
-
-
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:4"])
 def test_training_leaves_what_it_is_given_as_it_was(chunk):
     setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk, local_epochs=1)
@@ -347,10 +266,21 @@ def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
 def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeypatch):
     """An image is 8 x 8 in float64, 2^9 bytes, a batch four of them."""
     setup, fed = laws.federation(FEDAVG)
-    fed.transform = fed.engine.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip", fed.dtype)
+    fed.transform = fed.engine.transform = Transform((0.5,), (0.5,), "crop-flip", fed.dtype)
     expected = laws.simulate(setup, fed, 1)
     monkeypatch.setattr("fedcli.core.engine.PREPARED_BYTES", prepared)
     assert laws.distance(laws.simulate(setup, fed, 1), expected) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("resnet18-3x3-gn-projection", 8), ("efficientnet-b0-32", 16), ("mobilenet-v2-32", 8), ("googlenet-512", 16)],
+)
+def test_networks_of_all_kinds_of_layers_agree_with_the_plain_loop(name, size):
+    """With fewer images the last maps, of one pixel, have next to no variance, and rounding errors grow."""
+    run = {"parts": laws.toy_parts((6, 5)), "data": laws.toy_dataset(11, channels=3, size=size), "batch_size": 6}
+    run |= {"num_clients": 2, "local_epochs": 1, "lr": 1e-3, "backbone": name}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(2,), **run)
 
 
 # Dropout
@@ -360,29 +290,6 @@ def test_dropout_and_batch_statistics_agree_with_the_plain_loop(monkeypatch):
     use_tiny_network(monkeypatch)
     run = {"parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 2, "lr": 0.01}
     laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "branches:3"), **run)
-
-
-@pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])
-def test_every_batch_has_its_key_and_the_model_that_comes_back_has_none(chunk, monkeypatch):
-    use_tiny_network(monkeypatch)
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
-    cohort = fed.cohort(0)
-    plain = setup.method.module.make_local_loss(fed.network)
-
-    def loss(params, buffers, batch, context):
-        value, aux = plain(params, buffers, batch, context)
-        keys = [buffers[name] for name in buffers if name.endswith(".key")]
-        low = [(key % 2**20).double() for key in keys]  # sums of them are exact
-        return value, aux._replace(terms={"first": low[0], "second": low[1]})
-
-    trained, terms = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
-    plan = fed.plan(cohort)
-    means = (plan.keys % 2**20 * (plan.size > 0)).sum(0) / plan.steps
-    for name in ("first", "second"):
-        torch.testing.assert_close(terms[name], torch.tensor(means), rtol=1e-12, atol=0)
-    kept = [value for name, value in trained.buffers.items() if name.endswith(".key")]
-    assert len(kept) == 2
-    assert not torch.stack(kept).any()
 
 
 # Too little memory
@@ -436,23 +343,6 @@ def test_where_not_even_one_client_fits_the_error_comes_through():
         fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
     assert fed.engine.clients_per_chunk == 1
     assert len(fed.engine.notes) == 2
-
-
-def test_a_forward_pass_is_cut_too(monkeypatch):
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="4")
-    cohort = fed.cohort(0)
-    clients = fed.broadcast(*fed.initial_model(), cohort)
-    x, _ = fed.engine.gather(np.arange(3))
-    expected, for_many = fed.forward(clients, cohort, x), fed.engine._for_many
-
-    def limited(function, axes, size):
-        if size > 2:
-            raise torch.OutOfMemoryError("no memory")
-        return for_many(function, axes, size)
-
-    monkeypatch.setattr(fed.engine, "_for_many", limited)
-    laws.assert_agree(fed.forward(clients, cohort, x), expected, "a forward pass")
-    assert fed.engine.clients_per_chunk == 2
 
 
 # What clients keep, and what models give

@@ -44,10 +44,8 @@ def test_top_k(k, expected):
 
 
 def test_nearness_is_minus_the_squared_distance_and_absent_classes_are_far():
-    near = evaluation.nearness(
-        torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [4.0, 6.0], [1.0, 2.0]]),
-        torch.tensor([True, True, False]),
-    )  # fmt: skip
+    prototypes, has_class = torch.tensor([[1.0, 0.0], [4.0, 6.0], [1.0, 2.0]]), torch.tensor([True, True, False])
+    near = evaluation.nearness(torch.tensor([[1.0, 2.0]]), prototypes, has_class)
     assert near.tolist() == [[-4.0, -25.0, -torch.inf]]
 
 
@@ -98,16 +96,10 @@ def test_domains_are_measured_inside_and_outside():
     data, parts = domain_dataset(), [np.arange(13), np.arange(13, 20), np.arange(20, 30), np.arange(30, 34)]
     setup, fed, state = with_evaluation("domains", data=data, parts=parts)
     assert fed.domain_of.tolist() == [0, 1, 2, 2]
-    matrix = np.array(
-        [
-            [
-                accuracy(fed, state.clients[c], fed.test_images[fed.test_domains == d],
-                         fed.test_labels[fed.test_domains == d])
-                for d in range(3)
-            ]
-            for c in range(4)
-        ]
-    )  # fmt: skip
+    tests = [fed.test_domains == d for d in range(3)]
+    matrix = [[accuracy(fed, state.clients[c], fed.test_images[test], fed.test_labels[test]) for test in tests]
+              for c in range(4)]  # fmt: skip
+    matrix = np.array(matrix)
     result = evaluation.evaluate(fed, setup.method, state)
     intra = {"ink": matrix[0, 0], "paint": matrix[1, 1], "photo": matrix[2:, 2].mean()}
     inter = {"ink": matrix[0, 1:].mean(), "paint": matrix[1, [0, 2]].mean(), "photo": matrix[2:, :2].mean()}
@@ -150,7 +142,7 @@ def test_clients_with_different_networks_train_as_they_do_alone():
     assert result["test_accuracy"] == pytest.approx(np.mean(own))
 
 
-# One step on a batch that all are given
+# Models that have not changed
 
 
 def counted(fed, monkeypatch):
@@ -166,10 +158,6 @@ def counted(fed, monkeypatch):
     return runs
 
 
-def a_copy(state):
-    return tree_map(torch.Tensor.clone, state)
-
-
 @pytest.mark.parametrize(("how", "method"), [("server", "local"), ("clients", "local"), ("clients", "fedproto")])
 def test_only_changed_models_are_run_again(how, method, monkeypatch):
     setup, fed, state = with_evaluation(how, find_method(method), cohort_size=2, validation=0.2)
@@ -182,7 +170,7 @@ def test_only_changed_models_are_run_again(how, method, monkeypatch):
 
     def same():
         found = evaluation.evaluate(fed, setup.method, state)
-        assert found == evaluation.evaluate(other, setup.method, a_copy(state))
+        assert found == evaluation.evaluate(other, setup.method, tree_map(torch.Tensor.clone, state))
         return found
 
     runs = counted(fed, monkeypatch)
@@ -206,20 +194,19 @@ def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
     setup, fed, state = with_evaluation("clients", data=laws.toy_dataset(num_train=34))
     first = evaluation.evaluate(fed, setup.method, state)
     runs = counted(fed, monkeypatch)
-    params, buffers = state.clients[1]
+    other = with_evaluation("clients", data=laws.toy_dataset(num_train=34))[1]
+    params, _ = state.clients[1]
     if change == "in place":
         params["head.bias"].add_(torch.tensor([100.0, *[0.0] * (len(params["head.bias"]) - 1)]))
     elif change == "replaced":
-        params = {**params, "head.bias": params["head.bias"].flip(0)}
-        state.clients[1] = type(state.clients[1])(params, buffers)
+        state.clients[1] = state.clients[1]._replace(params={**params, "head.bias": params["head.bias"].flip(0)})
     elif change == "clients":
         state.clients[0], state.clients[1] = state.clients[1], state.clients[0]
     else:
-        fed.networks[0] = replace_network(fed.networks[0])
-    other = with_evaluation("clients", data=laws.toy_dataset(num_train=34))[1]
-    if change == "network":
-        other.networks[0] = fed.networks[0]
-    assert evaluation.evaluate(fed, setup.method, state) == evaluation.evaluate(other, setup.method, a_copy(state))
+        fed.networks[0] = other.networks[0] = replace_network(fed.networks[0])
+    assert evaluation.evaluate(fed, setup.method, state) == evaluation.evaluate(
+        other, setup.method, tree_map(torch.Tensor.clone, state)
+    )
     assert len(runs) == {"clients": 2, "network": 4}.get(change, 1)
     assert change == "replaced" or evaluation.evaluate(other, setup.method, state) != first
 

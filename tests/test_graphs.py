@@ -12,11 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcli import check
 from fedcli.core import stacked
-from fedcli.core.flat import Flat
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
-from fedcli.core.trees import tree_map
+from fedcli.core.trees import Flat, tree_map
 from fedcli.registry import find_method, methods
 from tests import laws
 from tests.toys import STATEFUL, use_tiny_network
@@ -115,15 +113,6 @@ def test_replayed_steps_are_the_steps(case, chunk):
     assert graphs.captured >= 1
     assert graphs.warmed == (stacked.WARM_UP + 1) * graphs.captured  # every other step of the three rounds was a replay
     assert fed.engine.notes == []
-
-
-@pytest.mark.parametrize("chunk", ["4", "branches:4"])
-def test_batch_statistics_and_dropout_are_in_the_graph(chunk, monkeypatch):
-    use_tiny_network(monkeypatch)
-    run = {"clients_per_chunk": chunk, "parts": laws.toy_parts((8, 7, 10, 6)), "lr": 0.01}
-    state, graphs, _ = by_graphs(FEDAVG, **run)
-    laws.assert_agree(state, eagerly(FEDAVG, **run), "a network with batch normalisation and dropout")
-    assert graphs.captured == 2  # of steps whose batches are full, and of those with a mask
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
@@ -247,7 +236,7 @@ class Incapable(ListGraphs):
 
 def head_bias(own, packed):
     """A parameter's place in the clients' tensors, which are packed."""
-    return Flat(packed[""], own._like.params.shapes)["head.bias"]
+    return Flat(packed[""], own.like.params.shapes)["head.bias"]
 
 
 def moves_too_far(own):
@@ -281,19 +270,6 @@ def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk, defect):
     assert "gave other numbers than the step" in note
 
 
-def test_the_check_of_a_graph_costs_a_step_and_changes_no_number(monkeypatch):
-    states, steps, samples = [], [], []
-    for agree in (stacked.agree, lambda *results: True):
-        monkeypatch.setattr(stacked, "agree", agree)
-        setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
-        fed.engine.graphs, fed.engine.on_samples = ListGraphs(), samples.append
-        states.append(laws.simulate(setup, fed, 2))
-        steps.append(fed.engine.graphs.warmed)
-    assert laws.distance(*states) == 0
-    assert steps == [2 * (stacked.WARM_UP + 1)] * 2  # of each kind
-    assert sum(samples) == 2 * 2 * 2 * sum(check.RAGGED)  # twice, two rounds of two epochs
-
-
 def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
     setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
     fed.engine.graphs = graphs = ListGraphs()
@@ -315,15 +291,15 @@ def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
 
 
-def test_the_mode_says_how_clients_train():
+@pytest.mark.parametrize(
+    ("size", "way", "mode"), [(1, "stacked", "looped"), (3, "stacked", "stacked x 3"), (3, "branches", "branches x 3")]
+)
+def test_the_mode_says_how_clients_train(size, way, mode):
     _, fed = laws.federation(FEDAVG)
-    modes = []
-    for graphs in (None, ListGraphs()):
-        for size, way in ((1, "stacked"), (3, "stacked"), (3, "branches")):
-            fed.engine.clients_per_chunk, fed.engine.way, fed.engine.graphs = size, way, graphs
-            modes.append(fed.engine.mode)
-    eager = ["looped", "stacked x 3", "branches x 3"]
-    assert modes == [*eager, *(f"{mode}, captured" for mode in eager)]
+    fed.engine.clients_per_chunk, fed.engine.way = size, way
+    assert fed.engine.mode == mode
+    fed.engine.graphs = ListGraphs()
+    assert fed.engine.mode == f"{mode}, captured"
 
 
 # What identifies a step
@@ -332,68 +308,44 @@ def test_the_mode_says_how_clients_train():
 @dataclass(frozen=True)
 class Options:
     weight: float
-    name: str = "a"
 
 
-def make(network, options, more=()):
+def make(network, weight=0.5, more=(1, {"a": None}), start=1, thing=None):
     scale = 2.0
 
     def inner(x):
-        return scale * x + options.weight
+        return scale * x + Options(weight).weight
 
-    def loss(x, *, start=1):
-        return inner(x) + start + len(more), network
+    def loss(x, *, start=start):
+        return inner(x) + start + len(more), network, thing
 
-    return loss
+    return partial(loss, weight)
 
 
 def test_a_function_made_again_from_equal_parts_is_the_same():
     network, other = (laws.federation(FEDAVG)[1].network for _ in "ab")
-    same = identity(make(network, Options(0.5), (1, {"a": None})))
-    assert same == identity(make(network, Options(0.5), (1, {"a": None})))
-    assert hash(same) == hash(identity(make(network, Options(0.5), (1, {"a": None}))))
-    for different in (
-        make(other, Options(0.5), (1, {"a": None})),
-        make(network, Options(0.6), (1, {"a": None})),
-        make(network, Options(0.5, "b"), (1, {"a": None})),
-        make(network, Options(0.5), (1.0, {"a": None})),
-        make(network, Options(0.5), (1, {"b": None})),
-        make(network, Options(0.5), [1, {"a": None}]),
-        lambda x: x,
-    ):
-        assert identity(different) != same
-
-
-def test_defaults_of_a_function_count():
-    def of(value):
-        def function(x, y=value, *, z=None):
-            return x
-
-        return function
-
-    assert identity(of(1)) == identity(of(1)) != identity(of(2))
-    assert identity(partial(of, 1)) == identity(partial(of, 1)) != identity(partial(of, 2))
-    assert identity(partial(of, value=1)) != identity(partial(of, 1))
+    same = identity(make(network))
+    assert same == identity(make(network))
+    assert hash(same) == hash(identity(make(network)))
+    changes = [{"weight": 0.6}, {"more": (1.0, {"a": None})}, {"more": (1, {"b": None})}, {"more": [1, {"a": None}]}]
+    for change in (*changes, {"start": 2}, {"network": other}, {"thing": Options(0.5)}):
+        assert identity(make(**{"network": network, **change})) != same
+    assert identity(lambda x: x) != same
 
 
 @pytest.mark.parametrize("thing", [torch.zeros(1), object(), partial(print), {"a": torch.zeros(1)}])
 def test_what_may_change_has_no_identity(thing):
     with pytest.raises(Unrepeatable):
-        identity(make(None, Options(0.5), (thing,)))
+        identity(make(None, thing=thing))
 
 
 def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
-    tree = {"a": torch.zeros(2, 3), "b": (torch.zeros(1), None)}
-    known = identity(tree, shapes=True)
-    assert known == identity({"a": torch.ones(2, 3), "b": (torch.ones(1), None)}, shapes=True)
-    for other in (
-        {"a": torch.zeros(3, 2), "b": (torch.zeros(1), None)},
-        {"a": torch.zeros(2, 3).double(), "b": (torch.zeros(1), None)},
-        {"a": torch.zeros(2, 3), "c": (torch.zeros(1), None)},
-        {"a": torch.zeros(2, 3), "b": (torch.zeros(1), torch.zeros(1))},
-        {"a": torch.zeros(2, 3), "b": (torch.zeros(1), 1)},
-    ):
-        assert identity(other, shapes=True) != known
+    def tree(shape=(2, 3), name="b", last=None, dtype=torch.float32):
+        return identity({"a": torch.zeros(shape, dtype=dtype), name: (torch.zeros(1), last)}, shapes=True)
+
+    assert tree() == tree()
+    for other in ({"shape": (3, 2)}, {"dtype": torch.float64}, {"name": "c"}, {"last": torch.zeros(1)}, {"last": 1}):
+        assert tree(**other) != tree()
 
 
 # The device

@@ -37,32 +37,47 @@ def always_matching(state, cohort, fed, config):
     return fedfm.run_round(state, cohort, fed, replace(config, match_weight=1.0, start_round=0))
 
 
-def test_law_1_catches_a_term_that_cannot_be_switched_off():
-    catches(laws.law_1_off_is_the_simpler_method, planted(FEDFM, always_matching), match="against fedavg")
+def reverses_weights(state, cohort, fed, config):
+    return fedavg.run_round(state, cohort._replace(weights=cohort.weights.flip(0)), fed, config)
 
 
-def test_law_1_catches_buffers_that_are_not_averaged():
-    method = replace(planted(FEDAVG, toys.skips_buffers), reduces_to=("fedavg", {}))
-    catches(laws.law_1_off_is_the_simpler_method, method, backbone=laws.NORMED, match="against fedavg")
-
-
-def test_law_2_catches_a_term_that_does_nothing():
-    words = r"the defaults against fedavg: 0.00e\+00, must be > 1e-06 \(equal to fedavg under the defaults: your terms"
-    catches(laws.law_2_on_is_not, planted(FEDFM, without_matching), match=words)
-
-
-@pytest.mark.parametrize(
-    ("defect", "message"),
-    [
-        (toys.forgets, "not kept"),
-        (toys.never_stores, "took part: 0.00"),
-        (toys.never_reads, "effect of what a client stored"),
-        (toys.touches_others, "client that sat out"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
+NOTHING_DONE = (
+    r"the defaults against fedavg: 0.00e\+00, must be > 1e-06 \(equal to fedavg under the defaults: your terms"
 )
-def test_law_3_catches_lost_client_state(defect, message):
-    catches(laws.law_3_state_survives, planted(toys.STATEFUL, defect), match=message)
+REDUCED = replace(FEDAVG, reduces_to=("fedavg", {}))
+DEFECTS = {  # the law, the method and its planted round, options, and what the law says
+    "a term cannot be switched off": (
+        laws.law_1_off_is_the_simpler_method, FEDFM, always_matching, {}, "against fedavg"),
+    "buffers are not averaged": (
+        laws.law_1_off_is_the_simpler_method, REDUCED, toys.skips_buffers, {"backbone": laws.NORMED}, "against fedavg"),
+    "a term does nothing": (laws.law_2_on_is_not, FEDFM, without_matching, {}, NOTHING_DONE),
+    "state is thrown away": (laws.law_3_state_survives, toys.STATEFUL, toys.forgets, {}, "not kept"),
+    "state is not stored": (laws.law_3_state_survives, toys.STATEFUL, toys.never_stores, {}, "took part: 0.00"),
+    "state is not read": (
+        laws.law_3_state_survives, toys.STATEFUL, toys.never_reads, {}, "effect of what a client stored"),
+    "others are touched": (laws.law_3_state_survives, toys.STATEFUL, toys.touches_others, {}, "client that sat out"),
+    "buffers do not come out of a step": (
+        laws.law_4_chunking_is_invisible, FEDAVG, toys.drops_local_buffers,
+        {"rounds": 1, "chunks": (1,), "backbone": laws.NORMED}, "looped against"),
+    "padding counts": (laws.law_4_chunking_is_invisible, FEDAVG, toys.ignores_mask, {}, "stacked x 2 against"),
+    "the first counts most": (laws.law_5_order_is_invisible, FEDAVG, toys.first_counts_most, {}, "permuted cohort"),
+    "weights are reversed": (laws.law_5_order_is_invisible, FEDAVG, reverses_weights, {}, "permuted cohort"),
+    "an absent class divides": (
+        laws.law_6_edge_data, FEDAVG, toys.divides_by_absent, {"chunk": 1}, "finite, a class nobody has: 1.00"),
+    "rounds are counted outside": (
+        laws.law_7_resume_is_invisible, FEDAVG, toys.Hidden(), {}, "resumed after round 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_law_catches_the_defect(defect):
+    law, method, run_round, options, match = DEFECTS[defect]
+    catches(law, planted(method, run_round), match=match, **options)
+
+
+def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
+    with pytest.raises(UserError, match="got 'ClientState'"):
+        laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
 
 
 def test_a_law_is_held_against_the_variants_of_a_method():
@@ -77,16 +92,6 @@ def test_a_law_is_held_against_the_variants_of_a_method():
     laws.law_3_state_survives(method)
     assert variant.name == "planted (hard)"
     catches(laws.law_3_state_survives, variant, match="client that sat out")
-
-
-def test_law_4_catches_buffers_that_do_not_come_out_of_a_step():
-    method = planted(FEDAVG, toys.drops_local_buffers)
-    run = {"rounds": 1, "chunks": (1,), "backbone": laws.NORMED}
-    catches(laws.law_4_chunking_is_invisible, method, match="looped against", **run)
-
-
-def test_law_4_catches_padding_that_counts():
-    catches(laws.law_4_chunking_is_invisible, planted(FEDAVG, toys.ignores_mask), match="stacked x 2 against")
 
 
 def padding_is_normalised(state, cohort, fed, config):
@@ -107,28 +112,6 @@ def test_law_4_catches_padding_that_batch_normalisation_sees():
     method = planted(FEDAVG, padding_is_normalised)
     catches(laws.raising(with_and_without[0]), method, match="stacked x 2 against looped", device="cpu")
     assert with_and_without[1](method, device="cpu")  # other networks do not mind
-
-
-def reverses_weights(state, cohort, fed, config):
-    return fedavg.run_round(state, cohort._replace(weights=cohort.weights.flip(0)), fed, config)
-
-
-@pytest.mark.parametrize("defect", [toys.first_counts_most, reverses_weights])
-def test_law_5_catches_a_server_that_minds_the_order(defect):
-    catches(laws.law_5_order_is_invisible, planted(FEDAVG, defect), match="permuted cohort")
-
-
-def test_law_6_catches_a_division_by_an_absent_class():
-    catches(laws.law_6_edge_data, planted(FEDAVG, toys.divides_by_absent), 1, match="finite, a class nobody has: 1.00")
-
-
-def test_law_7_catches_what_a_method_keeps_outside_of_its_state():
-    catches(laws.law_7_resume_is_invisible, planted(FEDAVG, toys.Hidden()), match="resumed after round 1")
-
-
-def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
-    with pytest.raises(UserError, match="got 'ClientState'"):
-        laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
 
 
 @pytest.mark.parametrize(

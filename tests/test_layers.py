@@ -46,14 +46,7 @@ def test_without_a_mask_it_is_torchs(train):
         assert torch.equal(one, other)
 
 
-def test_full_mask_agrees_with_torch():
-    ours, theirs = norm_pair()
-    ours.mask = torch.ones(4, dtype=torch.bool)
-    for one, other in zip(run_norm(ours, norm_images()), run_norm(theirs, norm_images()), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 2, 3]])
+@pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 1, 2, 3]])
 @pytest.mark.parametrize("filling", [0.0, 1e30, float("nan")])
 def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
     ours, theirs = norm_pair()
@@ -118,13 +111,6 @@ def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
     assert ours.running_var.dtype == torch.float32
 
 
-def test_options_are_torchs():
-    ours, theirs = (layer(5, eps=0.001, momentum=0.3).double() for layer in (MaskedBatchNorm2d, nn.BatchNorm2d))
-    ours.mask = torch.ones(4, dtype=torch.bool)
-    torch.testing.assert_close(ours(norm_images() / 100), theirs(norm_images() / 100))
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
-
-
 # Dropout
 
 
@@ -133,13 +119,6 @@ def dropout(p=0.2, key=0, number=0, whole_examples=False):
     layer.key.fill_(key)
     layer.number = number
     return layer
-
-
-def masks(p, keys=(0,), numbers=(0,), places=4096):
-    """Which values are dropped, one row for each pair of key and number."""
-    ones = torch.ones(4, places // 4)
-    rows = [dropout(p, key, number)(ones).flatten() == 0 for key in keys for number in numbers]
-    return torch.stack(rows).double()
 
 
 def test_evaluation_and_probability_0_change_nothing():
@@ -155,37 +134,6 @@ def test_what_is_kept_is_divided_by_what_is_left(dtype):
     assert out.dtype == dtype
     assert torch.equal(out[out != 0], (x / 0.75)[out != 0])
     assert (out == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("keys", "numbers"),
-    [
-        (range(60), [0]),
-        ([1 << bit for bit in range(63)], [0]),
-        ([k << 32 for k in range(60)], [0]),
-        ([-1 - k for k in range(60)], [0]),
-        ([7], range(60)),
-        (range(8), range(8)),
-    ],
-    ids=["keys", "bits", "high words", "negative", "layers", "both"],
-)
-def test_masks_are_independent(keys, numbers):
-    drops = masks(0.5, keys, numbers)
-    between = torch.corrcoef(drops).fill_diagonal_(0)
-    assert between.abs().max() < 5 * 4096**-0.5
-    assert between.std().item() == pytest.approx(4096**-0.5, rel=0.1)
-
-
-@pytest.mark.parametrize("other", [{"key": 1}, {"key": 1 << 32}, {"number": 1}], ids=str)
-def test_one_mask_is_not_the_other_moved(other):
-    one, two = (
-        _random_words(torch.tensor(options.get("key", 0)), options.get("number", 0), (2**15,)) < 2**31
-        for options in ({}, other)
-    )
-    one, two = one.double() * 2 - 1, two.double() * 2 - 1
-    moved = torch.fft.ifft(torch.fft.fft(one) * torch.fft.fft(two).conj()).real / 2**15  # correlation at every distance
-    alone = torch.fft.ifft(torch.fft.fft(one).abs() ** 2).real[1:] / 2**15
-    assert max(moved.abs().max(), alone.abs().max()) < 6 * 2**-7.5
 
 
 def test_equal_keys_give_equal_masks_whatever_else_is_in_the_batch():

@@ -54,7 +54,7 @@ CASES = {  # way and workload, options, and the most operations of a joint step
     "w1, stacked": ("{}", W1, SGD, 104),
     "w1, branches": ("branches:{}", W1, SGD, 350),
     "w2, branches": ("branches:{}", W2, SGD, 680),
-    "FedFM's network, stacked": ("{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 720),
+    "FedFM's network, stacked": ("{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 552),
     "FedFM's network, branches": ("branches:{}", FEDFM, {"momentum": 0.9, "weight_decay": 1e-5}, 1612),
 }
 

@@ -39,17 +39,7 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int, mask: Tensor 
 def class_means(
     features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the mean features of each class.
-
-    Args:
-        features: `[B, D]`.
-        labels: `[B]`, integers in `[0, num_classes)`.
-        num_classes: C.
-        mask: `[B]`.
-
-    Returns:
-        Means `[C, D]`, zero for a class without examples, and counts `[C]` (int64).
-    """
+    """Returns each class's mean features `[C, D]`, zero for one without examples, and its number of examples `[C]`."""
     sums, counts = class_sums(features, labels, num_classes, mask)
     return sums / counts.clamp(min=1)[:, None], counts
 

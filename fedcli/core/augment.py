@@ -154,8 +154,6 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
         torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
     sixths = sixths + 6 * turns
-    channels = []
-    for channel in (5, 3, 1):  # of red, green and blue: the value less what the hue takes of the chroma
-        distance = (sixths + channel) % 6
-        channels.append(value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1))
-    return torch.stack(channels, 1)
+    # Of red, green and blue: the value less what the hue takes of the chroma.
+    distances = [(sixths + channel) % 6 for channel in (5, 3, 1)]
+    return torch.stack([value - chroma * torch.minimum(each, 4 - each).clamp(0, 1) for each in distances], 1)

@@ -4,8 +4,6 @@ import dataclasses
 import gc
 import platform
 import resource
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -13,43 +11,32 @@ from fedcli.core.aggregate import cross_entropy
 from fedcli.core.clients import Aux
 from fedcli.core.federation import Federation, count_parameters
 from fedcli.core.stacked import WAYS
+from fedcli.core.trees import tree_map
 
 STEPS = 16  # of a trial, enough for a capture
 SHARE = 0.6  # of the memory that a trial may take: a method's step needs more than the plain one of a trial
 CLOSE = 1.05  # a trial this much slower than the fastest is as good; the one with the larger chunk is taken
 
 
-class Trial(NamedTuple):
-    """What training some clients together was like."""
-
-    seconds: float  # for one step of one client
-    peak_bytes: int
+Trial = tuple[float, int]  # seconds for one step of one client, and the most bytes that were used
 
 
-def choose(cohort_size: int, trial: Callable[[str, int], Trial | None], room: int) -> tuple[str, int, str]:
-    """Chooses one of `WAYS` and a number of clients by trying some, and says why in words.
+def choose(tried: dict[tuple[str, int], Trial | None], room: int) -> tuple[str, int, str]:
+    """Chooses one of `WAYS` and a number of clients, and says why in words.
 
     Args:
-        cohort_size: Clients in a round, K.
-        trial: Trains this many clients together in this way; None where the memory is too small.
+        tried: How it went in each way with each number of clients; None where the memory was too small.
         room: Bytes that the device has for this run.
     """
-    sizes = [max(cohort_size >> halvings, 1) for halvings in range(3)]  # K, K/2, K/4
-    several = [(way, size) for way in WAYS for size in dict.fromkeys(sizes) if size > 1]
-    tried = {which: trial(*which) for which in [*several, (WAYS[0], 1)]}
-    fit = {which: found for which, found in tried.items() if found and found.peak_bytes <= SHARE * room}
-    gigabytes = f"{room / 2**30:.1f} GiB"
+    fit = {which: trial for which, trial in tried.items() if trial and trial[1] <= SHARE * room}
     if not fit:
-        return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {gigabytes}"
-    fastest = min(found.seconds for found in fit.values())
-    close = [which for which, found in fit.items() if found.seconds <= CLOSE * fastest]
+        return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {room / 2**30:.1f} GiB"
+    fastest, _ = min(fit.values())
+    close = [which for which, (seconds, _) in fit.items() if seconds <= CLOSE * fastest]
     way, size = max(close, key=lambda which: which[1])
-    found = fit[way, size]
-    reason = (
-        f"fastest of {len(tried)} ways tried, {1e3 * found.seconds:.3g} ms for a step of one client, "
-        f"{found.peak_bytes / 2**30:.1f} of {gigabytes}"
-    )
-    return way, size, reason
+    seconds, peak = fit[way, size]
+    cost = f"{1e3 * seconds:.3g} ms for a step of one client, {peak / 2**30:.1f} of {room / 2**30:.1f} GiB"
+    return way, size, f"fastest of {len(tried)} ways tried, {cost}"
 
 
 def autotune(fed: Federation) -> str | None:
@@ -62,8 +49,10 @@ def autotune(fed: Federation) -> str | None:
     torch.cuda.empty_cache()
     room = torch.cuda.mem_get_info(fed.device)[0] + torch.cuda.memory_allocated(fed.device)
     share = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
-    way, size, reason = choose(share, lambda *which: _try_out(fed, *which), room)
-    fed.engine.way, fed.engine.clients_per_chunk = way, size
+    sizes = dict.fromkeys(max(share >> halvings, 1) for halvings in range(3))  # K, K/2, K/4
+    several = [(way, size) for way in WAYS for size in sizes if size > 1]
+    tried = {which: _try_out(fed, *which) for which in [*several, (WAYS[0], 1)]}
+    fed.engine.way, fed.engine.clients_per_chunk, reason = choose(tried, room)
     torch.cuda.empty_cache()
     fed.start_round()
     return reason
@@ -75,8 +64,8 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
     network = max(fed.networks, key=count_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
     plan = fed.plan(cohort, range(1))
-    first = {name: rows[:STEPS] for name, rows in vars(plan).items() if name != "num_batches" and rows is not None}
-    plan = dataclasses.replace(plan, **first)
+    first = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))
+    plan = first._replace(num_batches=plan.num_batches)
     clients = fed.broadcast(*fed.initial_model(network), cohort)
 
     def local_loss(params, buffers, batch, context):
@@ -94,9 +83,8 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial | None:
     peak = peak_memory(fed.device)
     engine.stacks.clear()
     gc.collect()  # graphs that are garbage hold memory, the next trials' too
-    if engine.clients_per_chunk < size:  # halved
-        return None
-    return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak)
+    # None where the chunk had to be halved.
+    return None if engine.clients_per_chunk < size else (fed.seconds["train"] / max(int(plan.steps.sum()), 1), peak)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -15,18 +15,17 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
-from itertools import count
+from itertools import count, pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, use_live_taps
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
-
-_SCHEMAS: list[torch.library.Library] = []  # they live as long as these objects
 
 
 @cache
@@ -39,9 +38,8 @@ def torchvision() -> ModuleType:
         # over two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
         if "torchvision::nms does not exist" not in str(error):
             raise
-    _SCHEMAS.append(torch.library.Library("torchvision", "FRAGMENT"))
     for name in ("nms", "qnms"):
-        _SCHEMAS[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return import_module("torchvision")
 
 
@@ -70,19 +68,11 @@ class Backbone(nn.Module):
 
         `mask` `[B]` is False for padding, which in training stays out of batch statistics; None where all is real.
         """
-        if self._colour:
-            x = x.expand(-1, 3, -1, -1)
-        self._set_mask(mask)
-        try:
-            with self._guard():
-                features = self.body(x)
-        finally:
-            self._set_mask(None)
-        return features, self.head(features)
-
-    def _set_mask(self, mask: Tensor | None) -> None:
         for layer in self._norms:
             layer.mask = mask
+        with self._guard():
+            features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
+        return features, self.head(features)
 
 
 class Recipe(NamedTuple):
@@ -108,14 +98,8 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
     """Builds a network with the initial weights of a seed, in float32 on the CPU and in training mode.
 
     Weights are drawn as torch draws them by default, those of torchvision's networks as torchvision does. The same
-    seed gives the same weights; torch's own random state is left as it was.
-
-    Args:
-        name: One of `BACKBONES`, or `./file.py:NAME`.
-        channels: Of the images, 1 or 3.
-        image_size: Height and width of the images in pixels.
-        num_classes: Number of logits.
-        seed: Not negative.
+    seed gives the same weights; torch's own random state is left as it was. `name` is one of `BACKBONES`, or
+    `./file.py:NAME`; images have 1 or 3 channels and are `image_size` pixels high and wide.
 
     Raises:
         UserError: If the name is unknown, the images are too small or have other than 1 or 3 channels, or a user's
@@ -137,8 +121,8 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 @cache
 def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
     """Says whether a network of those named, with commas between them, has dead taps, see `use_live_taps`."""
-    networks = (build(name, channels, image_size, 2, seed=0) for name in names.split(","))
-    return any(use_live_taps(network, channels, image_size) for network in networks)
+    shape = channels, image_size
+    return any(use_live_taps(build(name, *shape, 2, seed=0), *shape) for name in names.split(","))
 
 
 def plain_cnn(
@@ -147,15 +131,9 @@ def plain_cnn(
 ) -> Recipe:  # fmt: skip
     """Describes a plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
 
-    Args:
-        kernel: Height and width of every convolution's kernel.
-        padding: Of every convolution.
-        widths: Channels of the convolutions.
-        pooled: Which of them, counted from 0, are followed by 2 x 2 max-pooling.
-        hidden: Widths of the fully connected layers; the last is the feature width.
-        stride: Of the first convolution; the others have 1.
-        colour: Whether it always takes three channels.
-        linear_features: Whether the last fully connected layer has no ReLU.
+    Convolutions have one kernel size and padding, and `widths` channels; those `pooled`, counted from 0, are followed
+    by 2 x 2 max-pooling; the first alone has the `stride`. The last of the widths `hidden` is that of the features,
+    which have no ReLU if `linear_features`. A network of `colour` always takes three channels.
     """
 
     def side(size: int) -> int:
@@ -170,18 +148,14 @@ def plain_cnn(
         channels = 3 if colour else channels
         for i, width in enumerate(widths):
             layers.append(nn.Conv2d(channels, width, kernel, stride if i == 0 else 1, padding))
-            if i in pooled:
-                layers.append(nn.MaxPool2d(2))  # before ReLU: the same function with a quarter of the ReLU work
-            layers.append(nn.ReLU())
+            # Pooling before ReLU: the same function with a quarter of the ReLU work.
+            layers += [nn.MaxPool2d(2), nn.ReLU()] if i in pooled else [nn.ReLU()]
             channels = width
         layers.append(nn.Flatten())
-        width = channels * side(image_size) ** 2
-        for out in hidden:
+        for width, out in pairwise((channels * side(image_size) ** 2, *hidden)):
             layers += [nn.Linear(width, out), nn.ReLU()]
-            width = out
-        if linear_features:
-            layers.pop()
-        return Backbone(nn.Sequential(*layers), width, num_classes, colour)
+        body = nn.Sequential(*layers[: -1 if linear_features else None])
+        return Backbone(body, hidden[-1], num_classes, colour)
 
     return Recipe(make, next(size for size in count(1) if side(size) >= 1))
 
@@ -256,10 +230,10 @@ def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
 
     Weights are drawn as torch does by default. If `double`, two 3 x 3 convolutions stand for each 5 x 5; else one does.
     """
-    original = import_module("torchvision.models.googlenet").Inception  # `models.googlenet` is a function
 
     def inception(channels: int, *widths: int) -> nn.Module:
-        block = original(channels, *widths, conv_block=conv)
+        module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
+        block = module.Inception(channels, *widths, conv_block=conv)
         if double:
             block.branch3.append(conv(widths[4], widths[4]))
         return block
@@ -365,29 +339,22 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    x, real = torch.randn(4, channels, image_size, image_size), torch.tensor([True, True, False, False])
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # layer, what enters it, what leaves it
-
-    def note(layer: nn.Module, given: tuple, out: Tensor) -> None:
-        calls.append((layer, given[0], out.clone()))
-
+    x = torch.randn(4, channels, image_size, image_size)
+    calls: list[nn.Module] = []
     with torch.no_grad(), blame(function.path):
         module.eval()(x)  # lazy layers get their shapes
-        _swap_layers(module, lambda layer: _standing_in(layer, function))
-        watched = [layer for layer in module.modules() if isinstance(layer, nn.Linear | KeyedDropout)]
-        hooks = [layer.register_forward_hook(note) for layer in watched]
-        logits = module.eval()(x)
-    for hook in hooks:
-        hook.remove()
-    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if found != (len(x), num_classes):
+        _swap_layers(module, _standing_in)
+        with register_module_forward_hook(lambda layer, *_: calls.append(layer)):
+            logits = module.eval()(x)
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape != (len(x), num_classes):
         raise function.refuse(
-            f"gives no logits of {num_classes} classes (got {found} of {len(x)} images)", "return logits [B, C]"
+            f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head, features, last = next((call for call in reversed(calls) if isinstance(call[0], nn.Linear)), (None, x, x))
-    if type(head) is not nn.Linear or head.bias is None or features.dim() != 2 or not torch.equal(last, logits):
+    head = next((layer for layer in reversed(calls) if isinstance(layer, nn.Linear)), None)
+    if type(head) is not nn.Linear or head.bias is None:
         raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
-    once = [call[0] for call in calls if call[0] is head or isinstance(call[0], KeyedDropout)]
+    once = [layer for layer in calls if layer is head or isinstance(layer, KeyedDropout)]
     if len(set(once)) < len(once):
         raise function.refuse("uses its last nn.Linear or an nn.Dropout twice", "make a layer for each place")
     held = [value for part in module.modules() for value in part._parameters.values() if value is not None]
@@ -396,7 +363,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
-    _check(network, function, x, real, logits)
+    _check(network, function, x, logits)
     return network
 
 
@@ -409,48 +376,35 @@ def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> No
                 parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
 
 
-def _standing_in(layer: nn.Module, function: FromFile) -> nn.Module:
-    """Returns a layer of the same function that knows padding and keys; the user's own where that is fine."""
+def _standing_in(layer: nn.Module) -> nn.Module:
+    """Returns a layer of the same function that knows padding or keys, if there is one; else the user's own."""
     if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
-        new = MaskedBatchNorm2d(layer.num_features, layer.eps, layer.momentum)
-        new.weight, new.bias = layer.weight, layer.bias
-        new.running_mean, new.running_var = layer.running_mean, layer.running_var
-        return new
+        layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
     if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace:
         return KeyedDropout(layer.p)
-    norm = isinstance(layer, nn.modules.batchnorm._NormBase) and not isinstance(layer, MaskedBatchNorm2d)
-    if norm and (layer.track_running_stats or not isinstance(layer, nn.modules.instancenorm._InstanceNorm)):
-        remedy = "use nn.BatchNorm2d with its defaults, or nn.GroupNorm"
-        raise function.refuse(f"has a layer whose statistics padding would reach (got {layer})", remedy)
-    if isinstance(layer, nn.modules.dropout._DropoutNd):
-        remedy = "use nn.Dropout(p) with p < 1, not in place"
-        raise function.refuse(f"has a layer that draws by itself (got {layer})", remedy)
     return layer
 
 
 @torch.no_grad()
-def _check(network: Backbone, function: FromFile, x: Tensor, real: Tensor, logits: Tensor) -> None:
+def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
     """Refuses a user's network whose function has changed, or which does not keep padding and draws out."""
+    real = torch.tensor([True, True, False, False])
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
-    def restore() -> None:
-        for name, value in held.items():
-            value.copy_(kept[name])
-
     def run(x: Tensor) -> list[Tensor]:
-        """Returns what training gives for the real images, and the buffers after it."""
-        restore()
+        """Returns what training gives for the real images, and the buffers after it, which it puts back."""
         result = [value[real] for value in network.train()(x, real)] + [value.clone() for value in network.buffers()]
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
+        for name, value in held.items():
+            value.copy_(kept[name])
         return result
 
     if not torch.allclose(network.eval()(x)[1], logits):
-        raise function.refuse("is another function when its head is apart", "let the last nn.Linear be called once")
+        raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     once, again, padded = run(x), run(x), run(torch.where(real[:, None, None, None], x, 100 * x.flip(1, 2) + 1))
     if not all(map(torch.equal, once, again)) or not torch.equal(torch.get_rng_state(), before):
-        raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, whose draws come as data")
+        raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, not in place, with p < 1")
     if not all(torch.allclose(a, b, 1e-4, 1e-4) for a, b in zip(once, padded, strict=True)):
         raise function.refuse("mixes the images of a batch, padding included", "use nn.BatchNorm2d or nn.GroupNorm")
-    restore()

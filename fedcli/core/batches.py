@@ -37,18 +37,16 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 
 def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np.ndarray:
     """Draws the ids of a round's clients, without replacement; ascending."""
-    drawn = generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False)
-    return np.sort(drawn)
+    return np.sort(generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False))
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
 
     index: np.ndarray  # [T, K, B] positions in the training set; 0 where padded
     size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
     epoch_end: np.ndarray  # [T, K] bool
-    num_batches: np.ndarray  # [K]
+    num_batches: np.ndarray | None  # [K]
     draws: np.ndarray | None  # [T, K, B, draws of an image] in [0, 1), for augmentation
     keys: np.ndarray  # [T, K], from which dropout draws its masks
 
@@ -62,20 +60,11 @@ def plan_batches(
     parts: Sequence[np.ndarray], client_ids: Sequence[int], seed: int, round: int, epochs: range, batch_size: int,
     drop_last: bool, num_draws: int,
 ) -> Plan:  # fmt: skip
-    """Draws the batches of a cohort.
+    """Draws the batches of a cohort: a plan whose T is the largest number of steps of any client, and may be 0.
 
-    Args:
-        parts: Training examples of each client, positions in the training set.
-        client_ids: Their ids, which key the draws.
-        seed: Seed of the run.
-        round: The round, from 0.
-        epochs: Which local epochs of the round; each has its own draws.
-        batch_size: B.
-        drop_last: Leave out an epoch's last batch where it is not full.
-        num_draws: Draws that the augmentation of an image needs; 0 without one.
-
-    Returns:
-        The plan; T is the largest number of steps of any client and may be 0.
+    `parts` are each client's training examples, positions in the training set; the draws are keyed by `client_ids` and
+    by the local epochs of the round, of which `epochs` are drawn. An epoch's last batch is left out if `drop_last` and
+    it is not full. The augmentation of an image needs `num_draws`, 0 without one.
     """
     counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]
     steps, num_clients = max(counts, default=0) * len(epochs), len(parts)
@@ -90,15 +79,12 @@ def plan_batches(
         for e, epoch in enumerate(epochs):
             rows = slice(e * count, (e + 1) * count)
             order = generator(seed, round, client, "order", epoch).permutation(len(part))[:used]
-            padded = np.zeros(count * width, np.int64)
-            padded[:used] = part[order]
-            index[rows, k] = padded.reshape(count, width)
+            index[rows, k] = np.pad(part[order], (0, count * width - used)).reshape(count, width)
             size[rows, k] = np.clip(used - batch_size * np.arange(count), 0, batch_size)
             epoch_end[rows.stop - 1 : rows.stop, k] = count > 0
             keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
             if draws is not None:
-                uniform = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
-                draws[rows, k] = uniform.astype(np.float32)
+                draws[rows, k] = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
     return Plan(index, size, epoch_end, np.array(counts), draws, keys)
 
 

@@ -1,6 +1,5 @@
 """One client's local work as pure functions: its network, its objective, its step."""
 
-import contextlib
 import copy
 import threading
 from collections.abc import Callable, Sequence
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fedcli.core.batches import Batch
-from fedcli.core.flat import Flat, pack, unpack
-from fedcli.core.trees import Tree, tree_map
+from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 
 Params = Terms = dict[str, Tensor]  # by name; the terms of an objective as they enter the record
 
@@ -102,22 +100,21 @@ class Network:
         module = self._loaded({**params, **buffers})
         if module.training != train:
             module.train(train)
-        bf16 = torch.autocast(self._device.type, torch.bfloat16) if self._autocast else contextlib.nullcontext()
-        with bf16:
+        if not self._autocast:
+            return Output(*module(x, mask), buffers)
+        with torch.autocast(self._device.type, torch.bfloat16):
             features, logits = module(x, mask)
-        if self._autocast:
-            features, logits = features.float(), logits.float()
-        return Output(features, logits, buffers)
+        return Output(features.float(), logits.float(), buffers)
 
 
 def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     """Finds where a module keeps the tensor of each name: the dict, and its key there."""
-    found = {}
+    places = {}
     for prefix, part in module.named_modules():
-        for place in (part._parameters, part._buffers):
-            keys = [key for key, value in place.items() if value is not None]
-            found |= {f"{prefix}.{key}" if prefix else key: (place, key) for key in keys}
-    return found
+        for held in (part._parameters, part._buffers):
+            keys = [key for key, value in held.items() if value is not None]
+            places |= {f"{prefix}.{key}" if prefix else key: (held, key) for key in keys}
+    return places
 
 
 def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
@@ -146,17 +143,8 @@ def sgd(
 ) -> tuple[Params, Tree]:
     """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
 
-    Args:
-        params: Parameters.
-        grads: Their gradients.
-        state: Momentum buffers, or () where momentum is 0.
-        lr: Learning rate, a scalar.
-        momentum: In [0, 1).
-        weight_decay: Coefficient of the L2 penalty's gradient.
-        in_place: Write the results over `params` and `state`, which halves what has to pass through memory.
-
-    Returns:
-        The new parameters and the new optimizer state.
+    `state` holds momentum buffers, or is () where momentum is 0. In place, results are written over `params` and
+    `state`, which halves what has to pass through memory. Returns the new parameters and the new optimizer state.
     """
     new, velocity = {}, {}
     for name, value in params.items():
@@ -199,15 +187,8 @@ def optimizer_step(
 ) -> Step:  # fmt: skip
     """Makes a local step of `sgd` or `adam` on the objective of one client, see `Federation.optimizer_step`."""
 
-    def init(params: Params) -> Tree:
-        moments = tree_map(torch.zeros_like, params) if momentum or optimizer == "adam" else ()
-        if optimizer == "sgd":
-            return moments
-        return next(iter(params.values())).new_zeros(()), moments, tree_map(torch.clone, moments)
-
-    apply = partial(adam, weight_decay=weight_decay)
-    if optimizer == "sgd":
-        apply = partial(sgd, momentum=momentum, weight_decay=weight_decay)
+    options = {"weight_decay": weight_decay, **({"momentum": momentum} if optimizer == "sgd" else {})}
+    apply = partial({"sgd": sgd, "adam": adam}[optimizer], **options)
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}
@@ -227,19 +208,24 @@ def optimizer_step(
         optimizer = {**client.optimizer, key: state}
         return client._replace(params=params, buffers=aux.buffers, optimizer=optimizer), aux
 
-    writing = partial(update, in_place=True) if optimizer == "sgd" else None
-    return Step(update, lambda params: {key: init(trained(params))}, writing)
+    def init(params: Params) -> dict[str, Tree]:
+        moments = tree_map(torch.zeros_like, trained(params)) if momentum or optimizer == "adam" else ()
+        if optimizer == "adam":
+            moments = next(iter(params.values())).new_zeros(()), moments, tree_map(torch.clone, moments)
+        return {key: moments}
+
+    return Step(update, init, partial(update, in_place=True) if optimizer == "sgd" else None)
 
 
 def keyed(update: Update) -> Update:
     """Makes a step put the batch's key into the buffers that dropout draws from, and take it out again."""
 
     def run(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
-        own = {name: value for name, value in client.buffers.items() if name.endswith(KEY)}
-        if not own:
+        keys = {name: value for name, value in client.buffers.items() if name.endswith(KEY)}
+        if not keys:
             return update(client, batch, context)
-        given = {} if batch.key is None else dict.fromkeys(own, batch.key)
-        after, aux = update(client._replace(buffers={**client.buffers, **given}), batch, context)
-        return after._replace(buffers={**after.buffers, **own}), aux
+        drawn = keys if batch.key is None else dict.fromkeys(keys, batch.key)
+        after, aux = update(client._replace(buffers={**client.buffers, **drawn}), batch, context)
+        return after._replace(buffers={**after.buffers, **keys}), aux
 
     return run

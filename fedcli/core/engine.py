@@ -5,6 +5,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 """
 
 import gc
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +19,10 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, Plan, Transform
-from fedcli.core.clients import Aux, Client, Network, Output, Params, Step, keyed
-from fedcli.core.flat import flatten
+from fedcli.core.clients import Client, Step, keyed
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.stacked import WAYS, Rows, Stack, find_stack, for_many, packed, with_optimizer, with_room
-from fedcli.core.trees import Tree, concatenate, leaves, select, select_axes, tree_map
+from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
+from fedcli.core.trees import Tree, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
@@ -34,14 +34,13 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
     """Reads `--clients-per-chunk`: in which of `WAYS`, and how many clients train together (`default` for `auto`)."""
     if text == "auto":
         return WAYS[0], default
-    way, colon, number = text.rpartition(":")
-    whole = number.isascii() and number.isdecimal() and len(number) < 10  # no more clients than that
-    if not (whole and int(number) > 0 and (not colon or way in WAYS[1:])):
+    match = re.fullmatch("(branches:)?0*([1-9][0-9]{0,8})", text)  # no more clients than that
+    if match is None:
         raise UserError(
             f"--clients-per-chunk must be auto, a whole number from 1, or branches: and such a number (got "
             f"'{text[:40]}'); 1 trains one client after the other."
         )
-    return way or WAYS[0], int(number)
+    return "branches" if match[1] else WAYS[0], int(match[2])
 
 
 class Stopped(Exception):
@@ -91,8 +90,8 @@ class Engine:
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
             alone = chunk.stop - chunk.start == 1 and self.graphs is None
             train = self._alone if alone else self._together
-            given = select(clients, chunk), select_axes(context, axes, chunk)
-            after, sums = train(step, *given, axes, plan, chunk, rate)
+            part = select_axes(context, axes, chunk)
+            after, sums = train(step, select(clients, chunk), part, axes, plan, chunk, rate)
             return after, sums, rate.new_zeros(chunk.stop - chunk.start)
 
         done = self._in_chunks(run, plan.size.shape[1])
@@ -177,8 +176,8 @@ class Engine:
         num_batches = torch.tensor(int(plan.num_batches[k]), device=device)
         ends = torch.as_tensor(plan.epoch_end[:steps, k], device=device).unbind()
         keys = torch.as_tensor(plan.keys[:steps, k], device=device).unbind()
-        image_bytes = self.images[0].numel() * self.transform.dtype.itemsize
-        at_a_time = max(PREPARED_BYTES // (image_bytes * plan.index.shape[2]), 1)
+        batch_bytes = self.images[0].numel() * self.transform.dtype.itemsize * plan.index.shape[2]
+        at_a_time = max(PREPARED_BYTES // batch_bytes, 1)
         for start in range(0, steps, at_a_time):
             rows = slice(start, min(start + at_a_time, steps))
             draws = None if plan.draws is None else plan.draws[rows, k][real[rows]]
@@ -196,15 +195,14 @@ class Engine:
         begin = partial(with_optimizer, step)
         if steps == 0:
             return begin(clients), {}
-        columns = plan.index, plan.size, plan.epoch_end, plan.draws, plan.keys
-        rows = Rows(*(None if c is None else torch.as_tensor(c[:steps, chunk], device=device) for c in columns))
+        columns = plan._replace(num_batches=None)
+        rows = tree_map(lambda column: torch.as_tensor(column[:steps, chunk], device=device), columns)
         sizes = plan.size[:steps, chunk]
         like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
-        update, num_clients = packed(keyed(step.update), like), len(sizes[0])
-        updates = {
-            padded: self._for_many(update, (0, Batch(0, 0, 0 if padded else None, 0, 0, None, 0), axes), num_clients)
-            for padded in (False, True)
-        }
+        update, updates = packed(keyed(step.update), like), {}
+        for padded in (False, True):
+            of_batch = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
+            updates[padded] = self._for_many(update, (0, of_batch, axes), len(sizes[0]))
         make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
         if self.graphs is None:
             together = make()
@@ -213,8 +211,8 @@ class Engine:
             shapes = clients._replace(optimizer={}), context, rows
             together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
         num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
-        counts = sizes.sum(1).tolist()
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
+        counts = sizes.sum(1).tolist()
         begin = partial(begin, clients)
         return together.train(begin, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
 
@@ -228,22 +226,7 @@ class Engine:
         fork = None if self.graphs is None else self.graphs.fork
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
-    def once(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
-        """Takes one local step of each client on one batch, the same for all, see `Federation.step`."""
-        update = keyed(step.update)
-        clients = with_optimizer(step, clients)
-        return self._each(lambda own, context: update(own, batch, context), (clients, context), (0, axes))
-
-    def forward(self, network: Network, clients: Client, x: Tensor, train: bool) -> Output:
-        """Returns what each client's model gives for `x` `[B, channels, H, W]`, stacked, without gradients."""
-
-        def of_one(params: Params, buffers: Params) -> Output:
-            with torch.no_grad():
-                return network(params, buffers, x, train=train)
-
-        return self._each(of_one, (clients.params, clients.buffers), (0, 0))
-
-    def _each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
+    def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
         def of_chunk(chunk: slice) -> Tree:

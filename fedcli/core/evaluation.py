@@ -20,6 +20,7 @@ from fedcli.core.federation import Federation
 from fedcli.core.trees import stored
 from fedcli.declarations import Method
 
+RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
 NOTHING = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
 
 
@@ -31,14 +32,8 @@ class Model(NamedTuple):
     buffers: Params
 
 
-class Hits(NamedTuple):
-    """Whether a model is right for each of some images, `[n]` bool on the CPU."""
-
-    headline: Tensor  # by the method's own rule
-    classifier: Tensor | None  # by the classifier where that is another rule
-
-
-Score = Callable[[dict[int, Any]], list[Hits]]  # of clients' models: each on training positions, or all tests
+# Of clients' models, each on training positions, or on all tests if None: whether it is right, bool `[rules, n]`.
+Score = Callable[[dict[int, Any]], list[Tensor]]
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -66,28 +61,28 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     prototypes = method.prototypes(state) if method.prototypes else None
     before, fed.outputs = fed.outputs, {}
 
-    def score_one(model: Model, index: np.ndarray | None) -> Hits:
-        named = [(name, value) for part in model[1:] for name, value in part.items()]
-        what = prototypes is None, id(index), id(model.network), *((name, id(v), v._version) for name, v in named)
-        same, owners, found = before.get(what, (None, [], None))
-        if found is None or same is not index or any(o() is not v for o, (_, v) in zip(owners, named, strict=True)):
-            owners = [weakref.ref(value) for _, value in named]  # one that is gone leaves its id to another
+    def score_one(model: Model, index: np.ndarray | None) -> Tensor:
+        tensors = [*model.params.values(), *model.buffers.values()]
+        key = prototypes is None, id(index), id(model.network), *((id(value), value._version) for value in tensors)
+        kept = before.get(key)
+        if kept is None or any(owner() is None for owner in kept[0]):  # one that is gone leaves its id to another
             features, logits, labels = fed.predict(*model[1:], index, model.network, quick=True)
-            found = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
+            outputs = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
+            kept = [weakref.ref(value) for value in tensors], index, outputs
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
-            fed.outputs[what] = index, owners, found
-        features, by_classifier, labels = found
+            fed.outputs[key] = kept
+        features, by_classifier, labels = kept[2]
         if prototypes is None:
-            return Hits(by_classifier, None)
+            return by_classifier[None]
         near = nearness(features, *(tensor.cpu() for tensor in prototypes))
-        return Hits(top_k(near, labels, fed.top_k), by_classifier)
+        return torch.stack([top_k(near, labels, fed.top_k), by_classifier])
 
-    def score(tests: dict[int, np.ndarray | None]) -> list[Hits]:
+    def score(tests: dict[int, np.ndarray | None]) -> list[Tensor]:
         share = fed.engine.workers.share
         return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
 
-    measured = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
-    result = {**NOTHING, **measured(fed, method, state, score)}
+    measure = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
+    result = {**NOTHING, **measure(fed, method, state, score)}
     return {**result, **_on_validation(fed, method, state, score, result["clients"])}
 
 
@@ -105,8 +100,8 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
 
 def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
     """Returns a client's own model, None before it has taken part; of what a store keeps only its part is read."""
-    one = {name: {client: part[client]} if client in part else {} for name, part in stored(state).items()}
-    return method.personal(state._replace(**one) if one else state).get(client)
+    read = {name: {client: part[client]} if client in part else {} for name, part in stored(state).items()}
+    return method.personal(state._replace(**read) if read else state).get(client)
 
 
 def spread(accuracies: list[float]) -> dict[str, float]:
@@ -115,49 +110,45 @@ def spread(accuracies: list[float]) -> dict[str, float]:
     return {"mean": float(values.mean()), "std": float(values.std()), "worst": float(values.min())}
 
 
-def _fraction(hits: Tensor) -> float:
-    return hits.double().mean().item()
+def _fractions(hits: Tensor) -> list[float]:
+    return hits.double().mean(1).tolist()
 
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _by_domain(fed: Federation, hits: list[Hits]) -> list[dict[str, float]]:
+def _by_domain(fed: Federation, hits: list[Tensor]) -> list[dict[str, float]]:
     """Returns each model's accuracy on the test images of each domain that has any."""
-    parts = {name: part for d, name in enumerate(fed.domain_names) if (part := fed.test_domains == d).any()}
-    return [{name: _fraction(each.headline[part]) for name, part in parts.items()} for each in hits]
+    parts = {name: fed.test_domains == number for number, name in enumerate(fed.domain_names)}
+    return [{name: _fractions(each[:, part])[0] for name, part in parts.items() if part.any()} for each in hits]
 
 
 def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
     hits = score(dict.fromkeys(range(1 if method.personal is None else fed.num_clients)))
-    own = [_fraction(each.headline) for each in hits]
-    found = {"test_accuracy": _mean(own), "clients": None if method.personal is None else spread(own)}
+    accuracies = [*map(_fractions, hits)]
+    result = {name: _mean(values) for name, values in zip(RULES, zip(*accuracies, strict=True), strict=False)}
+    result["clients"] = None if method.personal is None else spread([headline for headline, *_ in accuracies])
     if fed.test_domains is not None:
         rows = _by_domain(fed, hits)
-        found["domains"] = {name: _mean(row[name] for row in rows) for name in rows[0]}
-    if hits[0].classifier is not None:
-        found["classifier_accuracy"] = _mean(_fraction(each.classifier) for each in hits)
-    return found
+        result["domains"] = {name: _mean(row[name] for row in rows) for name in rows[0]}
+    return result
 
 
 def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
     hits = score({client: part for client, part in enumerate(fed.testing) if len(part)})
-    pooled = torch.cat([each.headline for each in hits])
-    found = {"test_accuracy": _fraction(pooled), "clients": spread([_fraction(each.headline) for each in hits])}
-    if hits[0].classifier is not None:
-        found["classifier_accuracy"] = _fraction(torch.cat([each.classifier for each in hits]))
-    return found
+    pooled = dict(zip(RULES, _fractions(torch.cat(hits, 1)), strict=False))
+    return {**pooled, "clients": spread([_fractions(each)[0] for each in hits])}
 
 
 def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
     rows = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))  # [N][domain]
     intra, inter = {}, {}
     for d, name in enumerate(fed.domain_names):
-        own = [row for client, row in enumerate(rows) if fed.domain_of[client] == d]
-        if own:
-            intra |= {name: _mean(row[name] for row in own)} if name in own[0] else {}
-            others = [accuracy for row in own for other, accuracy in row.items() if other != name]
+        inside = [row for client, row in enumerate(rows) if fed.domain_of[client] == d]
+        if inside:
+            intra |= {name: _mean(row[name] for row in inside)} if name in inside[0] else {}
+            others = [accuracy for row in inside for other, accuracy in row.items() if other != name]
             inter[name] = _mean(others) if others else intra[name]
     domains = {name: _mean(row[name] for row in rows) for name in rows[0]}
     return {"test_accuracy": _mean(inter.values()), "domains": domains, "intra": intra, "inter": inter}
@@ -168,11 +159,9 @@ def _on_validation(fed: Federation, method: Method, state: Any, score: Score, cl
     owners = [client for client, part in enumerate(fed.validation) if len(part)]
     if not owners:
         return {"validation_accuracy": None, "clients": clients}
-    if method.personal is None:
-        together = np.concatenate([fed.validation[client] for client in owners])
-        hits = score({owners[0]: together})[0].headline  # any client's model is the global one
-        parts = hits.split([len(fed.validation[client]) for client in owners])
-    else:
-        parts = [each.headline for each in score({client: fed.validation[client] for client in owners})]
-    clients = clients or spread([_fraction(part) for part in parts])
-    return {"validation_accuracy": _fraction(torch.cat(list(parts))), "clients": clients}
+    parts = {client: fed.validation[client] for client in owners}
+    if method.personal is None:  # any client's model is the global one
+        parts = {owners[0]: np.concatenate(list(parts.values()))}
+    hits = torch.cat(score(parts), 1)[:1]
+    each = [_fractions(part)[0] for part in hits.split([len(fed.validation[client]) for client in owners], 1)]
+    return {"validation_accuracy": _fractions(hits)[0], "clients": clients or spread(each)}

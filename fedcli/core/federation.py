@@ -16,10 +16,11 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, optimizer_step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import only_reported, use_live_taps
+from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
@@ -90,9 +91,7 @@ class Federation:
         """
         self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
-        self.seed: int = run.seed
-        self.local_epochs: int = run.local_epochs
-        self.batch_size: int = run.batch_size
+        self.seed, self.local_epochs, self.batch_size = run.seed, run.local_epochs, run.batch_size
         self.optimizer, self.momentum = run.optimizer, run.momentum
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
 
@@ -110,8 +109,8 @@ class Federation:
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
         self.domain_counts = np.array([[len(part)] for part in parts])
         if dataset.domain_train is not None:
-            own, count = dataset.domain_train.numpy(), len(self.domain_names)
-            self.domain_counts = np.array([np.bincount(own[part], minlength=count) for part in parts])
+            domains, count = dataset.domain_train.numpy(), len(self.domain_names)
+            self.domain_counts = np.array([np.bincount(domains[part], minlength=count) for part in parts])
         self.domain_of = self.domain_counts.argmax(1)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
@@ -135,11 +134,11 @@ class Federation:
     @property
     def feature_dim(self) -> int:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = [network.feature_dim for network in self.networks]
-        if len(set(widths)) > 1:
-            found = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
-            raise UserError(f"this method needs features of one width (got {found}); choose networks of one width.")
-        return widths[0]
+        widths = {name: network.feature_dim for name, network in zip(self.backbones, self.networks, strict=True)}
+        if len(set(widths.values())) > 1:
+            each = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UserError(f"this method needs features of one width (got {each}); choose networks of one width.")
+        return self.networks[0].feature_dim
 
     @property
     def public_batch_sizes(self) -> list[int]:
@@ -193,8 +192,7 @@ class Federation:
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
-        kinds = self.architecture[cohort.client_ids]
-        places = [np.flatnonzero(kinds == kind) for kind in range(len(self.networks))]
+        places = [np.flatnonzero(self.architecture[cohort.client_ids] == kind) for kind in range(len(self.networks))]
         return [
             Cohort(cohort.round, cohort.client_ids[at], cohort.num_examples[at], cohort.weights[at], network)
             for at, network in zip(places, self.networks, strict=True)
@@ -205,10 +203,10 @@ class Federation:
         """Makes one stacked tree `[K, ...]` in the cohort's order of those of its groups."""
         places = {int(c): place for place, c in enumerate(np.concatenate([group.client_ids for group in groups]))}
         order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
-        if isinstance(trees[0], dict):  # terms: there are none of a group whose clients took no step
+        if isinstance(trees[0], dict):  # terms: those of training are lacking where a group's clients took no step
             names = dict.fromkeys(name for tree in trees for name in tree)
-            sizes = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
-            trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, sizes, strict=True)]
+            zeros = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
+            trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, zeros, strict=True)]
         return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
@@ -231,11 +229,8 @@ class Federation:
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
         """Sends each client's part of a stacked tree `[K, ...]` to the server; returns it as it is.
 
-        Integers, such as class counts, and masks are not counted: the costs are in floats.
-
-        Args:
-            stacked: What is sent.
-            present: `[K, C]`, which rows of leaves `[K, C, ...]` a client sends; all where None.
+        Integers, such as class counts, and masks are not counted: the costs are in floats. `present` `[K, C]` says
+        which rows of leaves `[K, C, ...]` a client sends; all where None.
         """
         rows = 1.0 if present is None else present.double().mean().item()
         self.sent_up["other"] += round(rows * count_floats(stacked))
@@ -250,10 +245,7 @@ class Federation:
     def recall(self, states: Mapping[int, Tree], cohort: Cohort, first: Tree) -> Tree:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
-        Args:
-            states: What clients that have taken part keep, by id.
-            cohort: The clients.
-            first: What a client has that takes part for the first time.
+        `states` holds it by client id; `first` is what a client has that takes part for the first time.
         """
         kept = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
         return stack(tree_map(lambda leaf: leaf.to(self.device), kept))
@@ -261,9 +253,9 @@ class Federation:
     def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
         """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`."""
         new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
-        if self.store is not None:
-            return self.store.keep(states, new, cohort.round)
-        return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
+        if self.store is None:
+            return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
+        return self.store.keep(states, new, cohort.round)
 
     def optimizer_step(
         self, loss: LocalLoss, *, optimizer: str | None = None, lr: float | None = None, momentum: float | None = None,
@@ -282,10 +274,11 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        how = {"lr": lr, "names": names, "key": key, "clip_norm": clip_norm}
-        how["momentum"] = self.momentum if momentum is None else momentum
-        how["weight_decay"] = self.config.weight_decay if weight_decay is None else weight_decay
-        return optimizer_step(loss, optimizer or self.optimizer, **how)
+        return optimizer_step(
+            loss, optimizer or self.optimizer, lr=lr, names=names, key=key, clip_norm=clip_norm,
+            momentum=self.momentum if momentum is None else momentum,
+            weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
+        )  # fmt: skip
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
@@ -338,17 +331,17 @@ class Federation:
         Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
         sizes = self.public_batch_sizes
+        device, num_draws = self.device, NUM_DRAWS[self.public_transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
-        num_draws = NUM_DRAWS[self.public_transform.augmentation]
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
-        rate = torch.tensor(self.lr(round), dtype=self.dtype, device=self.device)
-        ends = np.arange(1, len(sizes) + 1) == len(sizes)
-        drawn = order, uniform, keys, len(sizes), ends
-        order, draws, keys, batches, ends = (torch.as_tensor(value, device=self.device) for value in drawn)
-        for b, (index, own) in enumerate(zip(order.split(sizes), draws.split(sizes), strict=True)):
-            x = self.public_transform(self.public_images[index], own)
-            yield Batch(x, torch.zeros_like(index), None, ends[b], batches, rate, keys[b])
+        rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
+        batches, ends = torch.tensor(len(sizes), device=device), torch.arange(1, len(sizes) + 1, device=device)
+        positions = torch.as_tensor(order, device=device).split(sizes)
+        draws, keys = torch.as_tensor(uniform, device=device).split(sizes), torch.as_tensor(keys, device=device)
+        for index, drawn, end, key in zip(positions, draws, ends == batches, keys, strict=True):
+            x = self.public_transform(self.public_images[index], drawn)
+            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
     def step(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,
@@ -360,8 +353,9 @@ class Federation:
             The clients, and what the objective returned beside its value, both stacked.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
+        update, arguments = keyed(step.update), (with_optimizer(step, clients), context)
         with self.timed("train"):
-            after, aux = self.engine.once(step, clients, batch, context, axes)
+            after, aux = self.engine.for_each(lambda client, part: update(client, batch, part), arguments, (0, axes))
         _refuse_non_finite(aux.terms, cohort)
         return after, aux
 
@@ -371,13 +365,18 @@ class Federation:
         Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
         are returned; else the running ones.
         """
+
+        @torch.no_grad()
+        def of_client(params: Params, buffers: Params) -> Output:
+            return cohort.network(params, buffers, x, train=train)
+
         with self.timed("train"):
-            return self.engine.forward(cohort.network, clients, x, train)
+            return self.engine.for_each(of_client, (clients.params, clients.buffers), (0, 0))
 
     def class_counts(self, cohort: Cohort) -> Tensor:
         """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""
-        parts = [torch.as_tensor(self.training[client], device=self.device) for client in cohort.client_ids]
-        return torch.stack([self.engine.labels[part].bincount(minlength=self.num_classes) for part in parts])
+        labels = [self.engine.labels[torch.as_tensor(self.training[k], device=self.device)] for k in cohort.client_ids]
+        return torch.stack([part.bincount(minlength=self.num_classes) for part in labels])
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Takes the mean features of each class, over a client's training part, by its model in evaluation mode.
@@ -421,19 +420,19 @@ class Federation:
         index = np.arange(len(labels)) if index is None else index
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
         quick = quick and self.device.type == "cpu"
-        own = self.engine.own if quick else lambda tensor: tensor
 
         @torch.no_grad()
         def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             token = only_reported.set(quick)
             try:
-                features, logits, _ = network(params, buffers, own(self.transform(images[positions])), train=False)
+                x = self.transform(images[positions])
+                output = network(params, buffers, self.engine.own(x) if quick else x, train=False)
             finally:
                 only_reported.reset(token)
-            return features, logits, labels[positions]
+            return output.features, output.logits, labels[positions]
 
         with self.timed("evaluate"):
-            params = tree_map(own, params)
+            params = tree_map(self.engine.own, params) if quick else params
             portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
             return tree_map(Tensor.cpu, concatenate(portions))  # here alone Python waits for the device
 
@@ -476,10 +475,9 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
 
 def _refuse_non_finite(terms: Terms, cohort: Cohort) -> None:
     for name, values in terms.items():
-        bad = ~torch.isfinite(values.detach().cpu())
-        if bad.any():
-            ids = ", ".join(str(client) for client in cohort.client_ids[bad.numpy()])
+        ids = cohort.client_ids[~values.detach().isfinite().cpu().numpy()]
+        if len(ids):
             raise NonFiniteLoss(
-                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) {ids}; "
-                "a smaller --lr or a smaller weight of that term usually helps."
+                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) "
+                f"{', '.join(map(str, ids))}; a smaller --lr or a smaller weight of that term usually helps."
             )

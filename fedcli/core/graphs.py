@@ -19,7 +19,7 @@ from fedcli.core.clients import Network
 
 Work = Callable[[], Any]
 
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network)
 
 
 class CudaGraphs:
@@ -71,14 +71,13 @@ class CudaGraphs:
 @contextmanager
 def _no_garbage() -> Iterator[None]:
     """Collects garbage before and none within: giving up an older graph would end the capture of a new one."""
-    enabled = gc.isenabled()
+    collect = gc.enable if gc.isenabled() else gc.disable
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        collect()
 
 
 class Unrepeatable(Exception):
@@ -97,12 +96,10 @@ def identity(thing: Any, shapes: bool = False) -> Hashable:
     """
     if isinstance(thing, _PLAIN):
         return (type(thing), thing)
-    if isinstance(thing, Network):
-        return thing
     if shapes and isinstance(thing, Tensor):
         return (tuple(thing.shape), thing.dtype)
     if isinstance(thing, FunctionType):
-        closed = tuple(cell.cell_contents for cell in thing.__closure__ or ())
+        closed = (cell.cell_contents for cell in thing.__closure__ or ())
         return (thing.__code__, identity((*closed, thing.__defaults__, thing.__kwdefaults__)))
     if isinstance(thing, partial):
         return (partial, identity((thing.func, thing.args, thing.keywords)))

@@ -7,6 +7,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 # Whether what a network gives is reported and never trained on, so that layers may round in another order.
 only_reported: ContextVar[bool] = ContextVar("only_reported", default=False)
@@ -71,10 +72,6 @@ class LiveConv2d(nn.Conv2d):
         few: Whether the output has few places.
     """
 
-    live: tuple[slice, slice]
-    live_padding: tuple[int, int]
-    few: bool
-
     def forward(self, x: Tensor) -> Tensor:
         """Convolves `[B, C, H, W]`."""
         if self.weight.stride(1) == 1:  # with the channels last, as then its gradient is
@@ -91,8 +88,8 @@ class LiveConv2d(nn.Conv2d):
         Where an image of 2 x 2 pixels is padded for 3 x 3 taps these are 4 of 9. Both arguments have their channels
         last.
         """
-        axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, strict=True)
-        rows, columns = (range(-padding, size + padding - taps + 1, stride) for size, taps, stride, padding in axes)
+        axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, self.dilation, strict=True)
+        rows, columns = (_starts(*axis) for axis in axes)
         places = []
         for top, left in product(rows, columns):
             pixels = x[:, max(top, 0) : top + weight.shape[1], max(left, 0) : left + weight.shape[2]]
@@ -101,19 +98,18 @@ class LiveConv2d(nn.Conv2d):
         return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
-def _places(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Returns how many pixels a convolution makes of `size` along one axis."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+def _starts(size: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
+    """Returns along one axis of `size` pixels where a convolution puts its kernel."""
+    return range(-padding, size + padding - dilation * (kernel - 1), stride)
 
 
 def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
     """Returns along one axis of `size` pixels the taps that meet any of these, and the padding that is left."""
-    places = _places(size, kernel, stride, padding, dilation)
-    starts = range(-padding, places * stride - padding, stride)
+    starts = _starts(size, kernel, stride, padding, dilation)
     live = [tap for tap in range(kernel) if any(0 <= start + tap * dilation < size for start in starts)]
     first, last = (live[0], live[-1]) if live else (0, kernel - 1)
     left = padding - first * dilation
-    if left < 0 or _places(size, last - first + 1, stride, left, dilation) != places:
+    if left < 0 or len(_starts(size, last - first + 1, stride, left, dilation)) != len(starts):
         return slice(0, kernel), padding  # the other side would need another padding
     return slice(first, last + 1), left
 
@@ -124,26 +120,23 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
 
     What its layers are given is seen when two empty images of this size pass through, in evaluation mode.
     """
-    sizes: dict[nn.Conv2d, set[torch.Size]] = {}
+    sizes: dict[nn.Conv2d, set[torch.Size | None]] = {}
 
-    def note(layer: nn.Conv2d, given: tuple, named: dict[str, Tensor]) -> None:
-        (x,) = given or named.values()
-        sizes.setdefault(layer, set()).add(x.shape[-2:])
+    def note(layer: nn.Module, given: tuple) -> None:
+        if type(layer) is nn.Conv2d:  # None for an image that is given by its keyword, which is not seen here
+            sizes.setdefault(layer, set()).add(given[0].shape[-2:] if given else None)
 
-    layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
-    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     training = network.training
-    network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
+    with register_module_forward_pre_hook(note):
+        network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
     network.train(training)
-    for hook in hooks:
-        hook.remove()
     dead_taps = False
     for layer, seen in sizes.items():
-        if len(seen) > 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        if len(seen) > 1 or None in seen or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             continue
         axes = [*zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
-        few = prod(map(_places, *zip(*axes, strict=True))) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
+        few = prod(len(_starts(*axis)) for axis in axes) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
         dead = live != tuple(slice(0, size) for size in layer.kernel_size)
         if dead or few:
             layer.__class__, layer.live, layer.live_padding, layer.few = LiveConv2d, live, padding, few
@@ -163,15 +156,12 @@ class KeyedDropout(nn.Module):
     """
 
     def __init__(self, p: float, whole_examples: bool = False):
-        """Makes a layer that drops nothing in evaluation.
+        """Makes a layer that drops values with probability `p` in [0, 1); what is kept is divided by 1 - p.
 
-        Args:
-            p: Probability of being set to 0, in [0, 1); what is kept is divided by 1 - p.
-            whole_examples: Drop all values of an example together (stochastic depth), or each by itself.
+        They are dropped each by itself, or all of an example together if `whole_examples` (stochastic depth).
         """
         super().__init__()
         self.p, self.whole_examples, self.number = p, whole_examples, 0
-        self.key: Tensor
         self.register_buffer("key", torch.tensor(0), persistent=False)  # no part of what the network has learned
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,23 +20,26 @@ As a flag (`from_flag`), options in brackets:
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedcli.core.batches import generator
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import FromFile, from_file, is_from_file
+from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
 Labels = np.ndarray | torch.Tensor
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 SHARE = Fraction(2, 5)
+# What a number looks like in a flag: not 1_000, and not 1e-9999, of which Fraction would make 9,999 digits.
+NUMBER = re.compile(r"[+-]?[0-9]{0,15}\.?[0-9]{0,15}(e[+-]?[0-9]{1,3}|/[0-9]{1,15})?")
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
 
 
@@ -48,64 +51,37 @@ class FlagParameter:
     meaning: str  # in an error message
     example: str  # a flag that is right
     read: Callable[[str], Any] = int
-    low: float | None = 1  # None for any text
+    low: float | None = 1  # None where it is no number
     high: float = math.inf
-    default: Any = None
-    words: tuple[str, ...] = ()  # where the parameter is one of some words; else it is a number from low to high
 
     def parse(self, text: str) -> Any:
-        """Reads the parameter from a flag."""
-        odd = len(text) > 40 or not text.isascii() or "_" in text or "e" in text.lower()[:-5]  # 1e-9999 is no share
-        if odd and self.low is not None:
-            raise self._error(text[:40])
+        """Reads the parameter from a flag; refuses a value that is not allowed."""
+        bounds = ""
+        if self.low is not None:
+            kind = "a whole number" if self.read is int else "a number"
+            bounds = f"it must be {kind} from {self.low:g}" + (f" to {self.high:g}; " if self.high < math.inf else "; ")
         try:
-            value = self.read(text)
-        except (ValueError, ZeroDivisionError):  # the latter for a share of 4/0
-            raise self._error(text) from None
-        self.check(value)
-        return value
-
-    def check(self, value: Any) -> None:
-        """Refuses a value out of range."""
-        if self.low is not None and not (value in self.words if self.words else self.low <= value <= self.high):
-            raise self._error(value)
-
-    def _error(self, value: Any) -> UserError:
-        kind = "a whole number" if self.read is int else "a number"
-        bounds = f"{kind} from {self.low:g}" + (f" to {self.high:g}" if self.high < math.inf else "")
-        return UserError(
-            f"partition '{self.example.partition(':')[0]}' has a wrong {self.meaning} (got '{value}'); it must be "
-            f"{' or '.join(self.words) or bounds}; write for example {self.example}."
+            value = self.read(text if self.low is None or NUMBER.fullmatch(text) else "")
+            if self.low is None or self.low <= value <= self.high:
+                return value
+        except (ValueError, LookupError, ZeroDivisionError):  # the last for a share of 4/0
+            pass
+        name = self.example.partition(":")[0]
+        raise UserError(
+            f"partition '{name}' has a wrong {self.meaning} (got '{text[:40]}'); {bounds}write {self.example}."
         )
 
 
-_ALPHA = FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6)
-_PLAIN = FlagParameter("capped", "cap", "dirichlet:0.5:plain", lambda _: False, 0, default=True)
-_MIN = FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1", default=MIN_EXAMPLES)
-_DRAW = FlagParameter("draw", "draw order", "dirichlet:0.5:draw=pfllib", str, default="own", words=("own", "pfllib"))
-_CLASSES = FlagParameter("classes_per_client", "number of classes", "classes:2")
-_DOMINANT = FlagParameter("dominant_classes", "number of dominant classes", "dominant:1")
-_SHARE = FlagParameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1, SHARE)
-_MISSING = FlagParameter("missing_classes", "number of missing classes", "missing:3", low=0)
-_SHARES = FlagParameter("by_shares", "kind", "writers:shares", lambda _: True, 0, default=False)
-
-
-class _Form(NamedTuple):
-    """A partitioner as a flag."""
-
-    function: Callable[..., Parts]
-    parameters: dict[str, FlagParameter]  # by their prefix in the flag; "" is the required one, which comes first
-    needs: str  # what it takes from the data set beside labels: "domain", "writer", "place" or nothing
-
-
-PARTITIONS: dict[str, _Form] = {}
+# By name: the function, its parameters by their prefix in the flag ("" is the required one, which comes first), and
+# what it takes from the data set beside labels: "domain", "writer", "place" or nothing.
+PARTITIONS: dict[str, tuple[Callable[..., Parts], dict[str, FlagParameter], str]] = {}
 
 
 def partitioner(parameters: dict[str, FlagParameter] | None = None, needs: str = "") -> Callable[[Callable], Callable]:
-    """Registers a function as the partition of its name; arguments as in `_Form`."""
+    """Registers a function as the partition of its name, see `PARTITIONS`."""
 
     def register(function: Callable[..., Parts]) -> Callable[..., Parts]:
-        PARTITIONS[function.__name__] = _Form(function, parameters or {}, needs)
+        PARTITIONS[function.__name__] = (function, parameters or {}, needs)
         return function
 
     return register
@@ -133,8 +109,8 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None 
     """
     order = order or [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
     # Of each class [K] pieces; what comes after the last one is what nobody holds.
-    pieces = [np.split(own, bounds)[:-1] for own, bounds in zip(order, counts.cumsum(0).T, strict=True)]
-    return [rng.permutation(np.concatenate(own)) for own in zip(*pieces, strict=True)]
+    pieces = [np.split(positions, ends)[:-1] for positions, ends in zip(order, counts.cumsum(0).T, strict=True)]
+    return [rng.permutation(np.concatenate(held)) for held in zip(*pieces, strict=True)]
 
 
 @partitioner()
@@ -144,7 +120,16 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
     return np.array_split(order.astype(np.int64), num_clients)
 
 
-@partitioner({"": _ALPHA, "plain": _PLAIN, "min=": _MIN, "draw=": _DRAW})
+@partitioner(
+    {
+        "": FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6),
+        "plain": FlagParameter("capped", "cap", "dirichlet:0.5:plain", {"": False}.__getitem__, None),
+        "min=": FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1"),
+        "draw=": FlagParameter(
+            "draw", "draw order", "dirichlet:0.5:draw=pfllib", {"own": "own", "pfllib": "pfllib"}.__getitem__, None
+        ),
+    }
+)
 def dirichlet(
     labels: Labels, num_clients: int, alpha: float, seed: int, capped: bool = True, min_examples: int = MIN_EXAMPLES,
     draw: str = "own",
@@ -160,36 +145,22 @@ def dirichlet(
     client has is then as there, which images of the class these are is not.
     """
     labels = _prepared(labels, num_clients)
-    _ALPHA.check(alpha)
-    _MIN.check(min_examples)
-    _DRAW.check(draw)
-    if num_clients * min_examples > len(labels):
-        raise UserError(
-            f"partition 'dirichlet' cannot give {num_clients} clients {min_examples} examples each (got {len(labels)} "
-            f"training examples); use fewer clients or a lower min=."
-        )
-    sizes, best = np.bincount(labels), 0
-    rng = generator(seed, "partition") if draw == "own" else np.random.RandomState(seed % 2**32)
-    for _ in range(MAX_DRAWS):
-        if draw == "own":
-            order, counts = None, _draw_counts(sizes, num_clients, alpha, capped, rng)
-        else:
-            order, counts = _draw_in_pfllibs_order(labels, num_clients, alpha, capped, rng)
-        smallest = int(counts.sum(1).min())
-        if smallest >= min_examples:
+    draw_counts, rng = _draw_counts, generator(seed, "partition")
+    if draw == "pfllib":
+        draw_counts, rng = _draw_in_pfllibs_order, np.random.RandomState(seed % 2**32)
+    for _ in range(MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
+        order, counts = draw_counts(labels, num_clients, alpha, capped, rng)
+        if counts.sum(1).min() >= min_examples:
             return _deal(counts, labels, rng, order)
-        best = max(best, smallest)
-    raise UserError(
-        f"partition 'dirichlet' with concentration {alpha:g} found no draw in {MAX_DRAWS} in which each of the "
-        f"{num_clients} clients has min={min_examples} examples (got {best} for the smallest at best); use a larger "
-        f"concentration{' or' if min_examples == 1 else ', a lower min= or'} fewer clients."
-    )
+    remedy = f"in no draw each client has min={min_examples}; use a larger concentration, a lower min= or fewer clients"
+    raise _unfit(f"dirichlet:{alpha:g}", labels, num_clients, remedy)
 
 
 def _draw_counts(
-    sizes: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator
-) -> np.ndarray:
-    """Draws once how many examples of each class each client holds, `[K, C]`, for class sizes `[C]`."""
+    labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator
+) -> tuple[None, np.ndarray]:
+    """Draws once how many examples of each class each client holds, `[K, C]`; a class's order is drawn by `_deal`."""
+    sizes = np.bincount(labels)
     counts = np.zeros((num_clients, len(sizes)), np.int64)
     for c, size in enumerate(sizes):
         # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha). In logarithms, so that not all
@@ -200,7 +171,7 @@ def _draw_counts(
         cumulative = np.exp(log_p - log_p.max()).cumsum()
         bounds = (cumulative / cumulative[-1] * size).astype(np.int64)  # the last one is `size` exactly
         counts[:, c] = np.diff(bounds, prepend=0)
-    return counts
+    return None, counts
 
 
 def _draw_in_pfllibs_order(
@@ -225,7 +196,7 @@ def _draw_in_pfllibs_order(
     return order, counts
 
 
-@partitioner({"": _CLASSES})
+@partitioner({"": FlagParameter("classes_per_client", "number of classes", "classes:2")})
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
@@ -233,24 +204,24 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     client may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
     """
     labels = _prepared(labels, num_clients)
-    _CLASSES.check(classes_per_client)
-    if classes_per_client > (present := len(np.unique(labels))):
-        raise _too_many("classes", classes_per_client, present, present)
     num_shards = num_clients * classes_per_client
-    if num_shards > len(labels):
-        raise UserError(
-            f"partition 'classes' cannot cut {num_shards} shards, {classes_per_client} for each of {num_clients} "
-            f"clients (got {len(labels)} training examples); use fewer clients or fewer classes."
-        )
+    if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
+        remedy = f"it takes {num_shards} shards; use fewer classes or clients"
+        raise _unfit(f"classes:{classes_per_client}", labels, num_clients, remedy)
     rng, size = generator(seed, "partition"), len(labels) // num_shards
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")].astype(np.int64)  # sorted by label, random inside
     shards = order[: num_shards * size].reshape(num_shards, size)
     dealt = shards[rng.permutation(num_shards)].reshape(num_clients, -1)
-    return [rng.permutation(own) for own in dealt]
+    return [rng.permutation(positions) for positions in dealt]
 
 
-@partitioner({"": _DOMINANT, "share=": _SHARE})
+@partitioner(
+    {
+        "": FlagParameter("dominant_classes", "number of dominant classes", "dominant:1"),
+        "share=": FlagParameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1),
+    }
+)
 def dominant(
     labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
 ) -> Parts:
@@ -261,28 +232,19 @@ def dominant(
     """
     labels = _prepared(labels, num_clients)
     sizes = np.bincount(labels)
-    _DOMINANT.check(dominant_classes)
-    _SHARE.check(share)
-    if dominant_classes > len(sizes):
-        raise _too_many("dominant", dominant_classes, len(sizes), len(sizes))
     exact = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
     budget = len(sizes) * int(sizes.min()) // num_clients
     base, extra = int(budget * (1 - exact) / len(sizes)), int(budget * exact / dominant_classes)
-    if extra == 0 or (base == 0 and exact < 1):
-        raise _too_few("dominant", num_clients, sizes, int(sizes.argmin()))
     first = dominant_classes * np.arange(num_clients)[:, None]
     counts = base + extra * ((np.arange(len(sizes)) - first) % len(sizes) < dominant_classes)  # [K, C]
-    short = np.flatnonzero(counts.sum(0) > sizes)
-    if len(short):
-        raise UserError(
-            f"partition 'dominant' with {num_clients} clients needs {counts[:, short[0]].sum()} examples of class "
-            f"{short[0]} (got {sizes[short[0]]}); all classes must be dominant equally often; make the number of "
-            f"clients times dominant classes a multiple of {len(sizes)}, or use a smaller share."
-        )
+    nothing = extra == 0 or (base == 0 and exact < 1)
+    if nothing or dominant_classes > len(sizes) or (counts.sum(0) > sizes).any():
+        remedy = f"make the clients times their dominant classes a multiple of {len(sizes)}, or choose another share"
+        raise _unfit(f"dominant:{dominant_classes}", labels, num_clients, remedy)
     return _deal(counts, labels, generator(seed, "partition"))
 
 
-@partitioner({"": _MISSING})
+@partitioner({"": FlagParameter("missing_classes", "number of missing classes", "missing:3", low=0)})
 def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
 
@@ -291,28 +253,20 @@ def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -
     """
     labels = _prepared(labels, num_clients)
     sizes = np.bincount(labels)
-    _MISSING.check(missing_classes)
-    if missing_classes >= len(sizes):
-        raise _too_many("missing", missing_classes, len(sizes), len(sizes) - 1)
     first = np.arange(num_clients)[:, None] * len(sizes) // num_clients
     held = (np.arange(len(sizes)) - first) % len(sizes) < len(sizes) - missing_classes  # [K, C]
     holders = held.sum(0)  # may be 0 where there are fewer clients than classes
     quotas = np.where(holders > 0, sizes // np.maximum(holders, 1), len(labels))
-    if quotas.min() == 0:
-        raise _too_few("missing", num_clients, sizes, int(quotas.argmin()))
+    if missing_classes >= len(sizes) or quotas.min() == 0:
+        raise _unfit(f"missing:{missing_classes}", labels, num_clients, "use fewer missing classes or fewer clients")
     return _deal(held * quotas.min(), labels, generator(seed, "partition"))
 
 
-def _too_many(name: str, count: int, num_classes: int, most: int) -> UserError:
+def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> UserError:
+    sizes = np.bincount(labels)
     return UserError(
-        f"partition '{name}:{count}' does not fit the data (got {num_classes} classes); use {name}:{most} or less."
-    )
-
-
-def _too_few(name: str, num_clients: int, sizes: np.ndarray, rarest: int) -> UserError:
-    return UserError(
-        f"partition '{name}' has too few examples of a class for {num_clients} clients (got {sizes[rarest]} of class "
-        f"{rarest}); use fewer clients or another partition, such as dirichlet:0.5."
+        f"partition '{flag}' does not fit the data (got {num_clients} clients and {len(labels)} training examples of "
+        f"{len(sizes)} classes, {sizes.min()} of class {sizes.argmin()}); {remedy}."
     )
 
 
@@ -335,17 +289,19 @@ def domains(
         )
     parts = []
     for name in names.tolist():
-        own = np.flatnonzero(domain == name).astype(np.int64)
-        own_seed = int(generator(seed, "domain", name).integers(2**63))  # two domains must not be cut alike
+        positions = np.flatnonzero(domain == name).astype(np.int64)
+        domain_seed = int(generator(seed, "domain", name).integers(2**63))  # two domains must not be cut alike
         try:
-            shares = (within or iid)(labels[own], num_clients // len(names), own_seed)
+            shares = (within or iid)(labels[positions], num_clients // len(names), domain_seed)
         except UserError as mistake:
             raise UserError(f"in domain {name}, {mistake}") from None
-        parts += [own[share] for share in shares]
+        parts += [positions[share] for share in shares]
     return parts
 
 
-@partitioner({"shares": _SHARES}, needs="writer")
+@partitioner(
+    {"shares": FlagParameter("by_shares", "kind", "writers:shares", {"": True}.__getitem__, None)}, needs="writer"
+)
 def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
     """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
@@ -358,7 +314,7 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shar
             f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); "
             f"use 1 to {len(names)} clients."
         )
-    rng, client_of = generator(seed, "partition"), np.empty(len(names), np.int64)
+    rng = generator(seed, "partition")
     if by_shares:
         labels = _array(labels)
         counts = np.zeros((len(names), labels.max() + 1), np.int64)
@@ -367,6 +323,7 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shar
         cumulative = np.where(drawn.any(0), drawn, 1).cumsum(0)
         bounds = cumulative * np.bincount(labels) // cumulative[-1]
         return _deal(np.diff(bounds, axis=0, prepend=0), labels, rng)
+    client_of = np.empty(len(names), np.int64)
     for client, dealt in enumerate(np.array_split(rng.permutation(len(names)), num_clients)):
         client_of[dealt] = client
     order = rng.permutation(len(writer))
@@ -390,34 +347,36 @@ class Partition:
             UserError: The data do not allow this partition.
         """
         if is_from_file(self.name):
-            known = writer if domain is None else domain
-            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, known)
+            groups = writer if domain is None else domain
+            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
         function, _, needs = PARTITIONS[self.name]
-        known = {"domain": domain, "writer": writer, "place": place}.get(needs)
-        if needs and known is None:
-            raise UserError(
-                f"partition '{self}' needs a data set with {needs}s (got one without); choose such a data set, import "
-                "this one anew, or choose another partition, such as iid."
-            )
-        return function(labels, num_clients, seed=seed, **dict(self.parameters), **({needs: known} if needs else {}))
+        keywords = dict(self.parameters)
+        if needs:
+            keywords[needs] = {"domain": domain, "writer": writer, "place": place}[needs]
+            if keywords[needs] is None:
+                raise UserError(
+                    f"partition '{self}' needs a data set with {needs}s (got one without); choose such a data set, "
+                    "import this one anew, or choose another partition, such as iid."
+                )
+        return function(labels, num_clients, seed=seed, **keywords)
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
         values = dict(self.parameters)
         if "within" in values:
-            return Partition(self.name, (("within", values["within"].scaled(share)),))
-        if self.name == "dirichlet" and share < 1 and "min_examples" not in values:
-            values["min_examples"] = max(1, round(share * MIN_EXAMPLES))
+            values["within"] = values["within"].scaled(share)
+        elif self.name == "dirichlet" and share < 1:
+            values.setdefault("min_examples", max(1, round(share * MIN_EXAMPLES)))
         return Partition(self.name, tuple(values.items()))
 
     def __str__(self) -> str:
+        if is_from_file(self.name):
+            return self.name
         values = dict(self.parameters)
         if "within" in values:
             return f"{self.name}+{values['within']}"
-        if is_from_file(self.name):
-            return self.name
         texts = [self.name]
-        for prefix, parameter in PARTITIONS[self.name].parameters.items():
+        for prefix, parameter in PARTITIONS[self.name][1].items():
             if parameter.keyword in values:
                 value = values[parameter.keyword]
                 texts.append(prefix if isinstance(value, bool) else prefix + str(value).removesuffix(".0"))
@@ -430,65 +389,57 @@ def from_flag(flag: str) -> Partition:
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
-    if is_from_file(flag) and not flag.startswith("domains+"):
-        from_file(flag, "partition")
-        return Partition(flag)
     if flag.startswith("domains+"):
         within = from_flag(flag.removeprefix("domains+"))
-        if within.name not in PARTITIONS or PARTITIONS[within.name].needs:
+        if within.name not in PARTITIONS or PARTITIONS[within.name][2]:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition("domains", (("within", within),) if within.name != "iid" else ())
+    if is_from_file(flag):
+        from_file(flag, "partition")
+        return Partition(flag)
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
-    allowed, values = PARTITIONS[name].parameters, {}
-    if "" in allowed and not "".join(texts[:1]):
-        required = allowed[""]
-        raise UserError(f"partition '{name}' needs its {required.meaning} (got '{flag}'); write {required.example}.")
-    for place, text in enumerate(texts):
+    function, allowed, _ = PARTITIONS[name]
+    values = {}
+    for number, text in enumerate(texts or [""] * ("" in allowed)):
         key, equals, value = text.partition("=")
-        prefix, value = ("", text) if place == 0 and "" in allowed else (key + equals, value)
+        prefix, value = ("", text) if number == 0 and "" in allowed else (key + equals, value)
         if prefix not in allowed or allowed[prefix].keyword in values:
-            right = " or ".join(parameter.example for parameter in allowed.values()) or name
-            raise UserError(f"partition '{name}' does not take '{text}' (got '{flag}'); write {right}.")
+            examples = " or ".join(parameter.example for parameter in allowed.values()) or name
+            raise UserError(f"partition '{name}' does not take '{text}' (got '{flag}'); write {examples}.")
         values[allowed[prefix].keyword] = allowed[prefix].parse(value)
-    kept = [(p.keyword, values[p.keyword]) for p in allowed.values() if values.get(p.keyword, p.default) != p.default]
-    return Partition(name, tuple(kept))
+    defaults = signature(function).parameters
+    keywords = [parameter.keyword for parameter in allowed.values() if parameter.keyword in values]
+    return Partition(name, tuple((key, values[key]) for key in keywords if values[key] != defaults[key].default))
 
 
 def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     labels, keywords = _prepared(labels, num_clients), {}
-    if "groups" in (wanted := signature(function.function).parameters):
-        if groups is None and wanted["groups"].default is Parameter.empty:
-            raise function.refuse("needs groups (got a data set without domains and writers)", "choose another set")
-        keywords = {} if groups is None else {"groups": _array(groups)}
-    found = function(labels.copy(), num_clients, generator(seed, "partition"), **keywords)
-    if not isinstance(found, list | tuple | np.ndarray) or len(found) != num_clients:
-        what = len(found) if hasattr(found, "__len__") else type(found).__name__
-        raise function.refuse(f"gives no list of {num_clients} clients (got {what})", "return the positions of each")
-    parts = [np.asarray(part) for part in found]
+    if groups is not None and "groups" in signature(function.function).parameters:
+        keywords["groups"] = _array(groups)
+    with blame(function.path):
+        parts = [*map(np.asarray, function(labels.copy(), num_clients, generator(seed, "partition"), **keywords))]
+    if len(parts) != num_clients:
+        raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
-        whole = np.issubdtype(part.dtype, np.integer) and (part >= 0).all() and (part < len(labels)).all()
-        if part.ndim != 1 or (part.size and not whole):
-            what = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
-            raise function.refuse(what, f"return a list of whole numbers from 0 to {len(labels) - 1}")
+        if part.ndim != 1 or (
+            len(part) and (part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= len(labels))
+        ):
+            fault = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
+            raise function.refuse(fault, f"return a list of whole numbers from 0 to {len(labels) - 1}")
     parts = [part.astype(np.int64) for part in parts]
     positions, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
         raise function.refuse(f"uses an example twice (got position {positions[times.argmax()]})", "use it once")
-    if not len(positions):
-        raise function.refuse("gives nobody an example (got empty lists)", "return the positions of each client")
     return parts
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
     """Returns the first 16 hexadecimal digits of a SHA-256 over sizes and positions, the same on every platform."""
     sizes = np.array([*map(len, parts), *(getattr(parts, "num_test", None) or ())], "<i8")
-    digest = hashlib.sha256(sizes.tobytes())
-    for part in parts:
-        digest.update(np.asarray(part, "<i8").tobytes())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(b"".join(np.asarray(part, "<i8").tobytes() for part in (sizes, *parts))).hexdigest()[:16]
 
 
 def count_classes(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:

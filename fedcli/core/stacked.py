@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcli.core.batches import Batch
+from fedcli.core.batches import Batch, Plan
 from fedcli.core.clients import Client, Step, Update, under_vmap
-from fedcli.core.flat import pack, unpack
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
-from fedcli.core.trees import Tree, leaves, select, select_axes, stack, tree_map
+from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tree_map, unpack
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
@@ -31,12 +31,10 @@ def for_many(
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
-    Args:
-        function: Of one client.
-        axes: For each argument 0 (client axis first) or None (shared by all); that of the first is 0.
-        way: One of `WAYS`: "stacked" by `vmap`, which turns convolutions into grouped ones that a device's library may
-            be slow at, "branches" client by client.
-        fork: Does the branches, which are independent of each other, and returns their results; in turn where None.
+    The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
+    or "branches", client by client. Each of `axes` is 0 (client axis first) or None (shared by all), or a tree of
+    these; that of the first argument is 0. `fork` does the branches, which are independent of each other, and returns
+    their results; they are done in turn where it is None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
@@ -76,16 +74,6 @@ def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, dict[str, Te
     return run
 
 
-class Rows(NamedTuple):
-    """What K clients need of a plan, on the device; [T, K, ...], or [K, ...] for one step."""
-
-    index: Tensor  # [T, K, B]
-    size: Tensor  # [T, K]
-    epoch_end: Tensor  # [T, K]
-    draws: Tensor | None  # [T, K, B, NUM_DRAWS]
-    keys: Tensor  # [T, K]
-
-
 def with_room(rows: Tensor) -> Tensor:
     """Repeats the last row of `[T, ...]` up to a power of two, so that rounds of other lengths share the graphs."""
     more = (1 << (len(rows) - 1).bit_length()) - len(rows)
@@ -99,6 +87,11 @@ class Stack:
     `padded` where some client's batch is not full, else by the plain formulas.
 
     Attributes:
+        updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
+        gather: Turns positions and draws into network input and labels.
+        like: A client, which says how they are packed.
+        graphs: Of the device, if it has any; `give_up` is told why, if the step cannot be a graph.
+        kept: Whether it is used again in later rounds.
         clients: Stacked and packed; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
         replays: Graphs by kind and by how many steps they take.
@@ -109,43 +102,30 @@ class Stack:
         gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
         give_up: Callable[[str], None], kept: bool = False,
     ):  # fmt: skip
-        """Makes a stack without clients.
-
-        Args:
-            updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
-            gather: Turns positions and draws into network input and labels.
-            like: A client, which says how they are packed.
-            graphs: Of the device, if it has any.
-            give_up: Told why, if the step cannot be a graph.
-            kept: Whether it is used again in later rounds.
-        """
-        self._updates, self._gather, self._like = updates, gather, like
-        self._graphs, self._give_up, self._kept = graphs, give_up, kept
+        self.updates, self.gather, self.like, self.kept = updates, gather, like, kept
+        self.graphs, self._give_up = graphs, give_up
         self.clients: Tree = None
         self.totals: dict[str, Tensor] = {}
-        self._eager_steps = {False: 0, True: 0}
         self.replays: dict[tuple[bool, int], Work] = {}
+        self._eager_steps = {False: 0, True: 0}
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: Rows, num_batches: Tensor, rate: Tensor,
+        self, clients: Callable[[], Client], context: Tree, rows: Plan, num_batches: Tensor, rate: Tensor,
         padded: Sequence[bool], step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
-        """Trains stacked clients through all rows.
+        """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
 
         Args:
             clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: Of their plan; those after the last step are not used.
+            rows: Of their plan, on the device, without `num_batches`; those after the last step are not used.
             num_batches: `[K]`, batches in an epoch.
             rate: Learning rate.
             padded: For each of the T steps, of which kind it is.
             step_done: Called with the number of each step, when it has been taken or is on its way.
-
-        Returns:
-            The clients after the last step, and the sums of their terms, `[K]` by name.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
-        given = (pack(clients(), self._like, lead=1), context, rows, num_batches, rate, number)
+        given = (pack(clients(), self.like, lead=1), context, rows, num_batches, rate, number)
         if self.clients is None:
             self._given = tree_map(_copy, given)
             self.clients, self._context, self._rows, self._num_batches, self._rate, self._number = self._given
@@ -154,26 +134,27 @@ class Stack:
             tree_map(Tensor.zero_, self.totals)
         del given  # the clients would be there twice
         done = 0
-        while done < len(padded):
-            same = next((n for n, kind in enumerate(padded[done:]) if kind != padded[done]), len(padded) - done)
-            taken = self._advance(padded[done], same, len(padded) - done)
-            for number in range(done, done + taken):
-                step_done(number)
-            done += taken
-        return tree_map(_copy, (unpack(self.clients, self._like), self.totals))
+        for kind, steps in groupby(padded):
+            end = done + len(list(steps))
+            while done < end:
+                taken = self._advance(kind, end - done, len(padded) - done)
+                for number in range(done, done + taken):
+                    step_done(number)
+                done += taken
+        return tree_map(_copy, (unpack(self.clients, self.like), self.totals))
 
     def step(self, padded: bool) -> None:
         """Takes one local step of each client; those that have run out of data stand still."""
         now = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
         self._number += 1
-        x, y = self._gather(now.index, now.draws)
+        x, y = self.gather(now.index, now.draws)
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
-        after, terms = self._updates[padded](self.clients, batch, self._context)
+        after, terms = self.updates[padded](self.clients, batch, self._context)
         active = now.size > 0
 
-        def move(own: Tensor, new: Tensor) -> None:
-            torch.where(active.reshape(-1, *[1] * (own.dim() - 1)), new, own, out=own)
+        def move(old: Tensor, new: Tensor) -> None:
+            torch.where(active.reshape(-1, *[1] * (old.dim() - 1)), new, old, out=old)
 
         tree_map(move, self.clients, after)
         if not self.totals:
@@ -188,14 +169,11 @@ class Stack:
     def _advance(self, padded: bool, same: int, left: int) -> int:
         """Takes the next step or steps, by a graph as soon as there is one; returns how many.
 
-        Args:
-            padded: Of which kind they are.
-            same: Steps of this kind until the next one of the other kind.
-            left: Steps that are left, of any kind.
+        There are `same` of this kind until the next one of the other kind, and `left` of any kind.
         """
         count = BURST if same >= BURST and (padded, 1) in self.replays else 1
-        worthwhile = self._kept or left >= WORTHWHILE * count
-        if self._graphs is None:
+        worthwhile = self.kept or left >= WORTHWHILE * count
+        if self.graphs is None:
             self.step(padded)
         elif (padded, count) in self.replays:
             self.replays[padded, count]()
@@ -204,7 +182,7 @@ class Stack:
         elif self._eager_steps[padded] >= WARM_UP and worthwhile:
             self._capture(padded, count)
         else:
-            self._graphs.warm_up(partial(self.step, padded))
+            self.graphs.warm_up(partial(self.step, padded))
             self._eager_steps[padded] += 1
         return count
 
@@ -213,11 +191,11 @@ class Stack:
         steps = partial(self.steps, padded, count)
         state = self.clients, self.totals, self._number
         before = tree_map(_copy, state)
-        self._graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
+        self.graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
         plain = tree_map(_copy, state)
         tree_map(_write, state, before)
         try:
-            replay = self._graphs.capture(steps)
+            replay = self.graphs.capture(steps)
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if isinstance(cause, torch.OutOfMemoryError):
@@ -231,7 +209,7 @@ class Stack:
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
         tree_map(_write, state, plain)
-        self._graphs = None
+        self.graphs = None
         self._give_up(reason)
 
 
@@ -249,12 +227,12 @@ def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Cal
     return kept.setdefault(key, make(kept=True))
 
 
-def agree(found: Tree, plain: Tree, before: Tree) -> bool:
+def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
     """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
 
     Each argument is clients, totals, and the number of the next step, from the second on as left by or before a take.
     """
-    for parts in zip(*((*clients, *more) for clients, *more in (found, plain, before)), strict=True):
+    for parts in zip(*((*clients, *more) for clients, *more in (replayed, plain, before)), strict=True):
         error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals
         for new, right, old in zip(*map(leaves, parts), strict=True):
             if right.is_floating_point():
@@ -276,6 +254,6 @@ def _copy(leaf: Any) -> Any:
     return leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
 
 
-def _write(own: Any, new: Any) -> None:
-    if isinstance(own, Tensor):
-        own.copy_(new)
+def _write(old: Any, new: Any) -> None:
+    if isinstance(old, Tensor):
+        old.copy_(new)
