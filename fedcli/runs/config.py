@@ -20,7 +20,6 @@ from fedcli.declarations import (
     describe_need,
     flag_of,
     is_idle,
-    method_options,
     option,
 )
 from fedcli.errors import UserError, unknown
@@ -63,9 +62,7 @@ class RunConfig:
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
     lr_schedule: str = option(
-        "constant",
-        "Learning rate over the rounds, beside its decay: linear goes down to a tenth of it",
-        choices=("constant", "linear"),
+        "constant", "Learning rate beside its decay: linear goes down to a tenth of it", choices=("constant", "linear")
     )
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
@@ -73,52 +70,40 @@ class RunConfig:
         0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
     )
     local_test: float = option(
-        0.0,
-        "Share of each client's examples that is its own test part, for protocols that test on it; the official "
-        "training and test images are then divided together",
-        low=0,
-        high=1,
-        open_high=True,
-        off=0,
-    )
-    train_examples: int | None = option(
-        None, "Use a stratified part of the training images; the record is labelled reduced", low=1
-    )
+        0.0, "Share of each client's examples, of all images, for protocols that test on it", low=0, high=1,
+        open_high=True, off=0,
+    )  # fmt: skip
+    train_examples: int | None = option(None, "Use a stratified part of the training images", low=1)
     backbone: str | None = option(
-        None,
-        "Network, or ./file.py:NAME; the protocol names one for each of its data sets. Several, divided by commas, are "
-        "dealt to the clients in turn, for the methods that allow it",
+        None, "Network, or ./file.py:NAME; several, divided by commas, are dealt to the clients in turn"
     )
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
     precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
     clients_per_chunk: str = option(
         "auto",
-        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as "
-        "branches of one; auto is 1 on a CPU and tried out on CUDA",
+        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as branches of "
+        "one; auto is 1 on a CPU and tried out on CUDA",
     )
     state_memory: str | None = option(
         None,
-        "Keep what clients remember in memory up to this size, as 256M or 4G, what the round's clients have in hand "
-        "counted, and the rest in files of the run's folder; a quarter of the machine's memory where not given",
+        "Memory for what clients remember, as 256M or 4G; the rest is in files of the run's folder. A quarter of the "
+        "machine's where not given",
     )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     drift_every: int = option(
         0,
-        "Measure after every so many rounds, and after the last, how far the clients' models have drifted apart",
+        "Measure after every so many rounds, and the last, how far the clients' models have drifted apart",
         low=0,
         off=0,
     )
     checkpoint_every: int | None = option(
         None,
-        "Write a checkpoint after every so many rounds, and after the last; auto, the default, so often that it takes "
-        "5 % of the time at most, and at least every ten minutes",
+        "Write a checkpoint after every so many rounds, and after the last; auto, the default, by its seconds",
         low=1,
     )
     keep_states: bool = option(
-        False,
-        "Keep all that clients remember after the last round; else their own models are kept, and of the rest what the "
-        "clients of a next round have, for 'plot --kind clients'",
+        False, "Keep all that clients remember after the last round, and not only their models and a next round's"
     )
 
 
@@ -194,11 +179,14 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
         name: What was given.
         method: The method.
         chosen: What `--post` says.
-        where: What it stands in, for example "'exp.toml'"; empty for the command line and for Python.
+        where: What it stands in, for example " in 'exp.toml'"; empty for the command line and for Python.
     """
-    fields = recorded_fields(method, chosen)
-    remedy = f"'fedcli run {method.name} --help' shows all."
-    kind = f"option of '{method.name}'" + (f" in {where}" if where else "")
+    fields, remedy = recorded_fields(method, chosen), f"'fedcli run {method.name} --help' shows all."
+    kind = f"option of '{method.name}'{where}"
+    for step in posts(method, chosen).values():
+        if name in _fields(step.config):
+            got = f"--post {chosen}" if chosen else "no --post"
+            return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
     if guess := meant_option(name, fields):
         return UserError(f"unknown {kind}: {flag_of(name)}; did you mean {flag_of(guess)}? {remedy}")
     return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy)
@@ -215,8 +203,10 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
         UserError: If the method declares an option that every method has, or one beside choices that there are not.
     """
     options, run_options = _fields(method.config), _fields(RunConfig)
+    steps = {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
+    taken = {*run_options, *_NOT_FIELDS}.union(*steps.values())
     for name, field in options.items():
-        if name in run_options or name in _NOT_FIELDS or name in _post_options(method):
+        if name in taken:
             raise UserError(
                 f"the option '{name}' of '{method.name}' is one that every method has; rename it in {method.file}."
             )
@@ -224,19 +214,13 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
             choices = options[other].metadata["choices"] if other in options else ()
             if not set(needed) <= set(choices):
                 raise UserError(
-                    f"the option '{name}' of '{method.name}' is for {flag_of(other)} {' or '.join(needed)}, which is "
-                    f"no choice of the method (got {', '.join(choices) or 'none'}); correct 'only_with' in "
-                    f"{method.file}."
+                    f"the option '{name}' of '{method.name}' is for {describe_need(field.metadata)}, which is no "
+                    f"choice of the method (got {', '.join(choices)}); correct 'only_with' in {method.file}."
                 )
     panels = {method.title: options} if options else {}
     if method.personal is None:
-        panels |= {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
+        panels |= steps
     return panels | {title: {name: run_options[name] for name in names} for title, names in PANELS.items()}
-
-
-def _post_options(method: Method, chosen: str | None = None) -> dict[str, Post]:
-    """The steps after the last round by the names of their options."""
-    return {name: post for post in posts(method, chosen).values() for name in _fields(post.config)}
 
 
 def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
@@ -251,12 +235,19 @@ def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    chosen = config.get("post")
-    steps, values = _post_options(method, chosen), dict(config)
-    for name, field in recorded_fields(method, chosen).items():
-        if name in config or name not in steps or chosen in (steps[name].name, name):
-            values[name] = recorded_value(config, field)
+    fields = _chosen_fields(method, _chosen_post(config, method))
+    values = {**config, **{name: recorded_value(config, field) for name, field in fields.items()}}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _chosen_post(values: Mapping[str, Any], method: Method) -> Post | None:
+    """The step after the last round that a run has."""
+    return None if values.get("post") is None else find_post(values["post"], method)
+
+
+def _chosen_fields(method: Method, post: Post | None) -> dict[str, dataclasses.Field]:
+    """The options that a run has, by name: those of every run, of its method and of its step after the last round."""
+    return _fields(RunConfig, method.config, *([] if post is None else [post.config]))
 
 
 # What a run can have less of than its protocol says, and the word for it.
@@ -277,7 +268,7 @@ def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, 
         For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
         all images where their number is not known.
     """
-    full, _ = _merge(_run_layers(protocol, config["dataset"]))
+    full, _ = _merge(protocol, config["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
     full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
@@ -362,52 +353,66 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     """
     option_panels(method)  # refuses clashes of names
     given = {name: _spelt(name, value, method) if isinstance(value, str) else value for name, value in given.items()}
-    run_fields, after = _fields(RunConfig), _post_options(method, given.get("post"))
-    run_given = {name: value for name, value in given.items() if name in run_fields}
-    post_given = {name: value for name, value in given.items() if name in after}
-    method_given = {name: value for name, value in given.items() if name not in (*run_given, *post_given)}
-    for name in method_given:
-        if name not in _fields(method.config):
-            raise unknown_option(name, method, run_given.get("post"))
-    for name, value in run_given.items():
-        check_value(run_fields[name], value)
-    method_options(method, method_given)
-
-    dataset = run_given.get("dataset") or _default_dataset(run_given.get("protocol"), method)
+    _check_values(given, recorded_fields(method, given.get("post")), method)
+    protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
+    dataset = given.get("dataset") or _default_dataset(method, protocol)
     if need_data:
         datasets.available(dataset)
-    if "protocol" in run_given:
-        protocol = find_protocol(run_given["protocol"], method)
-    else:
-        protocol = default_protocol(method, dataset)
-
-    values, origin = _merge([*_run_layers(protocol, dataset), ("command line", run_given)])
-    options, option_origin = _method_values(method, protocol, dataset, method_given)
+    protocol = protocol or default_protocol(method, dataset)
+    post = _chosen_post({**protocol.settings, **given}, method)
+    values, origin = _merge(protocol, dataset, given, method, *([] if post is None else [post]))
+    _check_values(values, _chosen_fields(method, post), method)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
         values["cohort_size"], origin["cohort_size"] = values["num_clients"], "num_clients"
-    if not method.uses_public_data and "public_dataset" not in run_given:
+    if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
-    run = RunConfig(**values)
+    run, options = _take(RunConfig, values), _take(method.config, values)
     _refuse(run, method, protocol)
-
-    post, post_options = None if run.post is None else find_post(run.post, method), None
-    for name in post_given:
-        if after[name] is not post:
-            chosen = "no --post" if post is None else f"--post {post.name}"
-            raise UserError(f"{flag_of(name)} is for --post {after[name].name} (got {chosen}); give both or neither.")
-    if post is not None:
-        post_options, post_origin = _method_values(post, protocol, dataset, post_given)
-        origin |= post_origin
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
-    parts, device, setting = partition.from_flag(run.partition), find_device(run.device), protocol.datasets.get(dataset)
-    origin |= option_origin
-    return Setup(method, options, run, protocol, setting, parts, selection, device, origin, post, post_options)
+    return Setup(
+        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
+        find_device(run.device), origin, post, None if post is None else _take(post.config, values),
+    )  # fmt: skip
+
+
+def _merge(
+    protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""
+    fields = _fields(RunConfig, *(part.config for part in parts))
+    values = {name: field.default for name, field in fields.items()}
+    values |= {"protocol": protocol.name, "dataset": dataset}
+    origin = dict.fromkeys(values, "default")
+    layers = [(f"protocol {protocol.name}", protocol, {})]
+    setting = protocol.datasets.get(dataset)
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", setting, {"backbone": setting.backbone}))
+    for source, layer, options in layers:
+        options |= layer.settings
+        for part in parts:
+            options |= layer.method_options.get(part.name, {})
+        values |= options
+        origin |= dict.fromkeys(options, source)
+    return {**values, **given}, {**origin, **dict.fromkeys(given, "command line")}
+
+
+def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field], method: Method) -> None:
+    """Refuses options that are not among these fields, and values that they do not take."""
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_option(name, method, values.get("post"))
+        check_value(fields[name], value)
+
+
+def _take(kind: type, values: Mapping[str, Any]) -> Any:
+    """A configuration from the values of its own options among others."""
+    return kind(**{name: values[name] for name in _fields(kind)})
 
 
 def _spelt(name: str, value: str, method: Method) -> str:
@@ -432,70 +437,35 @@ def _spelt(name: str, value: str, method: Method) -> str:
 
 def built_in(method: Method) -> tuple[str, str] | None:
     """A built-in data set that the method's paper has a protocol for, and that protocol's name; None without one."""
-    for dataset in datasets.BUILT_IN:
-        protocol = default_protocol(method, dataset)
-        if dataset in protocol.datasets:
-            return dataset, protocol.name
+    if method.default_protocol or getattr(method.module, "PROTOCOLS", ()):
+        for dataset in datasets.BUILT_IN:
+            protocol = default_protocol(method, dataset)
+            if dataset in protocol.datasets:
+                return dataset, protocol.name
     return None
 
 
-def _default_dataset(protocol: str | None, method: Method) -> str:
+def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     """The data set where none is given: the only one of a named protocol, or a built-in one."""
-    if protocol is not None:
-        names = list(find_protocol(protocol, method).datasets)
-        return names[0] if len(names) == 1 else DEFAULT_DATASET
-    has_protocol = method.default_protocol or getattr(method.module, "PROTOCOLS", ())
-    pair = built_in(method) if has_protocol else None
+    if protocol is not None and len(protocol.datasets) == 1:
+        return next(iter(protocol.datasets))
+    pair = built_in(method) if protocol is None else None
     return DEFAULT_DATASET if pair is None else pair[0]
-
-
-Layers = list[tuple[str, Mapping[str, Any]]]  # options, and where they come from; the later override the earlier
-
-
-def _merge(layers: Layers) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of options, and where each comes from."""
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for name, layer in layers:
-        values.update(layer)
-        origin.update(dict.fromkeys(layer, name))
-    return values, origin
-
-
-def _run_layers(protocol: Protocol, dataset: str) -> Layers:
-    """The options of a run but for those that are given."""
-    defaults = {name: field.default for name, field in _fields(RunConfig).items()}
-    layers = [("default", defaults), (f"protocol {protocol.name}", protocol.settings)]
-    setting = protocol.datasets.get(dataset)
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", {"backbone": setting.backbone, **setting.settings}))
-    return [*layers, ("default", {"protocol": protocol.name, "dataset": dataset})]
-
-
-def _method_values(
-    method: Method | Post, protocol: Protocol, dataset: str, given: Mapping[str, Any]
-) -> tuple[Any, dict[str, str]]:
-    """The options of a method, or of a step after the last round, and where each comes from."""
-    layers = [(f"protocol {protocol.name}", protocol.method_options.get(method.name, {}))]
-    setting = protocol.datasets.get(dataset)
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", setting.method_options.get(method.name, {})))
-    values, origin = _merge([*layers, ("command line", given)])
-    return method_options(method, values), {**dict.fromkeys(_fields(method.config), "default"), **origin}
 
 
 def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
     """The options among those given that change nothing in a run, each with the reason."""
-    reasons = {}
-    if not setup.method.uses_public_data:
-        for name in ("public_examples", "public_batch_size"):
-            reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    values, fields = {**vars(setup.run), **vars(setup.options)}, _fields(RunConfig, setup.method.config)
+    values, reasons = setup.values(), {}
+    fields = _fields(RunConfig, setup.method.config)
     for name, field in fields.items():
-        if is_idle(field.metadata, values):
+        if given.get(name) in (None, field.default):
+            continue
+        if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
+            reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
+        elif is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             reasons[name] = f"is for {describe_need(field.metadata)} (got {others})"
-    return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, fields[name].default)}
+    return reasons
 
 
 def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
@@ -510,52 +480,38 @@ def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
 
 def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses combinations that cannot run."""
-    if run.cohort_size > run.num_clients:
-        raise UserError(
-            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; "
-            f"use {run.num_clients} or fewer."
-        )
-    if run.backbone is None:
-        raise UserError(
-            f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
-            f"choose one with --backbone, e.g. {next(iter(backbones.BACKBONES))}; 'fedcli list' shows all."
-        )
-    networks = run.backbone.split(",")
+    networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
         backbones.find(name)
-    if len(set(networks)) > 1 and not method.mixed_networks:
-        raise UserError(
-            f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
-        )
-    if (protocol.evaluation == "clients") != (run.local_test > 0):
-        needs, remedy = "has no such parts", "leave the option out"
-        if protocol.evaluation == "clients":
-            needs, remedy = "tests on the clients' own parts", "choose a share above 0"
-        raise UserError(f"the protocol {protocol.name} {needs} (got --local-test {run.local_test:g}); {remedy}.")
-    if run.public_dataset is not None and not method.uses_public_data:
-        raise UserError(
-            f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave the option out."
-        )
-    if run.public_dataset is None and method.uses_public_data:
-        raise UserError(
-            f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set, "
-            f"'fedcli data list' shows all."
-        )
     parse_chunk(run.clients_per_chunk, 1)
     if run.state_memory is not None:
         parse_size(run.state_memory)
-    if method.personal is not None or len(set(networks)) > 1:
-        for flag, value in (("--post", run.post), ("--drift-every", run.drift_every)):
-            if value:
-                raise UserError(
-                    f"{flag} {value} needs a global model of one network (got '{method.name}' with {run.backbone}); "
-                    "leave it out."
-                )
-    if run.drift_every and protocol.evaluation == "clients":
-        raise UserError(
-            f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
-            f"none); leave it out."
-        )
+    mixed, on_clients = len(networks) > 1, protocol.evaluation == "clients"
+    public, drift, paper = run.public_dataset, f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
+    no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
+    has_model = method.personal is None and not mixed
+    faults = {
+        f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer":
+            run.cohort_size > run.num_clients,
+        f"{paper} names no network for '{run.dataset}' (got no --backbone); choose one, e.g. cnn-small; 'fedcli list' "
+        "shows all": not networks,
+        f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
+            mixed and not method.mixed_networks,
+        f"{paper} tests on the clients' own parts (got --local-test 0); choose a share above 0":
+            on_clients and not run.local_test,
+        f"{paper} has no such parts (got --local-test {run.local_test:g}); leave it out":
+            run.local_test and not on_clients,
+        f"'{method.name}' uses no public images (got --public-dataset {public}); leave the option out":
+            public and not method.uses_public_data,
+        f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set; 'fedcli data "
+        "list' shows all": method.uses_public_data and not public,
+        f"--post {run.post} {no_model}": run.post and not has_model,
+        f"{drift} {no_model}": run.drift_every and not has_model,
+        f"{drift} needs common test images (got {paper}, which has none); leave it out": run.drift_every and on_clients,
+    }  # fmt: skip
+    for text, is_wrong in faults.items():
+        if is_wrong:
+            raise UserError(f"{text}.")
 
 
 def parse_size(text: str) -> int:

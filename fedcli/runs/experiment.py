@@ -140,7 +140,7 @@ def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         fields = recorded_fields(chosen, post)
         for name, value in lines.items():
             if name not in (*fields, *EXPERIMENT) or name in ("config", "from_"):
-                raise unknown_option(name, chosen, post, f"'{config}'")
+                raise unknown_option(name, chosen, post, f" in '{config}'")
             if isinstance(value, list) and name in fields:
                 if not takes_several(fields[name]) or not value:
                     raise UserError(f"'{name}' in '{config}' must be one value (got {value!r}); give one.")
