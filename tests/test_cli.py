@@ -244,14 +244,14 @@ def test_options_that_a_method_cannot_have_are_refused(options, message, folder)
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch):
-    begin = runs._begin
+    begin = runs.begin
 
     def interrupted(setup, folder, source, progress):
         if folder.name == "seed-1":
             raise KeyboardInterrupt
         return begin(setup, folder, source, progress)
 
-    monkeypatch.setattr(runs, "_begin", interrupted)
+    monkeypatch.setattr(runs, "begin", interrupted)
     result = invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many")
     assert (result.exit_code, result.stderr) == (130, "interrupted before the first round.\n")
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]

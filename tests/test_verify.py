@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert f"threads {threads + 1} · " in line
     assert f" · from round 2 on device cpu, name {record['moved'][0]['hardware']['name']}, " in line
     assert compare(record, changed(record, accuracy=0.01))[0] == (
-        "same within 1.00 points of accuracy (other hardware in round 2; machine in round 2)"
+        "same within 1.00 points of accuracy (other hardware in round 2, machine in round 2)"
     )
     assert paces(read_runs([Path()]), {"digits"}) == []
     del record["moved"]
@@ -123,10 +123,10 @@ def test_what_differs_is_told():
     }
     assert compare(record, record) == ("same bits", True)
     assert compare(record, changed(record, accuracy=0.01, **other)) == (
-        "same within 1.00 points of accuracy (other machine: denormals; versions: torch)", True
+        "same within 1.00 points of accuracy (other machine, versions)", True
     )  # fmt: skip
     assert compare(record, changed(record, accuracy=0.03, **other)) == (
-        "another curve: by 3.00 points of accuracy in round 1 (other machine: denormals; versions: torch)", False
+        "another curve: by 3.00 points of accuracy in round 1 (other machine, versions)", False
     )  # fmt: skip
     text, same = compare(record, changed(record, accuracy=0.01))
     assert (text.endswith("the curve by 1.00 points of accuracy in round 1"), same) == (True, False)
@@ -140,7 +140,6 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
     record = fedcli.run("fedproc", out="run", **{**TINY, "rounds": 3}).record
     result = invoke("verify", "run", "--rounds", 2, "--out", "again")
     assert (result.exit_code, last_line(result)) == (0, "same to the last digit in the first 2 of 3 rounds")
-    assert ("2/2" in result.stdout, "2/3" in result.stdout) == (True, False)
     part = read_record(Path("again"))
     assert (part["status"], len(part["rounds"]), part["config"]["rounds"]) == ("interrupted", 2, 3)
     assert compare(record, resume("again").record) == ("same bits", True)
@@ -167,7 +166,11 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
 
 def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused():
     fedcli.run("fedavg", out="run", **{**TINY, "rounds": 3, "eval_every": 2})
-    for rounds, text in ((0, "from 1 to the 3 that the run has (got 0)"), (4, "(got 4)"), (1, "give 2 or more")):
+    for rounds, text in (
+        (0, "to the 3 that the run has (got 0)"),
+        (4, "(got 4)"),
+        (1, "from 2, the first that was tested, to the 3"),
+    ):
         result = invoke("verify", "run", "--rounds", rounds, "--out", "again")
         assert result.exit_code == 2
         assert text in result.stderr

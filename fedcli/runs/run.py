@@ -86,7 +86,7 @@ def run(
             load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
         for setup, folder, record in zip(setups, folders, records, strict=True):
             if record is None:
-                done.append(_begin(setup, folder, source, progress))
+                done.append(begin(setup, folder, source, progress))
             else:
                 files = own_paths([source, *setup.values().values()])
                 done.append(resume(folder, method=files, progress=progress, skip_ended=True))
@@ -131,8 +131,7 @@ def plan(
         refuse_without_effect(setup, {name: value for name, value in options.items() if name not in origin})
         setups.append(dataclasses.replace(setup, origin={**setup.origin, **origin}))
     parent = Path(out or new_folder(setups[0]))
-    folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
-    return setups, folders
+    return setups, [parent if seeds is None else parent / f"seed-{setup.run.seed}" for setup in setups]
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
@@ -145,8 +144,8 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     Raises:
         UserError: If there is no run.
     """
-    path, files = Path(path), (method,) if isinstance(method, str | Path) else tuple(method)
-    return Run(read_record(path), None, path if path.is_dir() else path.parent, files)
+    path = Path(path)
+    return Run(read_record(path), None, path if path.is_dir() else path.parent, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -223,8 +222,16 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 
 
 @flushed_denormals()
-def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
-    """Prepares a run, makes its folder and runs it."""
+def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None) -> Run:
+    """Prepares a run, makes its folder and runs it.
+
+    Args:
+        setup: The run.
+        folder: Its folder, which must be free.
+        source: Name of its method, or path of the method's file.
+        progress: Told how the run goes on.
+        until: Interrupts it after so many rounds.
+    """
     dataset, parts, fed = prepare(setup, progress)
     engine = fed.engine
     with machine_settings(fed):
@@ -239,7 +246,7 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         with _locked_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
-            state = go_on(setup, fed, record, state, folder, progress or Listener())
+            state = go_on(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(user_files(record)))
 
 
@@ -309,7 +316,6 @@ def resume(
             not the same.
     """
     folder, progress, group = Path(path), progress or Listener(), current()
-    files = [method] if isinstance(method, str | Path) else method
     read_record(folder)  # refuses what is no run, and makes no folder
     with _locked_by_first(folder):  # which clears what a kill after the last record has left
         record = group.first(lambda: read_record(folder))
@@ -321,7 +327,7 @@ def resume(
         if record["status"] == "finished":
             rounds = record["config"]["rounds"]
             raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = trust_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        record = trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
         chosen = find_method(record["method_source"])
         other_file = not is_hash_of(record["method_hash"], chosen.file)
         if (other_file or outdated(record, chosen)) and not changed_method:
@@ -352,14 +358,22 @@ def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserEr
     )
 
 
-def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
+def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
+    """The set-up of a run, from its record; some options may be others."""
+    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
+    origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
+    return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
+
+
+def restore(
+    record: dict[str, Any], method: Method, progress: Listener | None = None, **instead: Any
+) -> tuple[Setup, Federation]:
     """The set-up and the federation of a run, from its record.
 
     Raises:
         UserError: If the data or the partition are not the same any more.
     """
-    setup = resolve(method, recorded_options(record["config"], method))
-    setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
+    setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup, progress)
     for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
@@ -407,7 +421,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     chosen = find_method(record["method_source"])
     if is_other_method(record, chosen):  # other numerics are allowed: the model is the last one by its hash, see below
         raise _changed_code(record, chosen, "run the experiment again")
-    setup, fed = restore({**record, "config": {**record["config"], **instead}}, chosen)
+    setup, fed = restore(record, chosen, **instead)
     expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
         state = read_checkpoint(folder, record, setup, fed, newest_only=True)[0]

@@ -10,7 +10,10 @@ from fedcli.userfiles import THEN, file_hash, is_hash_of, own_paths, replace_pat
 
 
 def trust_files(
-    record: dict[str, Any], named: Sequence[str | Path], command: str = "the same command with", changed: bool = False
+    record: dict[str, Any],
+    named: str | Path | Sequence[str | Path],
+    command: str = "the same command with",
+    changed: bool = False,
 ) -> dict[str, Any]:
     """The record with its paths of the user's files as they are now; none of them has been imported.
 
@@ -23,7 +26,7 @@ def trust_files(
     Raises:
         UserError: If the record has a file that is not named, or is not the one the run began with.
     """
-    recorded, now = user_files(record), own_paths(map(str, named))
+    recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
     paths, files = {}, {}
     for path, hashes in recorded.items():
         same = [file for file in now if file == path or is_hash_of(hashes, file)]
