@@ -1,10 +1,10 @@
 """How methods, protocols, tables and claims are found: by name, or in a file of the user's own."""
 
-import dataclasses
 import importlib
 import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import TypeVar
@@ -53,8 +53,7 @@ def _user_module(path: str, kind: str) -> ModuleType:
     module = import_file(path, kind)
     for item in _in_module(module):
         origin = sys.modules[item.origin]
-        imported = origin is not module and any(item is other for other in _in_module(origin))
-        if item._home is None and not imported:
+        if item._home is None and (origin is module or all(item is not other for other in _in_module(origin))):
             object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
     return module
 
@@ -64,18 +63,16 @@ def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     path, name = path_and_name(text)
     module = _user_module(path, kind.__name__.lower())
     declared, default = _declarations(kind, module), kind.__name__.upper()
-    variables = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
-    names = {**variables, **declared}
-    if name in names:
-        return names[name]
-    if not declared and not (name and variables):
-        example = f"{default} = fedcli.{kind.__name__}(...)"
-        raise UserError(f"the file '{path}' defines no {default}; add {example}, see the README.")
-    if name:
-        raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or variables)}.")
-    if default not in variables and len(declared) > 1:
+    names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
+    if not name and default not in names and len(declared) == 1:
+        (name,) = declared
+    if (name or default) in names:
+        return names[name or default]
+    if name and names:
+        raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or names)}.")
+    if declared:
         raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
-    return variables.get(default) or next(iter(declared.values()))
+    raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
 
 
 def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
@@ -119,22 +116,20 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: If there is no such paper, or the file declares no claim.
     """
+    registered = list(_registered(Claim).values())
     if paper is None:
-        return list(_registered(Claim).values())
+        return registered
     if not is_from_file(paper):
-        claims = [claim for claim in _registered(Claim).values() if claim.name.startswith(f"{paper.lower()}:")]
-        if not claims:
-            papers = dict.fromkeys(name.partition(":")[0] for name in _registered(Claim))
+        papers = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
+        if paper.lower() not in papers:
             raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
-        return claims
+        return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     path, _ = path_and_name(paper)
     module = _user_module(path, "claim")
-    claims = []
-    for claim in _declarations(Claim, module).values():
-        claims.append(dataclasses.replace(claim, table=_full_name(claim.table, Table, path, module)))
-    if not claims:
+    declared = _declarations(Claim, module).values()
+    if not declared:
         raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-    return claims
+    return [replace(claim, table=_full_name(claim.table, Table, path, module)) for claim in declared]
 
 
 def not_planned(module: ModuleType) -> dict[str, str]:
@@ -176,9 +171,8 @@ def find_table(name: str) -> Table:
         for key, kind in {"protocol": Protocol, "post": Post}.items():
             if key in settings:
                 settings[key] = _full_name(settings[key], kind, path, module)
-        method = _full_name(cell.method, Method, path, module)
-        cells.append(dataclasses.replace(cell, method=method, settings=settings))
-    return dataclasses.replace(table, cells=tuple(cells))
+        cells.append(replace(cell, method=_full_name(cell.method, Method, path, module), settings=settings))
+    return replace(table, cells=tuple(cells))
 
 
 def _full_name(name: str, kind: type[Declaration], path: str, module: ModuleType) -> str:
@@ -212,8 +206,7 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
     first = find_protocol(name, method)
-    paper = first.name.split(":")[0]
     for protocol in (first, *{**protocols(), **of_file}.values()):
-        if protocol.name.split(":")[0] == paper and dataset in protocol.datasets:
+        if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:
             return protocol
     return first

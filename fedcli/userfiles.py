@@ -69,11 +69,10 @@ def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     """An option's value with absolute paths of the user's files, of which some are others now."""
     if not isinstance(value, str):
         return value
-    parts = value.split(",")
-    for number, part in enumerate(parts):
-        if is_from_file(part):
-            path, name = path_and_name(part)
-            parts[number] = paths.get(path, path) + (f":{name}" if name else "")
+    parts = []
+    for part in value.split(","):
+        path, name = path_and_name(part) if is_from_file(part) else (part, "")
+        parts.append(paths.get(path, path) + (f":{name}" if name else ""))
     return ",".join(parts)
 
 
@@ -96,11 +95,7 @@ class FromFile:
 
 
 def from_file(text: str, kind: str) -> FromFile:
-    """The function or class that `./file.py:NAME` stands for.
-
-    Args:
-        text: Path and name.
-        kind: What it is used as, for a refusal; for example "backbone".
+    """The function or class that `./file.py:NAME` stands for, which is used as a `kind` of part, e.g. a "backbone".
 
     Raises:
         UserError: There is no such file, or nothing to call of that name in it, or the file cannot be imported.
@@ -124,9 +119,6 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         path: The file, absolute.
         line: Named where the error comes from no line of the file, as that of a function with other arguments.
         passes: Errors that are left as they are, beside UserError.
-
-    Raises:
-        UserError: If anything is raised inside.
     """
     try:
         yield
@@ -139,10 +131,8 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
             line = number if frame.f_code.co_filename == str(path) else line
         text = (str(error).strip() or "no message").splitlines()[0]
         where = f" in line {line}" if line else ""
-        raise UserError(
-            f"the file '{path}' fails{where} (got {type(error).__name__}: {text}); fix it; 'fedcli --traceback ...' "
-            "shows the whole traceback."
-        ) from error
+        fault = f"{where} (got {type(error).__name__}: {text})"
+        raise UserError(f"the file '{path}' fails{fault}; 'fedcli --traceback ...' shows more.") from error
 
 
 def path_and_name(text: str) -> tuple[str, str]:

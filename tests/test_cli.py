@@ -227,7 +227,7 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("lr: float = option(0.1, 'Mine')", "the option 'lr' of 'mine' is one that every method has"),
+        ("lr: float = option(0.1, 'Mine')", "the option 'lr' of 'mine' is every method's"),
         (
             "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
             "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",

@@ -150,24 +150,11 @@ def test_resume_refuses_what_is_not_the_same_run(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     with pytest.raises(UserError, match="has finished"):
         runs.resume(run.path)
-    for key, value, message in (
-        ("method_hash", "0" * 16, "has changed since"),
-        ("dataset_fingerprint", "0" * 16, "data set is not the one"),
-        ("partition", {**run.record["partition"], "fingerprint": "0"}, "partition is not the one"),
-    ):
-        records.write_record(run.path, {**run.record, "status": "interrupted", key: value})
-        with pytest.raises(UserError, match=message):
-            runs.resume(run.path)
     records.write_record(run.path, {**run.record, "status": "interrupted", "method_hash": "0" * 16})
+    with pytest.raises(UserError, match="has changed since"):
+        runs.resume(run.path)
     again = runs.resume(run.path, changed_method=True)
     assert again.record["method_hash"].startswith("0" * 16 + ", then ")
-
-
-def test_runs_without_a_folder_get_names_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs.time, "strftime", lambda *arguments: "20260101-000000")
-    paths = [str(fedcli.run("fedavg", **{**TINY, "rounds": 1}).path) for _ in "ab"]
-    assert paths == ["runs/20260101-000000-fedavg-digits", "runs/20260101-000000-fedavg-digits-2"]
 
 
 ROUNDS = [

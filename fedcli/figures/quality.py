@@ -327,7 +327,7 @@ def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list
         run = open_run(folder, files)
         public = lent if run.fed.public_images is None else public_sample(run.fed)
         with machine_settings(run.fed):
-            matrices = correlations(run.fed, run.method, run.state, public)
+            matrices = correlations(run.fed, run.setup.method, run.state, public)
         measured.append({name: matrix.tolist() for name, matrix in matrices.items()})
         with locked(folder):
             write_record(folder, {**read_record(folder), "correlation": measured[-1]})

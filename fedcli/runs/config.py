@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,7 +43,6 @@ class RunConfig:
     )
     public_dataset: str | None = option(None, "Unlabelled images for the methods that need them: a data set's name")
     public_examples: int | None = option(None, "Use so many of the public images; all where not given", low=1)
-    public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
@@ -55,8 +55,16 @@ class RunConfig:
     cohort_size: int | None = option(None, "Clients that take part in a round; all where not given", symbol="K", low=1)
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
     post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list' shows all")
+    validation: float = option(
+        0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
+    )
+    local_test: float = option(
+        0.0, "Share of all of a client's images that it is tested on", low=0, high=1, open_high=True, off=0
+    )
+    train_examples: int | None = option(None, "Use a stratified part of the training images", low=1)
     local_epochs: int = option(1, "Passes over a client's data in a round", symbol="E", low=1)
     batch_size: int = option(64, "Samples in a minibatch", symbol="B", low=1)
+    public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     drop_last: bool = option(False, "Leave out the last batch of an epoch where it is not full")
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
@@ -66,14 +74,6 @@ class RunConfig:
     )
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
-    validation: float = option(
-        0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
-    )
-    local_test: float = option(
-        0.0, "Share of each client's examples, of all images, for protocols that test on it", low=0, high=1,
-        open_high=True, off=0,
-    )  # fmt: skip
-    train_examples: int | None = option(None, "Use a stratified part of the training images", low=1)
     backbone: str | None = option(
         None, "Network, or ./file.py:NAME; several, divided by commas, are dealt to the clients in turn"
     )
@@ -86,41 +86,20 @@ class RunConfig:
         "one; auto is 1 on a CPU and tried out on CUDA",
     )
     state_memory: str | None = option(
-        None,
-        "Memory for what clients remember, as 256M or 4G; the rest is in files of the run's folder. A quarter of the "
-        "machine's where not given",
+        None, "Memory for what clients remember, as 256M or 4G, the rest in files; else a quarter of the machine's"
     )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     drift_every: int = option(
-        0,
-        "Measure after every so many rounds, and the last, how far the clients' models have drifted apart",
-        low=0,
-        off=0,
+        0, "Measure the drift of the clients' models after every so many rounds, and after the last", low=0, off=0
     )
     checkpoint_every: int | None = option(
-        None,
-        "Write a checkpoint after every so many rounds, and after the last; auto, the default, by its seconds",
-        low=1,
+        None, "Write a checkpoint after every so many rounds, and after the last; auto, the default, decides", low=1
     )
-    keep_states: bool = option(
-        False, "Keep all that clients remember after the last round, and not only their models and a next round's"
-    )
+    keep_states: bool = option(False, "Keep all that clients remember after the last round, and not a part of it")
 
 
-PANELS = {
-    "Federation": (
-        "protocol", "dataset", "public_dataset", "public_examples", "partition", "partition_seed", "num_clients",
-        "cohort_size", "rounds", "post", "validation", "local_test", "train_examples",
-    ),
-    "Local training": (
-        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "lr_schedule",
-        "momentum", "weight_decay", "backbone",
-    ),
-    "Machine": ("seed", "device", "precision", "clients_per_chunk", "state_memory"),
-    "Output": ("eval_every", "drift_every", "checkpoint_every", "keep_states"),
-}  # fmt: skip
-
-
+# The panels of `fedcli run METHOD --help`, by the first option of each.
+PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
 EXPERIMENT = (
@@ -155,10 +134,7 @@ GREEK = {
 def meant_option(word: str, fields: Mapping[str, dataclasses.Field], others: Iterable[str] = EXPERIMENT) -> str | None:
     """The option that somebody means who calls it by another toolkit's word or by its symbol; None for none.
 
-    Args:
-        word: What was typed, with or without dashes.
-        fields: The options there are, by name; of several with the symbol the last is meant.
-        others: Names of options that have no field.
+    It is one of the `fields`, of several with the symbol the last, or of `others`, options that have no field.
     """
     word = word.lstrip("-").replace("-", "_")
     symbols = {word, GREEK.get(word.lower())}
@@ -187,40 +163,33 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
         if name in _fields(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    if guess := meant_option(name, fields):
-        return UserError(f"unknown {kind}: {flag_of(name)}; did you mean {flag_of(guess)}? {remedy}")
-    return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy)
+    guess = meant_option(name, fields)
+    return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy, flag_of(guess) if guess else "")
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
     """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
 
-    Args:
-        method: The method.
-        chosen: What `--post` says, which may be a step of the user's own.
-
-    Raises:
-        UserError: If the method declares an option that every method has, or one beside choices that there are not.
+    Of these is what `--post` has `chosen`, which may be the user's own. A method whose options have names of those that
+    every method has, or whose `only_with` names no choice of another, is refused.
     """
-    options, run_options = _fields(method.config), _fields(RunConfig)
+    options, run_options, title = _fields(method.config), _fields(RunConfig), ""
     steps = {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
     taken = {*run_options, *_NOT_FIELDS}.union(*steps.values())
     for name, field in options.items():
         if name in taken:
-            raise UserError(
-                f"the option '{name}' of '{method.name}' is one that every method has; rename it in {method.file}."
-            )
+            raise UserError(f"the option '{name}' of '{method.name}' is every method's; rename it in {method.file}.")
         for other, needed in field.metadata["only_with"].items():
             choices = options[other].metadata["choices"] if other in options else ()
             if not set(needed) <= set(choices):
-                raise UserError(
-                    f"the option '{name}' of '{method.name}' is for {describe_need(field.metadata)}, which is no "
-                    f"choice of the method (got {', '.join(choices)}); correct 'only_with' in {method.file}."
-                )
+                raise UserError(f"'only_with' of '{name}' has no choice {' or '.join(needed)}; correct {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps
-    return panels | {title: {name: run_options[name] for name in names} for title, names in PANELS.items()}
+    for name, field in run_options.items():
+        title = PANELS.get(name, title)
+        panels.setdefault(title, {})[name] = field
+    return panels
 
 
 def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
@@ -258,11 +227,7 @@ SIZES = {
 
 
 def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
-    """What is smaller in a run than its protocol says; empty for a run at full size.
-
-    Args:
-        config: All options of the run.
-        protocol: Its protocol.
+    """What is smaller in a run with these options than its protocol says; empty for a run at full size.
 
     Returns:
         For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
@@ -339,13 +304,20 @@ def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[
     return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(others)}
 
 
-def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:
+def resolve(
+    method: Method,
+    given: Mapping[str, Any],
+    *,
+    sources: Mapping[str, str] = MappingProxyType({}),
+    need_data: bool = True,
+) -> Setup:
     """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
 
     Args:
         method: The method.
         given: Options by field name, the run's, the method's and those of the step after it, as far as they were
             given and are not None.
+        sources: Where those come from that were not typed, for `Setup.origin`.
         need_data: Whether the data set must be on this machine; a plan of runs needs none.
 
     Raises:
@@ -361,6 +333,7 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     protocol = protocol or default_protocol(method, dataset)
     post = _chosen_post({**protocol.settings, **given}, method)
     values, origin = _merge(protocol, dataset, given, method, *([] if post is None else [post]))
+    origin |= {name: sources[name] for name in given if name in sources}
     _check_values(values, _chosen_fields(method, post), method)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
@@ -453,29 +426,21 @@ def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     return DEFAULT_DATASET if pair is None else pair[0]
 
 
-def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
-    """The options among those given that change nothing in a run, each with the reason."""
-    values, reasons = setup.values(), {}
-    fields = _fields(RunConfig, setup.method.config)
-    for name, field in fields.items():
-        if given.get(name) in (None, field.default):
-            continue
-        if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
-            reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-        elif is_idle(field.metadata, values):
-            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
-            reasons[name] = f"is for {describe_need(field.metadata)} (got {others})"
-    return reasons
-
-
-def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
+def refuse_without_effect(setup: Setup) -> None:
     """Refuses what a user types in vain; a protocol, a record and a file of options, made for many runs, may have it.
 
     Raises:
-        UserError: For the first option of `without_effect`.
+        UserError: For the first such option that comes from the command line.
     """
-    for name, reason in without_effect(setup, given).items():
-        raise UserError(f"{flag_of(name)} {reason}; leave it out.")
+    values = setup.values()
+    for name, field in _fields(RunConfig, setup.method.config).items():
+        if setup.origin[name] != "command line" or values[name] == field.default:
+            continue
+        if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
+            raise UserError(f"{flag_of(name)} is for methods that use public images (got '{setup.method.name}').")
+        if is_idle(field.metadata, values):
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
+            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
 
 
 def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
@@ -515,11 +480,7 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024.
-
-    Raises:
-        UserError: If it is none.
-    """
+    """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple("KMGT") else (text, "")
     if not number.isdecimal():
         raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
@@ -527,19 +488,12 @@ def parse_size(text: str) -> int:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; auto is CUDA where there is one.
-
-    Raises:
-        UserError: If the name is not one or the device is not there.
-    """
+    """The device of that name; auto is CUDA where there is one. One that is not there is refused."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,9})?", name):
         raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
-        raise UserError(
-            f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA devices); "
-            f"use --device cpu or a PyTorch built for CUDA."
-        )
+        raise UserError(f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA); use cpu.")
     return torch.device(name)

@@ -32,6 +32,7 @@ from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
+REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
 NUMBER, TEXT = (int, float), (str, type(None))
 MAYBE, COUNT = (int, float, type(None)), (int, type(None))
 # The types of what is read of a record, by path: `[]` is an item of a list, `*` any other name. All else is left alone,
@@ -87,10 +88,7 @@ def read_record(path: Path) -> dict[str, Any]:
         text = file.read_text()
         record = json.loads(text)
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
-        raise UserError(
-            f"the record '{file}' is not JSON ({one_line(error)}); give a run's folder or its {RECORD}. If it is one, "
-            "put a copy back, or run the experiment again."
-        ) from error
+        raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
     schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
     if schema != SCHEMA:
         raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}.")
@@ -98,12 +96,9 @@ def read_record(path: Path) -> dict[str, Any]:
     if content in _sound:
         return record
     if digest is not None and digest != _digest(record):
-        raise UserError(
-            f"the record '{file}' is damaged or was changed by hand (its digest is {str(digest)[:16]}, of its content "
-            f"{_digest(record)[:16]}); put a copy back, or run the experiment again."
-        )
+        raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")
     if fault := _fault(record):
-        raise UserError(f"the record '{file}' is not usable ({fault}); put a copy back, or run the experiment again.")
+        raise UserError(f"the record '{file}' is not usable ({fault}); {REMEDY}.")
     _sound.add(content)
     return record
 

@@ -54,10 +54,10 @@ def run(
     progress: Listener | None = None,
     **options: Any,
 ) -> Run | list[Run]:
-    """Runs a method and returns its record, state and folder.
+    """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
 
     Args:
-        method: As for `fedcli.run`, as the next three.
+        method: As for `fedcli.run`, as `tuned` and `options`.
         out: Folder of the run, which must not hold one with a finished round.
         seeds: Of several runs.
         tuned: Where `fedcli tune` has written options.
@@ -66,9 +66,6 @@ def run(
         sources: Where given options come from that were not typed, by name, for the record's `origin`.
         progress: Told how the run goes on.
         **options: Any option of the command line, with underscores; None counts as not given.
-
-    Returns:
-        The run, or the list of runs where `seeds` is given.
 
     Raises:
         UserError: If a run cannot start; nothing is written then.
@@ -116,20 +113,19 @@ def plan(
         del options["checkpoint_every"]
     if isinstance(options.get("clients_per_chunk"), int):
         options["clients_per_chunk"] = str(options["clients_per_chunk"])
-    origin = {name: source for name, source in (sources or {}).items() if name in options}
+    sources = dict(sources or {})
     if tuned is not None:
-        tuned_options, source_of = read_tuned(tuned, chosen)
-        origin |= {name: source_of for name in tuned_options if name not in options}
-        options = {**tuned_options, **options}
+        best, source = read_tuned(tuned, chosen)
+        sources |= dict.fromkeys(best.keys() - options.keys(), source)
+        options = {**best, **options}
     if seeds is not None and "seed" in options:
         raise UserError(f"--seed {options['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if out is None and launched():
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     setups = []
     for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
-        setup = resolve(chosen, {**options, **seed})
-        refuse_without_effect(setup, {name: value for name, value in options.items() if name not in origin})
-        setups.append(dataclasses.replace(setup, origin={**setup.origin, **origin}))
+        setups.append(resolve(chosen, {**options, **seed}, sources=sources))
+        refuse_without_effect(setups[-1])
     parent = Path(out or new_folder(setups[0]))
     return setups, [parent if seeds is None else parent / f"seed-{setup.run.seed}" for setup in setups]
 
@@ -138,39 +134,29 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     """A run from its folder: its record, and its models by `Run.model`.
 
     Args:
-        path: The folder, or `record.json` in it.
+        path: The folder, or `record.json` in it; one without a run is refused.
         method: The user's files that the run needs, see `resume`.
-
-    Raises:
-        UserError: If there is no run.
     """
     path = Path(path)
     return Run(read_record(path), None, path if path.is_dir() else path.parent, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from, if it may; None where it begins, in a folder that must be free then.
-
-    Raises:
-        UserError: If the folder holds a run of another method or with another option, or something else.
-    """
+    """The record that a run goes on from, if it may, which must be of the same run; None where it begins."""
     record = read_begun(folder) if going_on else None
     if record is None:
         free_folder(folder)
         return None
-    fields = recorded_fields(setup.method, setup.run.post)
     other = differences(settings(draft(setup)), settings(record))
+    other.pop("code", None)  # `resume` says what to do about it
+    fields = recorded_fields(setup.method, setup.run.post)
     for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
         before, now = recorded_value(record["config"], fields[name]), setup.values()[name]
         if before != now and (name == "seed" or setup.origin[name] == "command line"):
             other[name] = now, before
-    other.pop("code", None)  # `resume` says what to do about it
     for name, (now, before) in other.items():
         flag = name if name in ("method", "selection") else flag_of(name)
-        raise UserError(
-            f"the folder '{folder}' holds a run with another {flag} (got {now}, was {before}); give the same "
-            "options, or choose another folder with --out."
-        )
+        raise UserError(f"'{folder}' holds a run with another {flag} (got {now}, was {before}); choose another --out.")
     return record
 
 
@@ -188,17 +174,9 @@ def has_ended(record: dict[str, Any]) -> bool:
 
 
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
-    """The options that `fedcli tune` has chosen for a method, and where they come from, in words.
-
-    The path is that of the folder of its trials, or of `tuned.json` in it.
-
-    Raises:
-        UserError: If there is no such file, or it is of another method.
-    """
+    """The options that `fedcli tune` has written for a method in `tuned.json` of a folder, and where they come from."""
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
     try:
-        if not file.is_file():  # as a pipe, which would never end
-            raise FileNotFoundError(f"no file '{file}'")
         best = json.loads(file.read_text())
         name, options, seed = best["method"], dict(best["options"]), best["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -209,11 +187,7 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
-    """Return the seeds of several runs as a list.
-
-    Raises:
-        UserError: If they are not distinct whole numbers from 0.
-    """
+    """The seeds of several runs as a list; refused if they are not distinct whole numbers from 0."""
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         text = ",".join(map(str, seeds))
@@ -223,14 +197,9 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 
 @flushed_denormals()
 def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None) -> Run:
-    """Prepares a run, makes its folder and runs it.
+    """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
 
-    Args:
-        setup: The run.
-        folder: Its folder, which must be free.
-        source: Name of its method, or path of the method's file.
-        progress: Told how the run goes on.
-        until: Interrupts it after so many rounds.
+    The `source` is the name of its method, or the path of the method's file.
     """
     dataset, parts, fed = prepare(setup, progress)
     engine = fed.engine
@@ -269,26 +238,17 @@ def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
 
 
 def find_unfinished(path: Path) -> list[Path]:
-    """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended."""
     if not path.is_dir() or (path / RECORD).is_file():
         return [path]
-    below, unfinished = sorted(file.parent for file in path.rglob(RECORD)), []
+    below = sorted(file.parent for file in path.rglob(RECORD))
+    unfinished = list(below)
     for folder in below:
-        try:
-            ended = has_ended(read_record(folder))
-        except UserError:
-            ended = False  # a damaged record is left to `resume`, which says so
-        if not ended:
-            unfinished.append(folder)
+        with suppress(UserError):  # a damaged record is left to `resume`, which says so
+            if has_ended(read_record(folder)):
+                unfinished.remove(folder)
     if not unfinished:
-        raise UserError(
-            f"there is no record at '{path / RECORD}', and no unfinished run below (got {len(below)} that have ended); "
-            "give the folder of a run, or of several."
-        )
+        raise UserError(f"there is no record at '{path / RECORD}', and no unfinished run (got {len(below)} ended).")
     return unfinished
 
 
@@ -351,11 +311,8 @@ def resume(
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
     then, now = numerics_of(record), numerics(record, method)
-    numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
-    return UserError(
-        f"the code of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
-        f"{record['method_hash']}{numbers}); {remedy}."
-    )
+    change = f"numerics {now}, was {then}" if now != then else f"hash {method.file_hash}, was {record['method_hash']}"
+    return UserError(f"the code of '{method.name}' has changed since the run began ({change}); {remedy}.")
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
@@ -368,11 +325,7 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
 def restore(
     record: dict[str, Any], method: Method, progress: Listener | None = None, **instead: Any
 ) -> tuple[Setup, Federation]:
-    """The set-up and the federation of a run, from its record.
-
-    Raises:
-        UserError: If the data or the partition are not the same any more.
-    """
+    """The set-up and the federation of a run, from its record; refuses other data and another partition."""
     setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup, progress)
     for part, then, now in (
@@ -380,9 +333,7 @@ def restore(
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
     ):
         if then != now:
-            raise UserError(
-                f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it again."
-            )
+            raise UserError(f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it.")
     engine = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
     most = fed.config.cohort_size
     if fed.config.clients_per_chunk == "auto":
@@ -394,9 +345,7 @@ def restore(
 class OpenRun(NamedTuple):
     """A finished run, opened again with all that it had after its last round."""
 
-    folder: Path
     record: dict[str, Any]
-    method: Method
     setup: Setup
     fed: Federation
     state: Any  # the method's server state after the last round
@@ -427,11 +376,8 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
         state = read_checkpoint(folder, record, setup, fed, newest_only=True)[0]
         actual = params_hash(all_params(chosen, state, fed.num_clients))
     if actual != expected:
-        raise UserError(
-            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {actual}, was "
-            f"{expected}); run the experiment again."
-        )
-    return OpenRun(folder, record, chosen, setup, fed, state)
+        raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
+    return OpenRun(record, setup, fed, state)
 
 
 def free_folder(folder: Path) -> None:

@@ -33,15 +33,13 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
     """Everything that says which experiment a run is: all options that its result can depend on, filled up.
 
     Not among them are the seed, the machine, the numerics and the fingerprints of images and partition, which differ
-    between runs of one experiment. An option that is newer than the record has the value that runs had before it.
+    between runs of one experiment, and options that change nothing beside the others. An option that is newer than the
+    record has the value that runs had before it. Of a user's file there is its name, and of a method's also the
+    beginning of its hash.
 
     Args:
         record: Of a run, or what `draft` says of a planned one.
         post: Whether the step after the last round counts; without it a run has all that one without such a step has.
-
-    Returns:
-        Values by name, the method and the rule that selects a round among them. Options that change nothing beside the
-        others are left out. Of a user's file there is its name, and of a method's also the beginning of its hash.
     """
     is_packaged = record["method_source"] == record["method"]
     method = methods().get(record["method"]) if is_packaged else None

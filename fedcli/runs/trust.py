@@ -22,9 +22,6 @@ def trust_files(
         named: The files that the user names; one that was moved is known by its hash, or by its name where `changed`.
         command: What the user has typed, for the refusal.
         changed: Accept a file with another hash.
-
-    Raises:
-        UserError: If the record has a file that is not named, or is not the one the run began with.
     """
     recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
     paths, files = {}, {}
@@ -33,18 +30,14 @@ def trust_files(
         same += [file for file in now if Path(file).name == Path(path).name]
         if not same:
             needed = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
-            raise UserError(
-                f"the record has code of yours in '{path}' (hash {hashes or 'unknown'}), which is run only if you name "
-                f"the file, at its place of now; '{command} {needed}' does."
-            )
+            code = f"code of yours in '{path}' (hash {hashes or 'unknown'})"
+            raise UserError(f"the record has {code}, run only if you name it; '{command} {needed}' does.")
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
         if not is_hash_of(files[file], file):
             if not changed:
-                raise UserError(
-                    f"the file '{file}' has changed since the run began (hash {file_hash(file)}, was {hashes}; older "
-                    "records count what it imports, too); go on with --changed-method, or start a new run."
-                )
+                change = f"has changed since the run began (hash {file_hash(file)}, was {hashes})"
+                raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
             files[file] += THEN + file_hash(file)
     config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
     source = replace_paths(record["method_source"], paths)

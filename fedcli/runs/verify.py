@@ -54,10 +54,7 @@ def verify(
     """
     record = read_record(Path(path))
     if not has_ended(record):
-        raise UserError(
-            f"the run '{path}' has not finished (it is {record['status']}); only one that has finished or diverged can "
-            "be compared."
-        )
+        raise UserError(f"the run '{path}' has not finished (it is {record['status']}); resume it, or name another.")
     if rounds == len(record["rounds"]):
         rounds = None
     if rounds is not None:
@@ -85,10 +82,7 @@ def _beginning(record: dict[str, Any], rounds: int) -> dict[str, Any]:
     tested = [row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None]
     first, last = min(tested, default=1), len(record["rounds"])
     if not first <= rounds <= last:
-        raise UserError(
-            f"--rounds must be from {first}, the first that was tested, to the {last} that the run has (got {rounds}); "
-            "choose one of these."
-        )
+        raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
     moved = [move for move in record.get("moved", ()) if move["round"] < rounds]
     summary = {"selection": record["summary"]["selection"]}
     beginning = {"rounds": record["rounds"][:rounds], "summary": summary, "moved": moved}
