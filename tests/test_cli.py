@@ -231,7 +231,7 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
         (
             "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
             "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",
-            "the option 'extra' of 'mine' is for --kind c, which is no choice",
+            "'extra' is only with ('c',), which is no choice; correct ",
         ),
     ],
 )

@@ -213,6 +213,14 @@ def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(
     assert {value.dtype for value in run.state.params.values()} == {dtype}
 
 
+def federation(device, parameters=100_000, together=4):
+    """What `machine_settings` looks at."""
+    return SimpleNamespace(
+        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
+        engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("device", "parameters", "together", "threads"),
     [("cpu", 99_999, 1, 1), ("cpu", 100_000, 1, 2), ("cpu", 99_999, 2, 2), ("cuda", 99_999, 1, 2)],
@@ -220,11 +228,7 @@ def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(
 def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(
     device, parameters, together, threads, two_threads
 ):
-    fed = SimpleNamespace(
-        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
-        engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
-    )  # fmt: skip
-    with machine_settings(fed):
+    with machine_settings(federation(device, parameters, together)):
         assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == 2
 
@@ -237,15 +241,11 @@ def test_on_cuda_the_operations_that_give_the_same_bits_each_time_are_taken(monk
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
         return torch.are_deterministic_algorithms_enabled(), only_warns, filled
 
-    fed = SimpleNamespace(
-        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=100_000),
-        engine=SimpleNamespace(clients_per_chunk=4), device=torch.device("cuda"),
-    )  # fmt: skip
-    with machine_settings(fed):
+    with machine_settings(federation("cuda")):
         assert settings() == (True, True, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert settings() == (False, False, True)
-    with machine_settings(SimpleNamespace(**{**vars(fed), "device": torch.device("cpu")})):
+    with machine_settings(federation("cpu")):
         assert settings() == (False, False, True)
 
 

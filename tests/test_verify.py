@@ -178,16 +178,11 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
 
 def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused():
     fedcli.run("fedavg", out="run", **{**TINY, "rounds": 3, "eval_every": 2})
-    for rounds, text in (
-        (0, "to 3 (got 0)"),
-        (4, "(got 4)"),
-        (1, "from 2, the first that was tested, to 3 (got 1)"),
-    ):
+    for rounds in (0, 1, 4):
         result = invoke("verify", "run", "--rounds", rounds, "--out", "again")
         assert result.exit_code == 2
-        assert text in result.stderr
+        assert f"from 2, the first that was tested, to 3 (got {rounds})" in result.stderr
     assert not Path("again").exists()
-    assert invoke("verify", "run", "--rounds", 2).exit_code == 0
 
 
 @pytest.mark.parametrize("place", ["here", "in a place; with 'quotes'"])

@@ -33,6 +33,7 @@ from fedcli.cli.printing import (
 )
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
+from fedcli.userfiles import user_files
 
 Result = TypeVar("Result")
 ON_OPTIONS = (
@@ -353,8 +354,6 @@ def _launch(workers: int, more: Sequence[Any] = ()) -> NoReturn:
 
 def _resume_command(folder: Path, record: dict[str, Any]) -> str:
     """What to type to take up a run."""
-    from fedcli.runs.trust import user_files
-
     named = (text for path in user_files(record) for text in ("--method", path))
     return shlex.join(["fedcli", "resume", str(folder), *named])
 

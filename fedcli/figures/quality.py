@@ -37,7 +37,7 @@ from fedcli.runs.lock import locked
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import RECORD, file_digest, read_record, write_record
 from fedcli.runs.run import open_run
-from fedcli.runs.trust import trust_files
+from fedcli.userfiles import trust_files
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 CORRELATED = 500  # public images at most, and of each client's own

@@ -182,7 +182,7 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
         for other, needed in field.metadata["only_with"].items():
             choices = options[other].metadata["choices"] if other in options else ()
             if not set(needed) <= set(choices):
-                raise UserError(f"'only_with' of '{name}' has no choice {' or '.join(needed)}; correct {method.file}.")
+                raise UserError(f"'{name}' is only with {needed}, which is no choice; correct {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps

@@ -72,15 +72,11 @@ def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, as of lr = 0.1.") from error
-    options: dict[str, Any] = {}
-    for key, value in table.items():
-        name = "continue_" if key == "continue" else key.replace("-", "_")
-        if name in options:
-            raise UserError(f"the option '{key}' stands twice in '{path}' (with a dash and an underscore); keep one.")
-        if isinstance(value, dict) or (name == "method" and not isinstance(value, str)):
-            raise UserError(f"'{key}' in '{path}' must be one value (got {value!r}); write lines as lr = 0.1.")
-        options[name] = value
-    return options.pop("method", None), options
+    options = {"continue_" if key == "continue" else key.replace("-", "_"): value for key, value in table.items()}
+    method = options.pop("method", None)
+    if method is not None and not isinstance(method, str):
+        raise UserError(f"the method in '{path}' must be a text (got {method!r}); write method = \"fedavg\".")
+    return method, options
 
 
 def recorded_method(path: str | Path) -> str:

@@ -149,7 +149,7 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
     """The numbers of now for a run, raised when the code begins to compute something else: the core's, the method's.
 
     The networks of its options are built, which say whether they have dead taps; without their input, none have. Those
-    from a user's file must be named by the user, see `fedcli.runs.trust`.
+    from a user's file must be named by the user, see `fedcli.userfiles`.
     """
     shape = record.get("model", {}).get("input")
     dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
@@ -298,13 +298,11 @@ def quiet(record: dict[str, Any]) -> bool:
     as much above the run's own threads, at its start and at its end. Nor is a run quiet whose record is from before the
     load was measured: what else the machine did then is not known.
     """
+    busy = []
     for load in record.get("load", [{"others": inf}]):
-        others = load["others"]
-        if others is None:
-            others = max(load["start"], load["end"]) - record["hardware"]["threads"]
-        if others > NOISE:
-            return False
-    return True
+        above = max(load["start"], load["end"]) - record["hardware"]["threads"] if load["others"] is None else 0
+        busy.append(load["others"] or above)
+    return max(busy, default=0) <= NOISE
 
 
 def _git(*arguments: str) -> str:

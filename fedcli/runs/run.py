@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedcli import userfiles
 from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
@@ -20,27 +21,15 @@ from fedcli.data.files import is_leftover
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
+from fedcli.runs import records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
-from fedcli.runs.records import (
-    RECORD,
-    identity,
-    is_other_method,
-    note_move,
-    numerics,
-    numerics_of,
-    outdated,
-    params_hash,
-    read_record,
-)
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
-from fedcli.runs.trust import trust_files, user_files
 from fedcli.runs.workers import current, launched
-from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, short_name
 
 
 def run(
@@ -74,18 +63,18 @@ def run(
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
     setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
-    source = absolute(method) if is_from_file(method) else find_method(method).name
+    source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     going_on = continue_ or current().restarted
     done = []
     try:
-        records = current().first(lambda: [begun(setups[i], folders[i], going_on) for i in range(len(setups))])
+        begun_before = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
         for setup in setups[1:]:
             load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
-        for setup, folder, record in zip(setups, folders, records, strict=True):
+        for setup, folder, record in zip(setups, folders, begun_before, strict=True):
             if record is None:
                 done.append(begin(setup, folder, source, progress))
             else:
-                files = own_paths([source, *setup.values().values()])
+                files = userfiles.own_paths([source, *setup.values().values()])
                 done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     finally:
         if out is None:
@@ -138,7 +127,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
         method: The user's files that the run needs, see `resume`.
     """
     path = Path(path)
-    return Run(read_record(path), None, path if path.is_dir() else path.parent, method)
+    return Run(records.read_record(path), None, path if path.is_dir() else path.parent, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -162,9 +151,9 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
 
 def read_begun(folder: Path) -> dict[str, Any] | None:
     """The record of a run that has ended or that has finished a round; None where a new run loses nothing."""
-    if not (folder / RECORD).is_file():
+    if not (folder / records.RECORD).is_file():
         return None
-    record = read_record(folder)
+    record = records.read_record(folder)
     return record if record["rounds"] or (folder / CHECKPOINT).is_file() or has_ended(record) else None
 
 
@@ -216,7 +205,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
             state = go_on(setup, fed, record, state, folder, progress or Listener(), until)
-    return Run(record, state, folder, tuple(user_files(record)))
+    return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _locked_by_first(folder: Path) -> AbstractContextManager[None]:
@@ -229,7 +218,7 @@ def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
     facts = {
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": identity(record),
+        "the configuration": records.identity(record),
         "the method's file": setup.method.file_hash,
         "the version of fedcli": version("fedcli"),
         "the version of PyTorch": torch.__version__,
@@ -239,16 +228,16 @@ def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
 
 def find_unfinished(path: Path) -> list[Path]:
     """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended."""
-    if not path.is_dir() or (path / RECORD).is_file():
+    if not path.is_dir() or (path / records.RECORD).is_file():
         return [path]
-    below = sorted(file.parent for file in path.rglob(RECORD))
+    below = sorted(file.parent for file in path.rglob(records.RECORD))
     unfinished = list(below)
     for folder in below:
         with suppress(UserError):  # a damaged record is left to `resume`, which says so
-            if has_ended(read_record(folder)):
+            if has_ended(records.read_record(folder)):
                 unfinished.remove(folder)
     if not unfinished:
-        raise UserError(f"there is no record at '{path / RECORD}', and no unfinished run (got {len(below)} ended).")
+        raise UserError(f"no record is in '{path}', and no unfinished run below (got {len(below)} that have ended).")
     return unfinished
 
 
@@ -276,41 +265,41 @@ def resume(
             not the same.
     """
     folder, progress, group = Path(path), progress or Listener(), current()
-    read_record(folder)  # refuses what is no run, and makes no folder
+    records.read_record(folder)  # refuses what is no run, and makes no folder
     with _locked_by_first(folder):  # which clears what a kill after the last record has left
-        record = group.first(lambda: read_record(folder))
+        record = group.first(lambda: records.read_record(folder))
         if (skip_ended or group.restarted) and has_ended(record):
             if record["status"] == "finished" and group.number == 0:
                 clear_finished(folder, record)
             progress.skip(record, folder)
-            return Run(record, None, folder, tuple(user_files(record)))
+            return Run(record, None, folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
             rounds = record["config"]["rounds"]
             raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        record = userfiles.trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
         chosen = find_method(record["method_source"])
-        other_file = not is_hash_of(record["method_hash"], chosen.file)
-        if (other_file or outdated(record, chosen)) and not changed_method:
+        other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
+        if (other_file or records.outdated(record, chosen)) and not changed_method:
             raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
         setup, fed = restore(record, chosen, progress)
         if other_file:
-            record["method_hash"] += THEN + chosen.file_hash
+            record["method_hash"] += userfiles.THEN + chosen.file_hash
         with machine_settings(fed):
             state, before, note = read_checkpoint(folder, record, setup, fed)
             record.update(before)
             record["resumed"].append(len(record["rounds"]))
             record.pop("error", None)
-            fed.engine.notes += filter(None, (note_move(record, fed.device), note))
+            fed.engine.notes += filter(None, (records.note_move(record, fed.device), note))
             _refuse_other_workers(setup, record)
             if note and group.number == 0:
                 (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
             state = go_on(setup, fed, record, state, folder, progress)
-    return Run(record, state, folder, tuple(user_files(record)))
+    return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
-    then, now = numerics_of(record), numerics(record, method)
+    then, now = records.numerics_of(record), records.numerics(record, method)
     change = f"numerics {now}, was {then}" if now != then else f"hash {method.file_hash}, was {record['method_hash']}"
     return UserError(f"the code of '{method.name}' has changed since the run began ({change}); {remedy}.")
 
@@ -363,18 +352,18 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
         UserError: If the run has not finished, its method, data or partition are not the same any more, or its
             checkpoint is missing or holds another model than the last one.
     """
-    record = read_record(folder)
+    record = records.read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record = trust_files(record, method)
+    record = userfiles.trust_files(record, method)
     chosen = find_method(record["method_source"])
-    if is_other_method(record, chosen):  # other numerics are allowed: the model is the last one by its hash, see below
+    if records.is_other_method(record, chosen):  # other numerics are allowed: the last model is known by its hash
         raise _changed_code(record, chosen, "run the experiment again")
     setup, fed = restore(record, chosen, **instead)
     expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
         state = read_checkpoint(folder, record, setup, fed, newest_only=True)[0]
-        actual = params_hash(all_params(chosen, state, fed.num_clients))
+        actual = records.params_hash(all_params(chosen, state, fed.num_clients))
     if actual != expected:
         raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
     return OpenRun(record, setup, fed, state)
@@ -387,7 +376,7 @@ def free_folder(folder: Path) -> None:
         InUse: Somebody has a lock there, and may be about to write a record.
         UserError: There is something else.
     """
-    holds_run = (folder / RECORD).is_file()
+    holds_run = (folder / records.RECORD).is_file()
     if holds_run:
         is_free = read_begun(folder) is None
     elif folder.is_dir():  # only what a killed process has left behind may be there
@@ -403,7 +392,8 @@ def free_folder(folder: Path) -> None:
 
 def new_folder(setup: Setup) -> Path:
     """Makes a folder named after the time, the method and the data set; two processes never get the same."""
-    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
+    dataset = userfiles.short_name(setup.run.dataset)
+    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{dataset}"
     for number in itertools.count(1):
         folder = name if number == 1 else Path(f"{name}-{number}")
         with suppress(FileExistsError):

@@ -13,7 +13,7 @@ from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.run import Run, begin, has_ended, load, new_folder, recorded_setup, remove_unused
 from fedcli.runs.signals import OutOfTime
-from fedcli.runs.trust import trust_files
+from fedcli.userfiles import trust_files
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
 SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
