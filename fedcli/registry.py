@@ -42,37 +42,27 @@ def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
     return _declarations(kind, *modules)
 
 
-def _in_module(module: ModuleType) -> list[Method | Post]:
-    """The methods and the steps after the last round in a module, declared or in any variable."""
-    items = (*_declarations(Method, module).values(), *_declarations(Post, module).values(), *vars(module).values())
-    return [item for item in items if isinstance(item, Method | Post)]
-
-
-def _user_module(path: str, kind: str) -> ModuleType:
-    """The module of a user's file, which becomes the home of what it declares, also where a paper has the functions."""
-    module = import_file(path, kind)
-    for item in _in_module(module):
-        origin = sys.modules[item.origin]
-        if item._home is None and (origin is module or all(item is not other for other in _in_module(origin))):
-            object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
-    return module
-
-
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
-    """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one."""
+    """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one.
+
+    The file becomes the home of a method or a step, also where a paper has its functions.
+    """
     path, name = path_and_name(text)
-    module = _user_module(path, kind.__name__.lower())
+    module = import_file(path, kind.__name__.lower())
     declared, default = _declarations(kind, module), kind.__name__.upper()
     names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
     if not name and default not in names and len(declared) == 1:
         (name,) = declared
-    if (name or default) in names:
-        return names[name or default]
-    if name and names:
+    item = names.get(name or default)
+    if item is None and name and names:
         raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or names)}.")
-    if declared:
+    if item is None and declared:
         raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
-    raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
+    if item is None:
+        raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
+    if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
+        object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
+    return item
 
 
 def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
@@ -125,7 +115,7 @@ def claims(paper: str | None = None) -> list[Claim]:
             raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
         return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     path, _ = path_and_name(paper)
-    module = _user_module(path, "claim")
+    module = import_file(path, "claim")
     declared = _declarations(Claim, module).values()
     if not declared:
         raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
@@ -165,7 +155,7 @@ def find_table(name: str) -> Table:
     if not is_from_file(name):
         return table
     path, cells = path_and_name(name)[0], []
-    module = _user_module(path, "table")
+    module = import_file(path, "table")
     for cell in table.cells:
         settings = dict(cell.settings)
         for key, kind in {"protocol": Protocol, "post": Post}.items():

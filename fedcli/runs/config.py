@@ -28,7 +28,6 @@ from fedcli.registry import default_protocol, find_post, find_protocol, posts, s
 from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
-PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class RunConfig:
     )
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
-    precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
+    precision: str = option("float32", "Arithmetic of training", choices=("float32", "float64", "tf32", "bf16"))
     clients_per_chunk: str = option(
         "auto",
         "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as branches of "
@@ -204,19 +203,14 @@ def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    fields = _chosen_fields(method, _chosen_post(config, method))
+    fields = _fields(RunConfig, *(part.config for part in _parts(method, config)))
     values = {**config, **{name: recorded_value(config, field) for name, field in fields.items()}}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _chosen_post(values: Mapping[str, Any], method: Method) -> Post | None:
-    """The step after the last round that a run has."""
-    return None if values.get("post") is None else find_post(values["post"], method)
-
-
-def _chosen_fields(method: Method, post: Post | None) -> dict[str, dataclasses.Field]:
-    """The options that a run has, by name: those of every run, of its method and of its step after the last round."""
-    return _fields(RunConfig, method.config, *([] if post is None else [post.config]))
+def _parts(method: Method, values: Mapping[str, Any]) -> list[Method | Post]:
+    """What a run with these options is made of: its method, and its step after the last round if it has one."""
+    return [method] if values.get("post") is None else [method, find_post(values["post"], method)]
 
 
 # What a run can have less of than its protocol says, and the word for it.
@@ -331,17 +325,18 @@ def resolve(
     if need_data:
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
-    post = _chosen_post({**protocol.settings, **given}, method)
-    values, origin = _merge(protocol, dataset, given, method, *([] if post is None else [post]))
+    parts = _parts(method, {**protocol.settings, **given})
+    values, origin = _merge(protocol, dataset, given, *parts)
     origin |= {name: sources[name] for name in given if name in sources}
-    _check_values(values, _chosen_fields(method, post), method)
+    kinds = RunConfig, *(part.config for part in parts)
+    _check_values(values, _fields(*kinds), method)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
         values["cohort_size"], origin["cohort_size"] = values["num_clients"], "num_clients"
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
-    run, options = _take(RunConfig, values), _take(method.config, values)
+    run, *configs = (kind(**{name: values[name] for name in _fields(kind)}) for kind in kinds)
     _refuse(run, method, protocol)
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
@@ -349,8 +344,8 @@ def resolve(
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
     return Setup(
-        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
-        find_device(run.device), origin, post, None if post is None else _take(post.config, values),
+        method, configs[0], run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition),
+        selection, find_device(run.device), origin, *parts[1:], *configs[1:],  # the step after it, if there is one
     )  # fmt: skip
 
 
@@ -381,11 +376,6 @@ def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Fi
         if name not in fields:
             raise unknown_option(name, method, values.get("post"))
         check_value(fields[name], value)
-
-
-def _take(kind: type, values: Mapping[str, Any]) -> Any:
-    """A configuration from the values of its own options among others."""
-    return kind(**{name: values[name] for name in _fields(kind)})
 
 
 def _spelt(name: str, value: str, method: Method) -> str:

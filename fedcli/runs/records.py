@@ -33,8 +33,7 @@ from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 SCHEMA = 1
 RECORD = "record.json"
 REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
-NUMBER, TEXT = (int, float), (str, type(None))
-MAYBE, COUNT = (int, float, type(None)), (int, type(None))
+NUMBER, MAYBE, COUNT = (int, float), (int, float, type(None)), (int, type(None))
 # The types of what is read of a record, by path: `[]` is an item of a list, `*` any other name. All else is left alone,
 # as long as it is JSON. First what must be there, if the part is there that it stands in.
 NEEDED = {
@@ -58,9 +57,9 @@ FORM = NEEDED | {
     "resumed[]": int, "numerics": dict, "numerics.*": int, "user_files": dict, "user_files.*": str, "command": str,
     "error": str, "class_names": list, "class_names[]": str, "cost": (dict, type(None)), "cost.*": MAYBE, "post": dict,
     "moved": list, "moved[]": dict, "load": list, "load[]": dict, "load[].end": MAYBE, "load[].others": MAYBE,
-    "commit": TEXT, "hardware": dict, "hardware.threads": int, "engine": dict, "engine.way": str, "engine.notes": list,
-    "engine.notes[]": dict, "model": dict, "model.backbone": str, "model.parameters": int, "quality": dict,
-    "quality.nmi": NUMBER, "quality.silhouette": NUMBER, "reduced": (list, bool), "reduced[]": dict,
+    "commit": (str, type(None)), "hardware": dict, "hardware.threads": int, "engine": dict, "engine.way": str,
+    "engine.notes": list, "engine.notes[]": dict, "model": dict, "model.backbone": str, "model.parameters": int,
+    "quality": dict, "quality.nmi": NUMBER, "quality.silhouette": NUMBER, "reduced": (list, bool), "reduced[]": dict,
 }  # fmt: skip
 STATES = ("running", "finished", "interrupted", "failed")
 ANY_TEXT = ("command", "error", "engine.notes")  # may hold lines of any kind; what shows them takes care
@@ -336,13 +335,8 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
     summary = {"selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds)}
     if not tested:
         return summary
-    if selection == "best-validation":
-        chosen = max(tested, key=lambda entry: entry["validation_accuracy"])
-    elif selection == "best-test":
-        chosen = max(tested, key=lambda entry: entry["test_accuracy"])
-    else:
-        chosen = tested[-1]
-    selected = chosen["test_accuracy"]
-    if selection == "mean-last-3":
-        selected = float(np.mean([entry["test_accuracy"] for entry in tested[-3:]]))
+    ranked_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
+    chosen = max(tested, key=lambda entry: entry[ranked_by]) if ranked_by else tested[-1]
+    averaged = tested[-3:] if selection == "mean-last-3" else [chosen]
+    selected = float(np.mean([entry["test_accuracy"] for entry in averaged]))
     return {**summary, "selected": selected, "selected_round": chosen["round"], "last": tested[-1]["test_accuracy"]}

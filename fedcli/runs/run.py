@@ -274,8 +274,7 @@ def resume(
             progress.skip(record, folder)
             return Run(record, None, folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
-            rounds = record["config"]["rounds"]
-            raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
+            raise UserError(f"the run '{folder}' has finished ({record['config']['rounds']} rounds); start a new one.")
         record = userfiles.trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
         chosen = find_method(record["method_source"])
         other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
@@ -300,7 +299,8 @@ def resume(
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
     then, now = records.numerics_of(record), records.numerics(record, method)
-    change = f"numerics {now}, was {then}" if now != then else f"hash {method.file_hash}, was {record['method_hash']}"
+    change = "; ".join(f"numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
+    change = change or f"hash {method.file_hash}, was {record['method_hash']}"
     return UserError(f"the code of '{method.name}' has changed since the run began ({change}); {remedy}.")
 
 

@@ -58,20 +58,15 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
         config["partition_seed"] = AS_SEED
     names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
     values = {"method": record["method"], "protocol": record["protocol"], "dataset": record["dataset"]}
-    values["partition"] = _in_one_form(config["partition"])
+    values["partition"] = config["partition"]
+    if not own_paths([config["partition"]]):
+        with suppress(UserError):  # of one that there is no more; `dirichlet:.5` and `dirichlet:0.5` are the same
+            values["partition"] = str(partition.from_flag(config["partition"]))
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
     if not is_packaged:
         values["code"] = record["method_hash"][:8]
     return {name: replace_paths(value, names) for name, value in values.items()}
-
-
-def _in_one_form(flag: str) -> str:
-    """The flag of a partition as it is printed, since `dirichlet:.5` and `dirichlet:0.5` are the same."""
-    if not own_paths([flag]):
-        with suppress(UserError):  # of one that there is no more
-            return str(partition.from_flag(flag))
-    return flag
 
 
 def draft(setup: Setup) -> dict[str, Any]:
@@ -109,9 +104,8 @@ def is_smaller(name: str, value: Any, full: Any) -> bool:
 
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    words = {True: "on", False: "off", None: "none"}
-    texts = []
+    words, texts = {"True": "on", "False": "off", "None": "none"}, []
     for name, value in values.items():
-        word = words[value] if value is None or isinstance(value, bool) else str(value)
+        word = words.get(str(value), str(value))
         texts.append(word if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {word}")
     return ", ".join(texts)
