@@ -119,7 +119,7 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
     for paths, message in (
         ([runs, averaged], "'fedavg' has no personal models"),
         ([runs / "a"], "no run has public images"),
-        ([broken], "checkpoint of .* is missing"),
+        ([broken], "does not hold the run's last model .got no checkpoint"),
     ):
         with pytest.raises(UserError, match=message):
             correlation_chart(paths)
