@@ -113,7 +113,7 @@ def test_a_checkpoint_that_is_not_the_last_model_is_refused(run, tmp_path):
         quality.add_quality(run.path)
     for file in run.path.glob("checkpoint*"):
         file.unlink()
-    with pytest.raises(UserError, match="is missing"):
+    with pytest.raises(UserError, match="got no checkpoint"):
         quality.add_quality(run.path)
     assert "quality" not in read_record(run.path)
 
