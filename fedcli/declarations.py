@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, ClassVar, get_args
 
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError
 from fedcli.userfiles import blame, file_hash, is_own
 
 
@@ -96,11 +96,7 @@ LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their o
 
 
 def check_value(field: dataclasses.Field, value: Any) -> None:
-    """Refuses a value of the wrong type or outside of an option's range.
-
-    Args:
-        field: A field made by `option`.
-        value: What was given.
+    """Refuses a value of the wrong type or outside of the range of an option that was made by `option`.
 
     Raises:
         UserError: Naming the option, the value and what is allowed.
@@ -296,11 +292,10 @@ def grid(
         columns: Settings of each column; a row's own settings go before them.
         metric: What is read from each record.
     """
-    return tuple(
-        Cell(row, column, method, {**shared, **special}, metric)
-        for row, (method, special) in rows.items()
-        for column, shared in columns.items()
-    )
+    cells = []
+    for row, (method, special) in rows.items():
+        cells += [Cell(row, column, method, {**shared, **special}, metric) for column, shared in columns.items()]
+    return tuple(cells)
 
 
 @dataclass(frozen=True)
@@ -431,17 +426,3 @@ class Post(_Declared):
     title: str
     config: type
     apply: Callable[..., tuple[dict, dict, int]]
-
-
-def method_options(method: Method | Post, values: Mapping[str, Any]) -> Any:
-    """The `Config` of a method, or of a step after the last round, with `values` in place of its defaults, checked.
-
-    Raises:
-        UserError: If a value is out of range or an option is not among its own.
-    """
-    fields = {field.name: field for field in dataclasses.fields(method.config)}
-    for name, value in values.items():
-        if name not in fields:
-            raise unknown(f"option of {method.name}", name, fields, f"'fedcli run {method.name} --help' shows all.")
-        check_value(fields[name], value)
-    return method.config(**values)

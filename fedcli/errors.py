@@ -3,18 +3,16 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from importlib import import_module
-from itertools import zip_longest
 from types import ModuleType
 
 
 def printable(text: object) -> str:
     """A text for a terminal: what would move the cursor, colour or begin a line is written as `\\x1b`."""
-    return "".join(
-        letter
-        if letter.isprintable() or letter == "\u00a0"
-        else letter.encode("unicode_escape", "surrogatepass").decode()
-        for letter in str(text)
-    )
+    letters = []
+    for letter in str(text):
+        is_shown = letter.isprintable() or letter == "\u00a0"
+        letters.append(letter if is_shown else letter.encode("unicode_escape", "surrogatepass").decode())
+    return "".join(letters)
 
 
 class UserError(Exception):
@@ -33,13 +31,10 @@ def needed(module: str, feature: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"{feature} needs a package that is not installed (got {error}); it comes with an optional part; run "
-            f"pip install 'fedcli[{extra}]'."
-        ) from error
+        raise UserError(f"{feature} needs a package (got {error}); run pip install 'fedcli[{extra}]'.") from error
 
 
-def unknown(kind: str, name: str, names: Iterable[str], remedy: str) -> UserError:
+def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str = "") -> UserError:
     """An error for a name that is not known, to be raised by the caller, with the one that was probably meant.
 
     Args:
@@ -47,15 +42,14 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str) -> UserErro
         name: What was given.
         names: The names that would have been right.
         remedy: A sentence that says where to see them all.
+        guess: The one that was meant, where the caller knows it.
     """
 
-    def likeness(other: str) -> float:
-        """Of the parts before and after a colon, the lesser: another table of the same paper is no guess."""
-        parts = zip_longest(other.lstrip("-").split(":"), name.lstrip("-").split(":"), fillvalue="")
-        return min(SequenceMatcher(None, *pair).ratio() for pair in parts)
+    def likeness(other: str) -> tuple[bool, float]:
+        """Of those that are like it, the ones with the same letters in another order come first."""
+        return sorted(other) == sorted(name), SequenceMatcher(None, other.lstrip("-"), name.lstrip("-")).ratio()
 
-    # Of those that are like it, two letters that changed places come first.
-    near = [other for other in names if likeness(other) >= 0.6]
-    best = max(near, key=lambda other: (sorted(other) == sorted(name), likeness(other)), default="")
-    guess = f"did you mean '{best}'? " if best else ""
-    return UserError(f"unknown {kind} '{name}'; {guess}{remedy}")
+    near = [other for other in names if likeness(other)[1] >= 0.6]
+    guess = guess or max(near, key=likeness, default="")
+    meant = f"did you mean '{guess}'? " if guess else ""
+    return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

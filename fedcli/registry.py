@@ -1,10 +1,10 @@
 """How methods, protocols, tables and claims are found: by name, or in a file of the user's own."""
 
-import dataclasses
 import importlib
 import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import TypeVar
@@ -42,40 +42,27 @@ def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
     return _declarations(kind, *modules)
 
 
-def _in_module(module: ModuleType) -> list[Method | Post]:
-    """The methods and the steps after the last round in a module, declared or in any variable."""
-    items = (*_declarations(Method, module).values(), *_declarations(Post, module).values(), *vars(module).values())
-    return [item for item in items if isinstance(item, Method | Post)]
-
-
-def _user_module(path: str, kind: str) -> ModuleType:
-    """The module of a user's file, which becomes the home of what it declares, also where a paper has the functions."""
-    module = import_file(path, kind)
-    for item in _in_module(module):
-        origin = sys.modules[item.origin]
-        imported = origin is not module and any(item is other for other in _in_module(origin))
-        if item._home is None and not imported:
-            object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
-    return module
-
-
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
-    """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one."""
+    """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one.
+
+    The file becomes the home of a method or a step, also where a paper has its functions.
+    """
     path, name = path_and_name(text)
-    module = _user_module(path, kind.__name__.lower())
+    module = import_file(path, kind.__name__.lower())
     declared, default = _declarations(kind, module), kind.__name__.upper()
-    variables = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
-    names = {**variables, **declared}
-    if name in names:
-        return names[name]
-    if not declared and not (name and variables):
-        example = f"{default} = fedcli.{kind.__name__}(...)"
-        raise UserError(f"the file '{path}' defines no {default}; add {example}, see the README.")
-    if name:
-        raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or variables)}.")
-    if default not in variables and len(declared) > 1:
+    names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
+    if not name and default not in names and len(declared) == 1:
+        (name,) = declared
+    item = names.get(name or default)
+    if item is None and name and names:
+        raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or names)}.")
+    if item is None and declared:
         raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
-    return variables.get(default) or next(iter(declared.values()))
+    if item is None:
+        raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
+    if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
+        object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
+    return item
 
 
 def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
@@ -119,22 +106,20 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: If there is no such paper, or the file declares no claim.
     """
+    registered = list(_registered(Claim).values())
     if paper is None:
-        return list(_registered(Claim).values())
+        return registered
     if not is_from_file(paper):
-        claims = [claim for claim in _registered(Claim).values() if claim.name.startswith(f"{paper.lower()}:")]
-        if not claims:
-            papers = dict.fromkeys(name.partition(":")[0] for name in _registered(Claim))
+        papers = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
+        if paper.lower() not in papers:
             raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
-        return claims
+        return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     path, _ = path_and_name(paper)
-    module = _user_module(path, "claim")
-    claims = []
-    for claim in _declarations(Claim, module).values():
-        claims.append(dataclasses.replace(claim, table=_full_name(claim.table, Table, path, module)))
-    if not claims:
+    module = import_file(path, "claim")
+    declared = _declarations(Claim, module).values()
+    if not declared:
         raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-    return claims
+    return [replace(claim, table=_full_name(claim.table, Table, path, module)) for claim in declared]
 
 
 def not_planned(module: ModuleType) -> dict[str, str]:
@@ -170,15 +155,14 @@ def find_table(name: str) -> Table:
     if not is_from_file(name):
         return table
     path, cells = path_and_name(name)[0], []
-    module = _user_module(path, "table")
+    module = import_file(path, "table")
     for cell in table.cells:
         settings = dict(cell.settings)
         for key, kind in {"protocol": Protocol, "post": Post}.items():
             if key in settings:
                 settings[key] = _full_name(settings[key], kind, path, module)
-        method = _full_name(cell.method, Method, path, module)
-        cells.append(dataclasses.replace(cell, method=method, settings=settings))
-    return dataclasses.replace(table, cells=tuple(cells))
+        cells.append(replace(cell, method=_full_name(cell.method, Method, path, module), settings=settings))
+    return replace(table, cells=tuple(cells))
 
 
 def _full_name(name: str, kind: type[Declaration], path: str, module: ModuleType) -> str:
@@ -214,9 +198,8 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
     if not name:
         raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
     first = find_protocol(name, method)
-    paper = first.name.split(":")[0]
     for protocol in (first, *{**protocols(), **of_file}.values()):
-        if protocol.name.split(":")[0] == paper and dataset in protocol.datasets:
+        if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:
             return protocol
     papers_data = {None, *(name for protocol in protocols().values() for name in protocol.datasets)}
     return first if dataset in papers_data or first.name not in protocols() else find_protocol("own:data")

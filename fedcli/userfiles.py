@@ -1,11 +1,15 @@
-"""Files of the user's own: `./file.py:NAME` in an option, their paths and hashes, their import, and who is to blame."""
+"""Files of the user's own: `./file.py:NAME` in an option, their paths, hashes and import, trust, and who is to blame.
+
+A path in a record is imported only if the user names the file, unchanged.
+"""
 
 import builtins
 import hashlib
 import importlib.util
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from modulefinder import ModuleFinder
@@ -69,12 +73,52 @@ def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     """An option's value with absolute paths of the user's files, of which some are others now."""
     if not isinstance(value, str):
         return value
-    parts = value.split(",")
-    for number, part in enumerate(parts):
-        if is_from_file(part):
-            path, name = path_and_name(part)
-            parts[number] = paths.get(path, path) + (f":{name}" if name else "")
+    parts = []
+    for part in value.split(","):
+        path, name = path_and_name(part) if is_from_file(part) else (part, "")
+        parts.append(paths.get(path, path) + (f":{name}" if name else ""))
     return ",".join(parts)
+
+
+def trust_files(
+    record: dict[str, Any],
+    named: str | Path | Sequence[str | Path],
+    command: str = "the same command with",
+    changed: bool = False,
+) -> dict[str, Any]:
+    """The record with its paths of the user's files as they are now; none of them has been imported.
+
+    Args:
+        record: Of a run.
+        named: The files that the user names; one that was moved is known by its hash, or by its name where `changed`.
+        command: What the user has typed, for the refusal.
+        changed: Accept a file with another hash.
+    """
+    recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
+    paths, files = {}, {}
+    for path, hashes in recorded.items():
+        same = [file for file in now if file == path or is_hash_of(hashes, file)]
+        same += [file for file in now if Path(file).name == Path(path).name]
+        if not same:
+            needed = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
+            code = f"code of yours in '{path}' (hash {hashes or 'unknown'})"
+            raise UserError(f"the record has {code}, run only if you name it; '{command} {needed}' does.")
+        file = paths[path] = same[0]
+        files[file] = hashes or file_hash(file)
+        if not is_hash_of(files[file], file):
+            if not changed:
+                change = f"has changed since the run began (hash {file_hash(file)}, was {hashes})"
+                raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
+            files[file] += THEN + file_hash(file)
+    config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
+    source = replace_paths(record["method_source"], paths)
+    return {**record, "method_source": source, "config": config, "user_files": files}
+
+
+def user_files(record: dict[str, Any]) -> dict[str, str]:
+    """The user's files that a record needs, each with its hash, which is empty where an older record has none."""
+    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
+    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 
 @dataclass(frozen=True)
@@ -96,11 +140,7 @@ class FromFile:
 
 
 def from_file(text: str, kind: str) -> FromFile:
-    """The function or class that `./file.py:NAME` stands for.
-
-    Args:
-        text: Path and name.
-        kind: What it is used as, for a refusal; for example "backbone".
+    """The function or class that `./file.py:NAME` stands for, which is used as a `kind` of part, e.g. a "backbone".
 
     Raises:
         UserError: There is no such file, or nothing to call of that name in it, or the file cannot be imported.
@@ -124,9 +164,6 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         path: The file, absolute.
         line: Named where the error comes from no line of the file, as that of a function with other arguments.
         passes: Errors that are left as they are, beside UserError.
-
-    Raises:
-        UserError: If anything is raised inside.
     """
     try:
         yield
@@ -139,10 +176,8 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
             line = number if frame.f_code.co_filename == str(path) else line
         text = (str(error).strip() or "no message").splitlines()[0]
         where = f" in line {line}" if line else ""
-        raise UserError(
-            f"the file '{path}' fails{where} (got {type(error).__name__}: {text}); fix it; 'fedcli --traceback ...' "
-            "shows the whole traceback."
-        ) from error
+        fault = f"{where} (got {type(error).__name__}: {text})"
+        raise UserError(f"the file '{path}' fails{fault}; 'fedcli --traceback ...' shows more.") from error
 
 
 def path_and_name(text: str) -> tuple[str, str]:

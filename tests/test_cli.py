@@ -223,11 +223,11 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("lr: float = option(0.1, 'Mine')", "the option 'lr' of 'mine' is one that every method has"),
+        ("lr: float = option(0.1, 'Mine')", "the option 'lr' of 'mine' is every method's"),
         (
             "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
             "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",
-            "the option 'extra' of 'mine' is for --kind c, which is no choice",
+            "'extra' is only with ('c',), which is no choice; correct ",
         ),
     ],
 )
@@ -242,14 +242,14 @@ def test_options_that_a_method_cannot_have_are_refused(options, message, folder)
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch):
-    begin = runs._begin
+    begin = runs.begin
 
     def interrupted(setup, folder, source, progress):
         if folder.name == "seed-1":
             raise KeyboardInterrupt
         return begin(setup, folder, source, progress)
 
-    monkeypatch.setattr(runs, "_begin", interrupted)
+    monkeypatch.setattr(runs, "begin", interrupted)
     result = invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many")
     assert (result.exit_code, result.stderr) == (130, "interrupted before the first round.\n")
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]

@@ -50,7 +50,7 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
     monkeypatch.setattr(quality, "CORRELATED", 20)
     run = open_run(runs / "c")
     fed, state = run.fed, run.state.clients
-    measured = quality.correlations(fed, run.method, run.state, quality.public_sample(fed))
+    measured = quality.correlations(fed, run.setup.method, run.state, quality.public_sample(fed))
 
     def scores(images, pixels):
         """Logits by every client's model from its checkpoint; pixels are normalised to [-1, 1]."""
@@ -95,7 +95,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
     expected = []
     for folder in ("a", "c"):
         run = open_run(runs / folder)
-        expected += quality.correlations(run.fed, run.method, run.state, sample).values()
+        expected += quality.correlations(run.fed, run.setup.method, run.state, sample).values()
     for axes, matrix, kind in zip(panels, expected, ["Public", "Private"] * 2, strict=True):
         (image,) = axes.images
         assert (image.get_array() == matrix.numpy()).all()

@@ -79,15 +79,6 @@ def build(body, size=8, classes=5):
 # Running
 
 
-def test_all_three_run_and_are_in_the_record():
-    run = fedcli.run("fedavg", rounds=1, out="run", **OPTIONS, **SMALL)
-    assert run.record["user_files"] == {
-        str(Path(name).resolve()): userfiles.file_hash(name) for name in ("data.py", "split.py", "nets.py")
-    }
-    assert run.record["partition"]["sizes"] == [14, 13, 13]
-    assert set(run.state.params) >= {"head.weight", "head.bias"}
-
-
 METHODS = """
 from dataclasses import dataclass, replace
 from fedcli import Cell, DataSetting, Post, Protocol, Table, option
@@ -119,7 +110,7 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./mine.py"), "several", "plain, other", "./mine.py:NAME")
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
     Path("imports.py").write_text("from fedcli.papers.baselines.fedavg import METHOD as SIMPLE\n")
-    refused(lambda: registry.find_method("./imports.py"), "defines no METHOD; add METHOD = fedcli.Method(...), see")
+    refused(lambda: registry.find_method("./imports.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
     table = registry.find_table("./mine.py:mine:1")
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
@@ -387,7 +378,6 @@ def test_a_partition_that_is_wrong_is_refused(text, words):
 def test_a_partition_that_needs_groups_says_so():
     refused(lambda: split("[[0], [1]]"), "groups")
     refused(lambda: partition.from_flag("domains+./own.py:f"), "domains+dirichlet:0.5")
-    refused(lambda: partition.from_flag("./own.py:g"), "unknown partition in")
 
 
 # Data sets
@@ -465,7 +455,9 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
     record = json.loads(Path("run/record.json").read_text())
-    assert len(record["user_files"]) == 3
+    names = ("data.py", "split.py", "nets.py")
+    assert record["user_files"] == {str(Path(name).resolve()): userfiles.file_hash(name) for name in names}
+    assert record["partition"]["sizes"] == [14, 13, 13]
     assert record["config"]["backbone"] == f"{Path('nets.py').resolve()}:tiny"
     assert record["commit"] is None  # of the installed package, not of a checkout
     assert "my_metric" in done.stdout

@@ -33,7 +33,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
     options = (*SMALL, "--checkpoint-every", "3")
     first = start(tmp_path, "run", "./waits.py", *options, "--out", "run")
     assert waiting.one() == first.pid
-    with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process; one at a time"):
+    with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process"):
         runs.resume(tmp_path / "run")
     assert read_record(tmp_path / "run")["status"] == "running"
     first.send_signal(number)

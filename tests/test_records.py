@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 def test_a_finished_run_is_opened_with_all_it_had(finished):
     opened = runs.open_run(finished.path)
     assert opened.record == records.read_record(finished.path)
-    assert (opened.folder, opened.method.name, opened.setup.run.rounds) == (finished.path, "fedavg", 2)
+    assert (opened.setup.method.name, opened.setup.run.rounds) == ("fedavg", 2)
     assert laws.distance(opened.state.params, finished.state.params) == 0
     assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
     assert not hasattr(opened.fed, "trained")
@@ -88,7 +88,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
         with pytest.raises(UserError, match=message):
             runs.open_run(folder)
     file.unlink()
-    with pytest.raises(UserError, match=r"is missing .* \(got no checkpoint"):
+    with pytest.raises(UserError, match=r"\(got no checkpoint"):
         runs.open_run(folder)
 
 

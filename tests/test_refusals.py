@@ -74,6 +74,7 @@ def refused(line, message, folder, monkeypatch):
         # The step after the last round
         (f"fedavg {SMALL} --post cvr", "unknown step after the last round 'cvr'; did you mean 'ccvr'?"),
         (f"local {SMALL} --post ccvr", "--post ccvr needs a global model"),
+        (f"local {SMALL} --drift-every 2", "--drift-every 2 needs a global model"),
         (f"fedavg {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)"),
         # Different networks
         (f"fedavg {SMALL} {MIXED}", "'fedavg' needs one network for all clients"),
@@ -138,7 +139,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("plot nowhere", "nowhere"),
         ("plot .", "no record.json under the folder"),
         ("table fedfm:IIII", "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),
-        ("table fedfm:2", "unknown table 'fedfm:2'; 'fedfm' has fedfm:Fig1, fedfm:III, "),
+        ("table fedfm:2", "'fedfm' has fedfm:Fig1, fedfm:III, "),
         ("table fedfm:III runs", "a paper's table is made alone"),
         ("table runs --rounds 3", "--rounds is for a paper's table (got a table of runs)"),
         ("table --dry-run", "--dry-run is for a paper's table"),

@@ -150,24 +150,11 @@ def test_resume_refuses_what_is_not_the_same_run(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     with pytest.raises(UserError, match="has finished"):
         runs.resume(run.path)
-    for key, value, message in (
-        ("method_hash", "0" * 16, "has changed since"),
-        ("dataset_fingerprint", "0" * 16, "data set is not the one"),
-        ("partition", {**run.record["partition"], "fingerprint": "0"}, "partition is not the one"),
-    ):
-        records.write_record(run.path, {**run.record, "status": "interrupted", key: value})
-        with pytest.raises(UserError, match=message):
-            runs.resume(run.path)
     records.write_record(run.path, {**run.record, "status": "interrupted", "method_hash": "0" * 16})
+    with pytest.raises(UserError, match="has changed since"):
+        runs.resume(run.path)
     again = runs.resume(run.path, changed_method=True)
     assert again.record["method_hash"].startswith("0" * 16 + ", then ")
-
-
-def test_runs_without_a_folder_get_names_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs.time, "strftime", lambda *arguments: "20260101-000000")
-    paths = [str(fedcli.run("fedavg", **{**TINY, "rounds": 1}).path) for _ in "ab"]
-    assert paths == ["runs/20260101-000000-fedavg-digits", "runs/20260101-000000-fedavg-digits-2"]
 
 
 ROUNDS = [
@@ -226,6 +213,14 @@ def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(
     assert {value.dtype for value in run.state.params.values()} == {dtype}
 
 
+def federation(device, parameters=100_000, together=4):
+    """What `machine_settings` looks at."""
+    return SimpleNamespace(
+        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
+        engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("device", "parameters", "together", "threads"),
     [("cpu", 99_999, 1, 1), ("cpu", 100_000, 1, 2), ("cpu", 99_999, 2, 2), ("cuda", 99_999, 1, 2)],
@@ -233,11 +228,7 @@ def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(
 def test_a_small_network_that_trains_alone_on_the_cpu_has_one_thread(
     device, parameters, together, threads, two_threads
 ):
-    fed = SimpleNamespace(
-        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
-        engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
-    )  # fmt: skip
-    with machine_settings(fed):
+    with machine_settings(federation(device, parameters, together)):
         assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == 2
 
@@ -250,15 +241,11 @@ def test_on_cuda_the_operations_that_give_the_same_bits_each_time_are_taken(monk
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
         return torch.are_deterministic_algorithms_enabled(), only_warns, filled
 
-    fed = SimpleNamespace(
-        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=100_000),
-        engine=SimpleNamespace(clients_per_chunk=4), device=torch.device("cuda"),
-    )  # fmt: skip
-    with machine_settings(fed):
+    with machine_settings(federation("cuda")):
         assert settings() == (True, True, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert settings() == (False, False, True)
-    with machine_settings(SimpleNamespace(**{**vars(fed), "device": torch.device("cpu")})):
+    with machine_settings(federation("cpu")):
         assert settings() == (False, False, True)
 
 

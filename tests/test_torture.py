@@ -17,7 +17,7 @@ from fedcli.errors import UserError, printable
 from fedcli.figures import partition, plots
 from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs import run as runs
-from fedcli.runs.config import resolve, without_effect
+from fedcli.runs.config import refuse_without_effect, resolve
 from fedcli.runs.records import read_record, write_record
 from tests.files import from_npz, images
 from tests.programs import Waiting, start
@@ -74,13 +74,11 @@ def test_a_class_without_a_test_image_is_measured_with_the_others(tmp_path):
 
 
 def test_a_protocol_and_a_record_may_tell_options_without_effect():
-    whole = resolve(registry.find_method("fedavg"), {**TINY, "optimizer": "adam", "momentum": 0.5})
-    assert set(without_effect(whole, whole.values())) == {"momentum"}  # the others are at their defaults
-    assert set(without_effect(whole, {**whole.values(), "public_batch_size": 7})) == {"momentum", "public_batch_size"}
+    given = {**TINY, "optimizer": "adam", "momentum": 0.5}
+    refuse_without_effect(resolve(registry.find_method("fedavg"), given, sources={"momentum": "run a"}))
     for table in registry.tables().values():
         for cell in table.cells:
-            setup = resolve(registry.find_method(cell.method), cell.settings, need_data=False)
-            assert not without_effect(setup, cell.settings)
+            refuse_without_effect(resolve(registry.find_method(cell.method), cell.settings, need_data=False))
 
 
 def test_a_batch_larger_than_all_data_is_all_of_them(tmp_path):

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.declarations import Cell, Table
-from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
 from fedcli.results import costs, jobs, plans
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record, write_record
 from fedcli.userfiles import file_hash
+from tests.files import refused
 from tests.test_runs import TINY, Stop, StopAfter
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
@@ -40,14 +40,6 @@ def begun(method="./mine.py", rounds=1, **options):
     """A run that was stopped."""
     with pytest.raises(Stop):
         fedcli.run(method, out="run", protocol="fedfm:digits", progress=StopAfter(rounds), **{**TINY, **options})
-
-
-def refused(function, *parts):
-    with pytest.raises(UserError) as caught:
-        function()
-    for part in parts:
-        assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def malicious(folder="run", **changes):
@@ -133,11 +125,11 @@ def test_a_record_whose_hash_covers_the_files_beside_goes_on_as_long_as_they_are
     old = hashlib.sha256(b"".join(files)).hexdigest()[:16]
     write_record(Path("run"), {**read_record(Path("run")), "method_hash": old, "user_files": {f"{work}/mine.py": old}})
     Path("shapes.py").write_text("NUMBER = 1\n")
-    refused(lambda: runs.resume("run", method="mine.py"), f"was {old}", "imports", "--changed-method")
+    refused(lambda: runs.resume("run", method="mine.py"), f"was {old}", "--changed-method")
     Path("shapes.py").write_text("NUMBER = 0\n")
     again = runs.resume("run", method="mine.py").record
     assert (again["status"], again["method_hash"], again["user_files"]) == ("finished", old, {f"{work}/mine.py": old})
-    assert runs.open_run(Path("run"), ["mine.py"]).method.name == "mine"
+    assert runs.open_run(Path("run"), ["mine.py"]).setup.method.name == "mine"
 
 
 @pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
@@ -152,18 +144,6 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
     assert (record["status"], record["resumed"]) == ("finished", [])
     assert record["method_hash"] == file_hash("mine.py")
     refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with --continue, or choose another")
-
-
-def test_so_does_a_run_of_a_table(work):
-    fixed = Path("mine.py").read_text()
-    given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
-    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "./mine.py", given),), seeds=(0,))
-    Path("mine.py").write_text(fixed.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
-    assert list(jobs.execute(plans.plan(table, Path("runs")), jobs.Watch())) == [
-        plans.plan(table, Path("runs")).runs[0].folder
-    ]
-    Path("mine.py").write_text(fixed)
-    assert jobs.execute(plans.plan(table, Path("runs")), jobs.Watch()) == {}
 
 
 @pytest.mark.parametrize("several", [1, 2])

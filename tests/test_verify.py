@@ -64,7 +64,6 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     number = len(record["rounds"]) + 1
     result = invoke("verify", "a run")
     assert (result.exit_code, last_line(result)) == (0, f"same bits until both diverge in round {number}")
-    assert len([*Path("runs").iterdir()]) == 1
     assert compare(record, {**record, "error": "NonFiniteLoss: later"}) == (
         f"another end: NonFiniteLoss: later; was: {record['error']}", False
     )  # fmt: skip
@@ -98,7 +97,7 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert f"threads {threads + 1} · " in line
     assert f" · from round 2 on device cpu, name {record['moved'][0]['hardware']['name']}, " in line
     assert compare(record, changed(record, accuracy=0.01))[0] == (
-        "same within 1.00 points of accuracy (other hardware in round 2; machine in round 2)"
+        "same within 1.00 points of accuracy (other hardware in round 2, machine in round 2)"
     )
     assert paces(read_runs([Path()]), {"digits"}) == []
     del record["moved"]
@@ -113,26 +112,39 @@ def changed(record, *, accuracy=0.0, **parts):
     return {**record, "rounds": rounds, **parts}
 
 
-def test_what_differs_is_told():
-    record = fedcli.run("fedavg", out="run", **{**TINY, "rounds": 2}).record
-    machine = {name: value for name, value in record["machine"].items() if name != "denormals"}
-    other = {
-        "versions": {**record["versions"], "torch": "0"},
-        "machine": machine,
-        "summary": {**record["summary"], "params_sha256": "0"},
-    }
-    assert compare(record, record) == ("same bits", True)
-    assert compare(record, changed(record, accuracy=0.01, **other)) == (
-        "same within 1.00 points of accuracy (other machine: denormals; versions: torch)", True
-    )  # fmt: skip
-    assert compare(record, changed(record, accuracy=0.03, **other)) == (
-        "another curve: by 3.00 points of accuracy in round 1 (other machine: denormals; versions: torch)", False
-    )  # fmt: skip
-    text, same = compare(record, changed(record, accuracy=0.01))
-    assert (text.endswith("the curve by 1.00 points of accuracy in round 1"), same) == (True, False)
-    text, same = compare(record, {**record, "partition": {**record["partition"], "fingerprint": "0"}})
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The record of a run."""
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("whole") / "run", **{**TINY, "rounds": 2}).record
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "params", "versions", "text", "is_same"),
+    [
+        (0, "", "", "same bits", True),
+        (0.01, "0", "0", "same within 1.00 points of accuracy (other versions)", True),
+        (0.03, "0", "0", "another curve: by 3.00 points of accuracy in round 1 (other versions)", False),
+        (
+            0.01,
+            "",
+            "",
+            "another result on the same machine and version: the curve by 1.00 points of accuracy in round 1",
+            False,
+        ),
+        (0, "0", "", "another result on the same machine and version: the parameters, and not the curve", False),
+    ],
+)
+def test_what_differs_is_told(accuracy, params, versions, text, is_same, whole):
+    other = {"versions": versions} if versions else {}
+    if params:
+        other["summary"] = {**whole["summary"], "params_sha256": params}
+    assert compare(whole, changed(whole, accuracy=accuracy, **other)) == (text, is_same)
+
+
+def test_another_partition_and_fewer_rounds_are_told(whole):
+    text, same = compare(whole, {**whole, "partition": {**whole["partition"], "fingerprint": "0"}})
     assert (text.startswith("another partition: fingerprint 0, was"), same) == (True, False)
-    assert not compare(record, {**record, "rounds": record["rounds"][:1]})[1]
+    assert not compare(whole, {**whole, "rounds": whole["rounds"][:1]})[1]
 
 
 def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on():
@@ -140,7 +152,6 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
     record = fedcli.run("fedproc", out="run", **{**TINY, "rounds": 3}).record
     result = invoke("verify", "run", "--rounds", 2, "--out", "again")
     assert (result.exit_code, last_line(result)) == (0, "same to the last digit in the first 2 of 3 rounds")
-    assert ("2/2" in result.stdout, "2/3" in result.stdout) == (True, False)
     part = read_record(Path("again"))
     assert (part["status"], len(part["rounds"]), part["config"]["rounds"]) == ("interrupted", 2, 3)
     assert compare(record, resume("again").record) == ("same bits", True)
@@ -167,12 +178,11 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
 
 def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused():
     fedcli.run("fedavg", out="run", **{**TINY, "rounds": 3, "eval_every": 2})
-    for rounds, text in ((0, "from 1 to the 3 that the run has (got 0)"), (4, "(got 4)"), (1, "give 2 or more")):
+    for rounds in (0, 1, 4):
         result = invoke("verify", "run", "--rounds", rounds, "--out", "again")
         assert result.exit_code == 2
-        assert text in result.stderr
+        assert f"from 2, the first that was tested, to 3 (got {rounds})" in result.stderr
     assert not Path("again").exists()
-    assert invoke("verify", "run", "--rounds", 2).exit_code == 0
 
 
 @pytest.mark.parametrize("place", ["here", "in a place; with 'quotes'"])

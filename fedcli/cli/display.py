@@ -25,7 +25,7 @@ from fedcli.figures.notebook import Standing
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.signals import exit_code
-from fedcli.runs.trust import user_files
+from fedcli.userfiles import user_files
 
 if TYPE_CHECKING:
     from fedcli.results.costs import Cost

@@ -20,8 +20,9 @@ from PIL import Image
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import methods
-from fedcli.results.tables import SeedGroup, agreed, smaller_than_protocol
-from fedcli.runs.records import is_packaged
+from fedcli.results.tables import SeedGroup, agreed
+from fedcli.runs.config import describe_reductions
+from fedcli.runs.records import is_packaged, reductions_of
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -116,8 +117,8 @@ def title_words(records: Sequence[dict], *more: str) -> str:
     shared = agreed(records)
     words = {"dataset": dataset_words, "partition": partition_words}
     title = ", ".join([*(word(shared[key]) for key, word in words.items() if key in shared), *more])
-    smaller = " or ".join(sorted(smaller_than_protocol(records)))
-    return f"{title}; reduced: {smaller}" if smaller else title
+    smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
+    return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title
 
 
 def write_title(figure: Figure, title: str) -> None:

@@ -128,7 +128,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
     """
     run = open_run(folder, files)
-    fed, method = run.fed, run.method
+    fed, method = run.fed, run.setup.method
     clients = [None] if method.personal is None else range(fed.num_clients)
     if client not in clients:
         allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
@@ -208,9 +208,11 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
     run = open_run(folder, files, drift_every=1)
     fed, cohort = run.fed, run.fed.cohort(len(run.record["rounds"]))
     with machine_settings(fed):
-        run.method.run_round(run.state, cohort, fed, run.setup.options)
+        run.setup.method.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:
-            raise UserError(f"the clients of '{run.method.name}' send no whole model (got {folder}); leave it out.")
+            raise UserError(
+                f"the clients of '{run.setup.method.name}' send no whole model (got {folder}); leave it out."
+            )
         return client_points(fed, cohort)
 
 
@@ -264,11 +266,11 @@ def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list
     measured = []
     for folder in folders:
         run = open_run(folder, files)
-        if run.method.personal is None:
-            raise UserError(f"'{run.method.name}' has no personal models (got {folder}); leave the run out.")
+        if run.setup.method.personal is None:
+            raise UserError(f"'{run.setup.method.name}' has no personal models (got {folder}); leave the run out.")
         public = lent if run.fed.public_images is None else public_sample(run.fed)
         with machine_settings(run.fed):
-            matrices = correlations(run.fed, run.method, run.state, public)
+            matrices = correlations(run.fed, run.setup.method, run.state, public)
         measured.append({name: matrix.tolist() for name, matrix in matrices.items()})
     for folder, matrices in zip(folders, measured, strict=True):
         with locked(folder):

@@ -18,18 +18,18 @@ from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_method, find_protocol, protocols
 from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.config import RunConfig, Setup, refuse_without_effect, resolve
+from fedcli.runs.config import RunConfig, Setup, resolve
 from fedcli.runs.experiment import combinations, place
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
-from fedcli.runs.run import begun, check_seeds, new_folder, read_tuned
+from fedcli.runs.run import begun, check_seeds, new_folder
+from fedcli.runs.run import plan as plan_runs
 from fedcli.runs.settings import Settings, draft, key, settings, settings_text
 from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
 LIMITS = {"rounds": "rounds", "local_epochs": "local epochs", "train_examples": "training images"}
-AUTO = ("checkpoint_every", "auto")  # the word for what is done where nothing is given
 
 
 @dataclass(frozen=True)
@@ -375,32 +375,24 @@ def plan_grid(
     """
     if len(set(names)) < len(names):
         raise UserError(f"a method is named twice (got {','.join(names)}); name each once.")
-    if seeds is not None and "seed" in given:
-        raise UserError(f"--seed {given['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
-    given = {name: value for name, value in given.items() if value is not None and (name, value) != AUTO}
+    given = {name: value for name, value in given.items() if value is not None}
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
-    each = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
     cases = []
-    for name, values, seed in itertools.product(names, combinations(grid), each):
-        method, options = find_method(name), {**given, **values, **seed}
-        chosen = {} if tuned is None else read_tuned(tuned, method)[0]
-        setup = resolve(method, {**chosen, **options})
-        refuse_without_effect(setup, options)
-        several = [
-            method.name if len(names) > 1 else "",
-            place(values),
-            *(f"seed-{number}" for number in seed.values()),
-        ]
-        label = ", ".join(filter(None, (method.name if len(names) > 1 or not values else "", settings_text(values))))
-        cases.append((label, name, options, setup, Path(*filter(None, several))))
-    folder = new_folder(cases[0][3]) if out is None else Path(out)
-    runs = []
-    for label, name, options, setup, where in cases:
-        record = begun(setup, folder / where, bool(continue_))
+    for method, values in itertools.product(names, combinations(grid)):
+        setups, ends = plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values})
+        cases += [(method, values, setup, end) for setup, end in zip(setups, ends, strict=True)]
+    folder = Path(out or new_folder(cases[0][2]))
+    planned = []
+    for method, values, setup, end in cases:
+        parts = [setup.method.name] * (len(names) > 1) + [place(values)] * bool(values)
+        where = folder.joinpath(*parts, end)
+        record = begun(setup, where, bool(continue_))
         if record is None:
             load_data(setup)  # which refuses what cannot run
-        options["tuned"] = None if tuned is None else str(tuned)
-        runs.append(PlannedRun(label, name, options, setup, folder / where, record))
-    return Plan(folder, tuple(runs))
+        seed = {} if seeds is None else {"seed": setup.run.seed}
+        launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
+        label = ", ".join([setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values))
+        planned.append(PlannedRun(label, method, launched, setup, where, record))
+    return Plan(folder, tuple(planned))

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from fedcli.declarations import (
     describe_need,
     flag_of,
     is_idle,
-    method_options,
     option,
 )
 from fedcli.errors import UserError, unknown
@@ -28,7 +28,6 @@ from fedcli.registry import default_protocol, find_post, find_protocol, posts, s
 from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
-PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class RunConfig:
     )
     public_dataset: str | None = option(None, "Unlabelled images for the methods that need them: a data set's name")
     public_examples: int | None = option(None, "Use so many of the public images; all where not given", low=1)
-    public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
@@ -56,86 +54,51 @@ class RunConfig:
     cohort_size: int | None = option(None, "Clients that take part in a round; all where not given", symbol="K", low=1)
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
     post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list' shows all")
+    validation: float = option(
+        0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
+    )
+    local_test: float = option(
+        0.0, "Share of all of a client's images that it is tested on", low=0, high=1, open_high=True, off=0
+    )
+    train_examples: int | None = option(None, "Use a stratified part of the training images", low=1)
     local_epochs: int = option(1, "Passes over a client's data in a round", symbol="E", low=1)
     batch_size: int = option(64, "Samples in a minibatch", symbol="B", low=1)
+    public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     drop_last: bool = option(False, "Leave out the last batch of an epoch where it is not full")
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
     lr_schedule: str = option(
-        "constant",
-        "Learning rate over the rounds, beside its decay: linear goes down to a tenth of it",
-        choices=("constant", "linear"),
+        "constant", "Learning rate beside its decay: linear goes down to a tenth of it", choices=("constant", "linear")
     )
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
-    validation: float = option(
-        0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
-    )
-    local_test: float = option(
-        0.0,
-        "Share of each client's examples that is its own test part, for protocols that test on it; the official "
-        "training and test images are then divided together",
-        low=0,
-        high=1,
-        open_high=True,
-        off=0,
-    )
-    train_examples: int | None = option(
-        None, "Use a stratified part of the training images; the record is labelled reduced", low=1
-    )
     backbone: str | None = option(
-        None,
-        "Network, or ./file.py:NAME; the protocol names one for each of its data sets. Several, divided by commas, are "
-        "dealt to the clients in turn, for the methods that allow it",
+        None, "Network, or ./file.py:NAME; several, divided by commas, are dealt to the clients in turn"
     )
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
-    precision: str = option("float32", "Arithmetic of training", choices=PRECISIONS)
+    precision: str = option("float32", "Arithmetic of training", choices=("float32", "float64", "tf32", "bf16"))
     clients_per_chunk: str = option(
         "auto",
-        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as "
-        "branches of one; auto is 1 on a CPU and tried out on CUDA",
+        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as branches of "
+        "one; auto is 1 on a CPU and tried out on CUDA",
     )
     state_memory: str | None = option(
-        None,
-        "Keep what clients remember in memory up to this size, as 256M or 4G, what the round's clients have in hand "
-        "counted, and the rest in files of the run's folder; a quarter of the machine's memory where not given",
+        None, "Memory for what clients remember, as 256M or 4G, the rest in files; else a quarter of the machine's"
     )
     eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
     drift_every: int = option(
-        0,
-        "Measure after every so many rounds, and after the last, how far the clients' models have drifted apart",
-        low=0,
-        off=0,
+        0, "Measure the drift of the clients' models after every so many rounds, and after the last", low=0, off=0
     )
     checkpoint_every: int | None = option(
-        None,
-        "Write a checkpoint after every so many rounds, and after the last; auto, the default, so often that it takes "
-        "5 % of the time at most, and at least every ten minutes",
-        low=1,
+        None, "Write a checkpoint after every so many rounds, and after the last; auto, the default, decides", low=1
     )
-    keep_states: bool = option(
-        False,
-        "Keep all that clients remember after the last round; else their own models are kept, and of the rest what the "
-        "clients of a next round have, for 'plot --kind clients'",
-    )
+    keep_states: bool = option(False, "Keep all that clients remember after the last round, and not a part of it")
 
 
-PANELS = {
-    "Federation": (
-        "protocol", "dataset", "public_dataset", "public_examples", "partition", "partition_seed", "num_clients",
-        "cohort_size", "rounds", "post", "validation", "local_test", "train_examples",
-    ),
-    "Local training": (
-        "local_epochs", "batch_size", "public_batch_size", "drop_last", "optimizer", "lr", "lr_decay", "lr_schedule",
-        "momentum", "weight_decay", "backbone",
-    ),
-    "Machine": ("seed", "device", "precision", "clients_per_chunk", "state_memory"),
-    "Output": ("eval_every", "drift_every", "checkpoint_every", "keep_states"),
-}  # fmt: skip
-
-
+# The panels of `fedcli run METHOD --help`, by the first option of each.
+PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
 EXPERIMENT = (
@@ -170,10 +133,7 @@ GREEK = {
 def meant_option(word: str, fields: Mapping[str, dataclasses.Field], others: Iterable[str] = EXPERIMENT) -> str | None:
     """The option that somebody means who calls it by another toolkit's word or by its symbol; None for none.
 
-    Args:
-        word: What was typed, with or without dashes.
-        fields: The options there are, by name; of several with the symbol the last is meant.
-        others: Names of options that have no field.
+    It is one of the `fields`, of several with the symbol the last, or of `others`, options that have no field.
     """
     word = word.lstrip("-").replace("-", "_")
     symbols = {word, GREEK.get(word.lower())}
@@ -194,49 +154,41 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
         name: What was given.
         method: The method.
         chosen: What `--post` says.
-        where: What it stands in, for example "'exp.toml'"; empty for the command line and for Python.
+        where: What it stands in, for example " in 'exp.toml'"; empty for the command line and for Python.
     """
-    fields = recorded_fields(method, chosen)
-    remedy = f"'fedcli run {method.name} --help' shows all."
-    kind = f"option of '{method.name}'" + (f" in {where}" if where else "")
-    if guess := meant_option(name, fields):
-        return UserError(f"unknown {kind}: {flag_of(name)}; did you mean {flag_of(guess)}? {remedy}")
-    return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy)
+    fields, remedy = recorded_fields(method, chosen), f"'fedcli run {method.name} --help' shows all."
+    kind = f"option of '{method.name}'{where}"
+    for step in posts(method, chosen).values():
+        if name in _fields(step.config):
+            got = f"--post {chosen}" if chosen else "no --post"
+            return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
+    guess = meant_option(name, fields)
+    return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy, flag_of(guess) if guess else "")
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
     """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
 
-    Args:
-        method: The method.
-        chosen: What `--post` says, which may be a step of the user's own.
-
-    Raises:
-        UserError: If the method declares an option that every method has, or one beside choices that there are not.
+    Of these is what `--post` has `chosen`, which may be the user's own. A method whose options have names of those that
+    every method has, or whose `only_with` names no choice of another, is refused.
     """
-    options, run_options = _fields(method.config), _fields(RunConfig)
+    options, run_options, title = _fields(method.config), _fields(RunConfig), ""
+    steps = {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
+    taken = {*run_options, *_NOT_FIELDS}.union(*steps.values())
     for name, field in options.items():
-        if name in run_options or name in _NOT_FIELDS or name in _post_options(method):
-            raise UserError(
-                f"the option '{name}' of '{method.name}' is one that every method has; rename it in {method.file}."
-            )
+        if name in taken:
+            raise UserError(f"the option '{name}' of '{method.name}' is every method's; rename it in {method.file}.")
         for other, needed in field.metadata["only_with"].items():
             choices = options[other].metadata["choices"] if other in options else ()
             if not set(needed) <= set(choices):
-                raise UserError(
-                    f"the option '{name}' of '{method.name}' is for {flag_of(other)} {' or '.join(needed)}, which is "
-                    f"no choice of the method (got {', '.join(choices) or 'none'}); correct 'only_with' in "
-                    f"{method.file}."
-                )
+                raise UserError(f"'{name}' is only with {needed}, which is no choice; correct {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
-        panels |= {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
-    return panels | {title: {name: run_options[name] for name in names} for title, names in PANELS.items()}
-
-
-def _post_options(method: Method, chosen: str | None = None) -> dict[str, Post]:
-    """The steps after the last round by the names of their options."""
-    return {name: post for post in posts(method, chosen).values() for name in _fields(post.config)}
+        panels |= steps
+    for name, field in run_options.items():
+        title = PANELS.get(name, title)
+        panels.setdefault(title, {})[name] = field
+    return panels
 
 
 def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
@@ -251,12 +203,14 @@ def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    chosen = config.get("post")
-    steps, values = _post_options(method, chosen), dict(config)
-    for name, field in recorded_fields(method, chosen).items():
-        if name in config or name not in steps or chosen in (steps[name].name, name):
-            values[name] = recorded_value(config, field)
+    fields = _fields(RunConfig, *(part.config for part in _parts(method, config)))
+    values = {**config, **{name: recorded_value(config, field) for name, field in fields.items()}}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _parts(method: Method, values: Mapping[str, Any]) -> list[Method | Post]:
+    """What a run with these options is made of: its method, and its step after the last round if it has one."""
+    return [method] if values.get("post") is None else [method, find_post(values["post"], method)]
 
 
 # What a run can have less of than its protocol says, and the word for it.
@@ -267,17 +221,13 @@ SIZES = {
 
 
 def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
-    """What is smaller in a run than its protocol says; empty for a run at full size.
-
-    Args:
-        config: All options of the run.
-        protocol: Its protocol.
+    """What is smaller in a run with these options than its protocol says; empty for a run at full size.
 
     Returns:
         For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
         all images where their number is not known.
     """
-    full, _ = _merge(_run_layers(protocol, config["dataset"]))
+    full, _ = _merge(protocol, config["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
     full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
@@ -348,13 +298,20 @@ def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[
     return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(others)}
 
 
-def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True) -> Setup:
+def resolve(
+    method: Method,
+    given: Mapping[str, Any],
+    *,
+    sources: Mapping[str, str] = MappingProxyType({}),
+    need_data: bool = True,
+) -> Setup:
     """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
 
     Args:
         method: The method.
         given: Options by field name, the run's, the method's and those of the step after it, as far as they were
             given and are not None.
+        sources: Where those come from that were not typed, for `Setup.origin`.
         need_data: Whether the data set must be on this machine; a plan of runs needs none.
 
     Raises:
@@ -362,52 +319,63 @@ def resolve(method: Method, given: Mapping[str, Any], *, need_data: bool = True)
     """
     option_panels(method)  # refuses clashes of names
     given = {name: _spelt(name, value, method) if isinstance(value, str) else value for name, value in given.items()}
-    run_fields, after = _fields(RunConfig), _post_options(method, given.get("post"))
-    run_given = {name: value for name, value in given.items() if name in run_fields}
-    post_given = {name: value for name, value in given.items() if name in after}
-    method_given = {name: value for name, value in given.items() if name not in (*run_given, *post_given)}
-    for name in method_given:
-        if name not in _fields(method.config):
-            raise unknown_option(name, method, run_given.get("post"))
-    for name, value in run_given.items():
-        check_value(run_fields[name], value)
-    method_options(method, method_given)
-
-    dataset = run_given.get("dataset") or _default_dataset(run_given.get("protocol"), method)
+    _check_values(given, recorded_fields(method, given.get("post")), method)
+    protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
+    dataset = given.get("dataset") or _default_dataset(method, protocol)
     if need_data:
         datasets.available(dataset)
-    if "protocol" in run_given:
-        protocol = find_protocol(run_given["protocol"], method)
-    else:
-        protocol = default_protocol(method, dataset)
-
-    values, origin = _merge([*_run_layers(protocol, dataset), ("command line", run_given)])
-    options, option_origin = _method_values(method, protocol, dataset, method_given)
+    protocol = protocol or default_protocol(method, dataset)
+    parts = _parts(method, {**protocol.settings, **given})
+    values, origin = _merge(protocol, dataset, given, *parts)
+    origin |= {name: sources[name] for name in given if name in sources}
+    kinds = RunConfig, *(part.config for part in parts)
+    _check_values(values, _fields(*kinds), method)
     if values["partition_seed"] is None:
         values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
     if values["cohort_size"] is None:
         values["cohort_size"], origin["cohort_size"] = values["num_clients"], "num_clients"
-    if not method.uses_public_data and "public_dataset" not in run_given:
+    if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
-    run = RunConfig(**values)
+    run, *configs = (kind(**{name: values[name] for name in _fields(kind)}) for kind in kinds)
     _refuse(run, method, protocol)
-
-    post, post_options = None if run.post is None else find_post(run.post, method), None
-    for name in post_given:
-        if after[name] is not post:
-            chosen = "no --post" if post is None else f"--post {post.name}"
-            raise UserError(f"{flag_of(name)} is for --post {after[name].name} (got {chosen}); give both or neither.")
-    if post is not None:
-        post_options, post_origin = _method_values(post, protocol, dataset, post_given)
-        origin |= post_origin
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
-    parts, device, setting = partition.from_flag(run.partition), find_device(run.device), protocol.datasets.get(dataset)
-    origin |= option_origin
-    return Setup(method, options, run, protocol, setting, parts, selection, device, origin, post, post_options)
+    return Setup(
+        method, configs[0], run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition),
+        selection, find_device(run.device), origin, *parts[1:], *configs[1:],  # the step after it, if there is one
+    )  # fmt: skip
+
+
+def _merge(
+    protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""
+    fields = _fields(RunConfig, *(part.config for part in parts))
+    values = {name: field.default for name, field in fields.items()}
+    values |= {"protocol": protocol.name, "dataset": dataset}
+    origin = dict.fromkeys(values, "default")
+    layers = [(f"protocol {protocol.name}", protocol, {})]
+    setting = protocol.datasets.get(dataset)
+    if setting is not None:
+        layers.append((f"protocol {protocol.name}, {dataset}", setting, {"backbone": setting.backbone}))
+    for source, layer, options in layers:
+        options |= layer.settings
+        for part in parts:
+            options |= layer.method_options.get(part.name, {})
+        values |= options
+        origin |= dict.fromkeys(options, source)
+    return {**values, **given}, {**origin, **dict.fromkeys(given, "command line")}
+
+
+def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field], method: Method) -> None:
+    """Refuses options that are not among these fields, and values that they do not take."""
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_option(name, method, values.get("post"))
+        check_value(fields[name], value)
 
 
 def _spelt(name: str, value: str, method: Method) -> str:
@@ -432,138 +400,77 @@ def _spelt(name: str, value: str, method: Method) -> str:
 
 def built_in(method: Method) -> tuple[str, str] | None:
     """A built-in data set that the method's paper has a protocol for, and that protocol's name; None without one."""
-    for dataset in datasets.BUILT_IN:
-        protocol = default_protocol(method, dataset)
-        if dataset in protocol.datasets:
-            return dataset, protocol.name
+    if method.default_protocol or getattr(method.module, "PROTOCOLS", ()):
+        for dataset in datasets.BUILT_IN:
+            protocol = default_protocol(method, dataset)
+            if dataset in protocol.datasets:
+                return dataset, protocol.name
     return None
 
 
-def _default_dataset(protocol: str | None, method: Method) -> str:
+def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     """The data set where none is given: the only one of a named protocol, or a built-in one."""
-    if protocol is not None:
-        names = list(find_protocol(protocol, method).datasets)
-        return names[0] if len(names) == 1 else DEFAULT_DATASET
-    has_protocol = method.default_protocol or getattr(method.module, "PROTOCOLS", ())
-    pair = built_in(method) if has_protocol else None
+    if protocol is not None and len(protocol.datasets) == 1:
+        return next(iter(protocol.datasets))
+    pair = built_in(method) if protocol is None else None
     return DEFAULT_DATASET if pair is None else pair[0]
 
 
-Layers = list[tuple[str, Mapping[str, Any]]]  # options, and where they come from; the later override the earlier
-
-
-def _merge(layers: Layers) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of options, and where each comes from."""
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for name, layer in layers:
-        values.update(layer)
-        origin.update(dict.fromkeys(layer, name))
-    return values, origin
-
-
-def _run_layers(protocol: Protocol, dataset: str) -> Layers:
-    """The options of a run but for those that are given."""
-    defaults = {name: field.default for name, field in _fields(RunConfig).items()}
-    layers = [("default", defaults), (f"protocol {protocol.name}", protocol.settings)]
-    setting = protocol.datasets.get(dataset)
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", {"backbone": setting.backbone, **setting.settings}))
-    return [*layers, ("default", {"protocol": protocol.name, "dataset": dataset})]
-
-
-def _method_values(
-    method: Method | Post, protocol: Protocol, dataset: str, given: Mapping[str, Any]
-) -> tuple[Any, dict[str, str]]:
-    """The options of a method, or of a step after the last round, and where each comes from."""
-    layers = [(f"protocol {protocol.name}", protocol.method_options.get(method.name, {}))]
-    setting = protocol.datasets.get(dataset)
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", setting.method_options.get(method.name, {})))
-    values, origin = _merge([*layers, ("command line", given)])
-    return method_options(method, values), {**dict.fromkeys(_fields(method.config), "default"), **origin}
-
-
-def without_effect(setup: Setup, given: Mapping[str, Any]) -> dict[str, str]:
-    """The options among those given that change nothing in a run, each with the reason."""
-    reasons = {}
-    if not setup.method.uses_public_data:
-        for name in ("public_examples", "public_batch_size"):
-            reasons[name] = f"is for methods that use public images (got '{setup.method.name}')"
-    values, fields = {**vars(setup.run), **vars(setup.options)}, _fields(RunConfig, setup.method.config)
-    for name, field in fields.items():
-        if is_idle(field.metadata, values):
-            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
-            reasons[name] = f"is for {describe_need(field.metadata)} (got {others})"
-    return {name: reason for name, reason in reasons.items() if given.get(name) not in (None, fields[name].default)}
-
-
-def refuse_without_effect(setup: Setup, given: Mapping[str, Any]) -> None:
+def refuse_without_effect(setup: Setup) -> None:
     """Refuses what a user types in vain; a protocol, a record and a file of options, made for many runs, may have it.
 
     Raises:
-        UserError: For the first option of `without_effect`.
+        UserError: For the first such option that comes from the command line.
     """
-    for name, reason in without_effect(setup, given).items():
-        raise UserError(f"{flag_of(name)} {reason}; leave it out.")
+    values = setup.values()
+    for name, field in _fields(RunConfig, setup.method.config).items():
+        if setup.origin[name] != "command line" or values[name] == field.default:
+            continue
+        if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
+            raise UserError(f"{flag_of(name)} is for methods that use public images (got '{setup.method.name}').")
+        if is_idle(field.metadata, values):
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
+            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
 
 
 def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses combinations that cannot run."""
-    if run.cohort_size > run.num_clients:
-        raise UserError(
-            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; "
-            f"use {run.num_clients} or fewer."
-        )
-    if run.backbone is None:
-        raise UserError(
-            f"the protocol {run.protocol} names no network for '{run.dataset}' (got no --backbone); "
-            f"choose one with --backbone, e.g. {next(iter(backbones.BACKBONES))}; 'fedcli list' shows all."
-        )
-    networks = run.backbone.split(",")
+    networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
         backbones.find(name)
-    if len(set(networks)) > 1 and not method.mixed_networks:
-        raise UserError(
-            f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
-        )
-    if (protocol.evaluation == "clients") != (run.local_test > 0):
-        needs, remedy = "has no such parts", "leave the option out"
-        if protocol.evaluation == "clients":
-            needs, remedy = "tests on the clients' own parts", "choose a share above 0"
-        raise UserError(f"the protocol {protocol.name} {needs} (got --local-test {run.local_test:g}); {remedy}.")
-    if run.public_dataset is not None and not method.uses_public_data:
-        raise UserError(
-            f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave the option out."
-        )
-    if run.public_dataset is None and method.uses_public_data:
-        raise UserError(
-            f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set, "
-            f"'fedcli data list' shows all."
-        )
     parse_chunk(run.clients_per_chunk, 1)
     if run.state_memory is not None:
         parse_size(run.state_memory)
-    if method.personal is not None or len(set(networks)) > 1:
-        for flag, value in (("--post", run.post), ("--drift-every", run.drift_every)):
-            if value:
-                raise UserError(
-                    f"{flag} {value} needs a global model of one network (got '{method.name}' with {run.backbone}); "
-                    "leave it out."
-                )
-    if run.drift_every and protocol.evaluation == "clients":
-        raise UserError(
-            f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
-            f"none); leave it out."
-        )
+    mixed, on_clients = len(networks) > 1, protocol.evaluation == "clients"
+    public, drift, paper = run.public_dataset, f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
+    no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
+    has_model = method.personal is None and not mixed
+    faults = {
+        f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer":
+            run.cohort_size > run.num_clients,
+        f"{paper} names no network for '{run.dataset}' (got no --backbone); choose one, e.g. cnn-small; 'fedcli list' "
+        "shows all": not networks,
+        f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
+            mixed and not method.mixed_networks,
+        f"{paper} tests on the clients' own parts (got --local-test 0); choose a share above 0":
+            on_clients and not run.local_test,
+        f"{paper} has no such parts (got --local-test {run.local_test:g}); leave it out":
+            run.local_test and not on_clients,
+        f"'{method.name}' uses no public images (got --public-dataset {public}); leave the option out":
+            public and not method.uses_public_data,
+        f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set; 'fedcli data "
+        "list' shows all": method.uses_public_data and not public,
+        f"--post {run.post} {no_model}": run.post and not has_model,
+        f"{drift} {no_model}": run.drift_every and not has_model,
+        f"{drift} needs common test images (got {paper}, which has none); leave it out": run.drift_every and on_clients,
+    }  # fmt: skip
+    for text, is_wrong in faults.items():
+        if is_wrong:
+            raise UserError(f"{text}.")
 
 
 def parse_size(text: str) -> int:
-    """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024.
-
-    Raises:
-        UserError: If it is none.
-    """
+    """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple("KMGT") else (text, "")
     if not number.isdecimal():
         raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
@@ -571,19 +478,12 @@ def parse_size(text: str) -> int:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; auto is CUDA where there is one.
-
-    Raises:
-        UserError: If the name is not one or the device is not there.
-    """
+    """The device of that name; auto is CUDA where there is one. One that is not there is refused."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,9})?", name):
         raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
-        raise UserError(
-            f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA devices); "
-            f"use --device cpu or a PyTorch built for CUDA."
-        )
+        raise UserError(f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA); use cpu.")
     return torch.device(name)

@@ -19,11 +19,9 @@ AT_ONCE = 100  # images in a forward pass of all clients together
 
 
 class Recording(Strict):
-    """A federation that remembers the models of its round: what the clients were sent, and what they sent back.
+    """A federation that remembers the models of its round: what the clients were sent first, and what they sent back.
 
-    Attributes:
-        received: Parameters of the model that the clients were sent first; None where they were sent none.
-        trained: The clients that sent their whole models, stacked; None where they sent none.
+    The clients that sent their whole models are stacked; None stands for no model.
     """
 
     def start_round(self) -> None:
@@ -44,15 +42,9 @@ class Recording(Strict):
 
 
 def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
-    """How far apart the models are that the round's clients have sent.
+    """How far apart the models are that the round's clients have sent, after the round, by the next two functions.
 
-    Args:
-        fed: The federation, after the round.
-        cohort: The round's clients.
-
-    Returns:
-        `feature_distance` and `classifier_similarity`, see the functions of these names; None for a single client, and
-        in a round in which no whole model is sent, or for the second none received.
+    None for a single client, and in a round in which no whole model is sent, or for the second none received.
     """
     values = {"feature_distance": None, "classifier_similarity": None}
     if fed.trained is not None:
@@ -78,10 +70,7 @@ def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
 
 
 def feature_distance(features: Tensor) -> float | None:
-    """Mean Euclidean distance between two clients' features `[K, n, D]` of one image, over images and pairs of clients.
-
-    None for a single client.
-    """
+    """Mean Euclidean distance of two clients' features `[K, n, D]` of an image, over images and pairs; None without."""
     by_image = features.double().transpose(0, 1)  # [n, K, D]
     distances = torch.cdist(by_image, by_image, compute_mode="donot_use_mm_for_euclid_dist")  # [n, K, K]
     pairs = torch.ones_like(distances[0], dtype=torch.bool).triu(1)  # each pair of two clients once
@@ -91,12 +80,8 @@ def feature_distance(features: Tensor) -> float | None:
 def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
     """Mean cosine between two clients' updates of a class's weights, over classes and pairs of clients.
 
-    Args:
-        trained: `[K, C, D]`, the classifiers' weights after local training.
-        received: `[C, D]`, before.
-
-    Returns:
-        None where no two clients have moved the weights of a class.
+    Of the weights `[K, C, D]` after local training and `[C, D]` before; None where no two clients have moved those of a
+    class.
     """
     updates = (trained - received).double().transpose(0, 1)  # [C, K, D]
     lengths = updates.norm(dim=-1)  # [C, K]

@@ -24,15 +24,14 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     Raises:
         UserError: If a value is of the wrong type or out of range, or one stands there twice.
     """
-    types, values = _types(field), []
+    values = []
     for part in map(str.strip, text.split(",")):
         value: Any = spelt(part, field.metadata["choices"])
-        if bool in types:
+        if bool in _types(field):
             value = {"true": True, "false": False}.get(part.lower(), part)
         for kind in (float, int):  # a whole number is an int where both are allowed
-            if kind in types:
-                with suppress(ValueError):
-                    value = kind(part)
+            with suppress(ValueError):
+                value = kind(part) if kind in _types(field) else value
         check_value(field, value)
         values.append(value)
     if len(set(values)) < len(values):
@@ -61,10 +60,10 @@ def place(values: Mapping[str, Any]) -> str:
 
 
 def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
-    """Method and options of a file for `--config`, by field name; their values are checked later.
+    """Method and options of a TOML file for `--config`, by field name; their values are checked later.
 
-    It is a TOML file whose keys are options as they are typed, with dashes or underscores, beside `method`, which is
-    None where there is none; a list stands for several values.
+    Its keys are options as they are typed, with dashes or underscores, beside `method`, which is None where there is
+    none; a list stands for several values.
 
     Raises:
         UserError: If it cannot be read.
@@ -72,17 +71,8 @@ def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"--config {path} cannot be read ({error}); give a TOML file, with lines as lr = 0.1."
-        ) from error
-    options: dict[str, Any] = {}
-    for key, value in table.items():
-        name = "continue_" if key == "continue" else key.replace("-", "_")
-        if name in options:
-            raise UserError(f"the option '{key}' stands twice in '{path}' (with a dash and an underscore); keep one.")
-        if isinstance(value, dict):
-            raise UserError(f"'{path}' has a table [{key}]; options stand alone, with lines as lr = 0.1.")
-        options[name] = value
+        raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, as of lr = 0.1.") from error
+    options = {"continue_" if key == "continue" else key.replace("-", "_"): value for key, value in table.items()}
     method = options.pop("method", None)
     if method is not None and not isinstance(method, str):
         raise UserError(f"the method in '{path}' must be a text (got {method!r}); write method = \"fedavg\".")
@@ -97,11 +87,8 @@ def recorded_method(path: str | Path) -> str:
     """
     record = read_record(Path(path))
     if not is_packaged(record):
-        source = record["method_source"]
-        raise UserError(
-            f"the record '{path}' has code of yours in '{source}', which is run only if you name it; write 'fedcli run "
-            f"{source} --from {path}'."
-        )
+        again = f"'fedcli run {record['method_source']} --from {path}'"
+        raise UserError(f"the method of '{path}' is a file of yours, which is run only if you name it; write {again}.")
     return record["method"]
 
 
@@ -110,12 +97,12 @@ def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
     A list in a file becomes a tuple, whose values make a grid. Of a record's options those are taken that the run was
     given, its protocol and data set among them: what came from the protocol comes from it again, so that it follows
-    where another protocol is given. Options of another method are left out.
+    where another protocol is given. Options of another method are left out. A file of the user's that a record names
+    must be named anew.
 
     Args:
         method: As the user names it.
-        typed: The typed options, `config` and `from_` among them; None counts as not given. A file of the user's that a
-            record names must be named anew here.
+        typed: The typed options, `config` and `from_` among them; None counts as not given.
 
     Returns:
         The options without these two, and where those come from that were not typed.
@@ -126,21 +113,20 @@ def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     """
     options = {name: value for name, value in typed.items() if value is not None}
     config, from_ = options.pop("config", None), options.pop("from_", None)
-    sources: dict[str, str] = {}
+    chosen, sources = find_method(method), {}
 
     def take(more: Mapping[str, Any], source: str) -> None:
-        seeded = "seed" in options or "seeds" in options
-        for name, value in more.items():
-            if name not in options and not (seeded and name in ("seed", "seeds")):
-                options[name], sources[name] = value, source
+        taken = {"seed", "seeds", *options} if {"seed", "seeds"} & options.keys() else {*options}
+        sources.update(dict.fromkeys(more.keys() - taken, source))
+        options.update({name: value for name, value in more.items() if name not in taken})
 
     if config is not None:
-        chosen, lines = find_method(method), read_config(config)[1]
+        lines = read_config(config)[1]
         post = options.get("post", lines.get("post"))
         fields = recorded_fields(chosen, post)
         for name, value in lines.items():
             if name not in (*fields, *EXPERIMENT) or name in ("config", "from_"):
-                raise unknown_option(name, chosen, post, f"'{config}'")
+                raise unknown_option(name, chosen, post, f" in '{config}'")
             if isinstance(value, list) and name in fields:
                 if not takes_several(fields[name]) or not value:
                     raise UserError(f"'{name}' in '{config}' must be one value (got {value!r}); give one.")
@@ -149,17 +135,14 @@ def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
                 lines[name] = value[0] if len(value) == 1 else tuple(value)
         take(lines, f"file {config}")
     if from_ is not None:
-        record, chosen = read_record(Path(from_)), find_method(method)
-        fields = recorded_fields(chosen, options.get("post"))
+        record = read_record(Path(from_))
         recorded = given_options(record["config"], record["origin"])
         recorded |= {name: record["config"].get(name) for name in ("protocol", "dataset")}
-        for name, value in list(recorded.items()):
-            if value is None or name in options or (chosen.name != record["method"] and name not in fields):
-                del recorded[name]
-            elif own_paths([value]):
-                part = f"{flag_of(name)} {value}"
-                raise UserError(
-                    f"the record '{from_}' has code of yours in {part}, which is run only if you name it; add {part}."
-                )
+        fields = recorded if chosen.name == record["method"] else recorded_fields(chosen, options.get("post"))
+        recorded = {name: value for name, value in recorded.items() if value is not None and name in fields}
+        for name in sorted(recorded.keys() - options.keys()):
+            if own_paths([recorded[name]]):
+                part = f"{flag_of(name)} {recorded[name]}"
+                raise UserError(f"'{from_}' has code of yours in {part}, run only if you name it; add {part}.")
         take(recorded, f"run {from_}")
     return options, sources

@@ -23,11 +23,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Keeps every other process from the folder, which it makes, and clears what a killed one was writing there.
 
     The lock is the kernel's, on a file that is removed at the end; after a kill the file stays, and locks nothing. On
-    a file system without locks nobody is kept away.
-
-    Raises:
-        InUse: Another process has locked the folder.
-        UserError: It cannot be written.
+    a file system without locks nobody is kept away. A folder that another process has locked is `InUse`.
     """
     # A mark in place of the lock would outlive a kill, and keep a job that is queued again from its own folder.
     lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
@@ -35,15 +31,10 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
-        raise InUse(
-            f"the folder '{folder}' is in use by another process; one at a time may write there; wait for it, or "
-            "choose another folder."
-        ) from error
+        raise InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.") from error
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise UserError(
-                f"the output folder '{folder}' cannot be made ({error.strerror}); choose another with --out."
-            ) from error
+            raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     try:
         remove_leftovers(folder)
         yield

@@ -30,8 +30,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
 from fedcli.runs.config import Setup, describe_reductions
 from fedcli.runs.records import identity, reductions_of, summarise
 from fedcli.runs.store import Store
-from fedcli.runs.trust import trust_files
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import is_from_file, trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +32,37 @@ from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-NUMBER = (int, float)
-MAYBE = (int, float, type(None))
-# What is read of a record, by name, "?" behind what an older one may lack: types; `[form]`, a list of such;
-# `{"": form}`, such by any names. All else is left alone, as long as it is JSON.
-FORM = {
+REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
+NUMBER, MAYBE, COUNT = (int, float), (int, float, type(None)), (int, type(None))
+# The types of what is read of a record, by path: `[]` is an item of a list, `*` any other name. All else is left alone,
+# as long as it is JSON. First what must be there, if the part is there that it stands in.
+NEEDED = {
     "schema": int, "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str,
     "dataset": str, "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE,
-    "config": {"": (str, int, float, type(None)), "rounds": int, "num_clients": int, "cohort_size": int},
-    "origin": {"": str}, "partition": {"flag?": str, "fingerprint": str, "sizes?": [int], "class_counts?": [[int]]},
-    "rounds": [
-        {
-            "round": int, "test_accuracy": MAYBE, "validation_accuracy": MAYBE, "seconds?": {"": NUMBER},
-            "domains?": ({"": NUMBER}, type(None)), "intra?": {"": NUMBER}, "inter?": {"": NUMBER},
-            "drift?": {"": MAYBE}, "terms?": {"": NUMBER}, "floats_up?": NUMBER, "floats_down?": NUMBER,
-            "classifier_accuracy?": MAYBE,
-        }
-    ],
-    "summary": {
-        "selection": str, "selected": MAYBE, "selected_round": (int, type(None)), "last": MAYBE, "params_sha256?": str,
-    },
-    "resumed": [int], "numerics?": {"": int}, "user_files?": {"": str}, "command?": str, "error?": str,
-    "class_names?": [str], "cost?": ({"": MAYBE}, type(None)), "post?": {"test_accuracy": MAYBE},
-    "moved?": [{"round": int}],
-    "load?": [{"start": NUMBER, "end?": MAYBE, "others?": MAYBE}], "commit?": (str, type(None)),
-    "hardware?": {"threads?": int}, "engine?": {"clients_per_chunk": int, "way?": str, "notes?": [{"round": int}]},
-    "model?": {"backbone?": str, "parameters?": int}, "quality?": {"nmi?": NUMBER, "silhouette?": NUMBER},
-    "reduced?": ([{"what": str, "protocol": (int, type(None)), "run": int}], bool),
+    "config": dict, "config.rounds": int, "config.num_clients": int, "config.cohort_size": int, "origin": dict,
+    "partition": dict, "partition.fingerprint": str, "rounds": list, "rounds[].round": int,
+    "rounds[].test_accuracy": MAYBE, "rounds[].validation_accuracy": MAYBE, "summary": dict, "summary.selection": str,
+    "summary.selected": MAYBE, "summary.selected_round": COUNT, "summary.last": MAYBE, "resumed": list,
+    "post.test_accuracy": MAYBE, "moved[].round": int, "load[].start": NUMBER, "engine.clients_per_chunk": int,
+    "engine.notes[].round": int, "reduced[].what": str, "reduced[].protocol": COUNT, "reduced[].run": int,
+}  # fmt: skip
+FORM = NEEDED | {
+    "config.*": (str, *MAYBE), "origin.*": str, "partition.flag": str, "partition.sizes": list,
+    "partition.sizes[]": int, "partition.class_counts": list, "partition.class_counts[]": list,
+    "partition.class_counts[][]": int, "rounds[]": dict, "rounds[].seconds": dict, "rounds[].seconds.*": NUMBER,
+    "rounds[].domains": (dict, type(None)), "rounds[].domains.*": NUMBER, "rounds[].intra": dict,
+    "rounds[].intra.*": NUMBER, "rounds[].inter": dict, "rounds[].inter.*": NUMBER, "rounds[].drift": dict,
+    "rounds[].drift.*": MAYBE, "rounds[].terms": dict, "rounds[].terms.*": NUMBER, "rounds[].floats_up": NUMBER,
+    "rounds[].floats_down": NUMBER, "rounds[].classifier_accuracy": MAYBE, "summary.params_sha256": str,
+    "resumed[]": int, "numerics": dict, "numerics.*": int, "user_files": dict, "user_files.*": str, "command": str,
+    "error": str, "class_names": list, "class_names[]": str, "cost": (dict, type(None)), "cost.*": MAYBE, "post": dict,
+    "moved": list, "moved[]": dict, "load": list, "load[]": dict, "load[].end": MAYBE, "load[].others": MAYBE,
+    "commit": (str, type(None)), "hardware": dict, "hardware.threads": int, "engine": dict, "engine.way": str,
+    "engine.notes": list, "engine.notes[]": dict, "model": dict, "model.backbone": str, "model.parameters": int,
+    "quality": dict, "quality.nmi": NUMBER, "quality.silhouette": NUMBER, "reduced": (list, bool), "reduced[]": dict,
 }  # fmt: skip
 STATES = ("running", "finished", "interrupted", "failed")
-ANY_TEXT = ("command", "error", "notes")  # may hold lines of any kind; what shows them takes care
+ANY_TEXT = ("command", "error", "engine.notes")  # may hold lines of any kind; what shows them takes care
 _sound: set[bytes] = set()  # SHA-256 of the records that this process has found whole; pages read each many times
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -86,69 +87,45 @@ def read_record(path: Path) -> dict[str, Any]:
         text = file.read_text()
         record = json.loads(text)
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
-        raise UserError(
-            f"the record '{file}' is not JSON ({one_line(error)}); give a run's folder or its {RECORD}. If it is one, "
-            "put a copy back, or run the experiment again."
-        ) from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise UserError(f"the record '{file}' has schema {found}; this version reads schema {SCHEMA}.")
+        raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
+    schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    if schema != SCHEMA:
+        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}.")
     digest, content = record.pop("digest", None), hashlib.sha256(text.encode()).digest()
     if content in _sound:
         return record
     if digest is not None and digest != _digest(record):
-        raise UserError(
-            f"the record '{file}' is damaged or was changed by hand (its digest is {str(digest)[:16]}, of its content "
-            f"{_digest(record)[:16]}); put a copy back, or run the experiment again."
-        )
-    if wrong := _misfit(record, FORM) or _odd(record):
-        raise UserError(f"the record '{file}' is not usable ({wrong}); put a copy back, or run the experiment again.")
+        raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")
+    if fault := _fault(record):
+        raise UserError(f"the record '{file}' is not usable ({fault}); {REMEDY}.")
     _sound.add(content)
     return record
 
 
-def _misfit(value: Any, form: Any, place: str = "") -> str:
-    """Where a value has not a form as in `FORM`, in words; empty where it has."""
-    if isinstance(form, tuple) and not all(isinstance(part, type) for part in form):  # of several forms any
-        texts = [_misfit(value, part, place) for part in form]
-        return "" if "" in texts else texts[0]
-    if not isinstance(value, type(form) if isinstance(form, dict | list) else form):
-        return f"'{place}' is of type {type(value).__name__}"
-    parts = []
-    if isinstance(form, list):
-        parts = [(item, form[0], f"{place}[{number}]") for number, item in enumerate(value)]
-    elif isinstance(form, dict):
-        forms = {key.rstrip("?"): part for key, part in form.items()}
-        for key in form:
-            if key and key[-1] != "?" and key not in value:
-                return f"it lacks {place + ', ' if place else ''}{key}"
-        for key, item in value.items():
-            part = forms.get(key, forms.get(""))
-            if part is not None:
-                parts.append((item, part, f"{place}.{key}" if place else key))
-    for part in parts:
-        if text := _misfit(*part):
-            return text
-    return ""
-
-
-def _odd(record: dict[str, Any]) -> str:
-    """What a record holds that no run writes: another status, wild numbers, or texts that are no name of anything."""
-    if record["status"] not in STATES:
-        return f"its status is {record['status'][:20]!r}"
-    todo: list[Any] = [{key: value for key, value in record.items() if key not in ANY_TEXT}]
+def _fault(record: dict[str, Any]) -> str:
+    """What no run writes: a part that is lost or of another type, a wild number or text; empty if there is none."""
+    todo: list[tuple[str, Any]] = [("", record)]
     while todo:
-        value = todo.pop()
+        path, value = todo.pop()
+        if not isinstance(value, FORM.get(path, object)):
+            return f"'{path}' is of type {type(value).__name__}"
         if isinstance(value, dict):
-            todo += [part for key, part in value.items() if key not in ANY_TEXT]
-            todo += value
+            for needed in NEEDED:
+                parent, _, name = needed.rpartition(".")
+                if parent == path and name not in value:
+                    return f"it lacks {needed}"
+            for name, part in value.items():
+                below = f"{path}.{name}" if path else name
+                todo += [("a name", name), (below if below in FORM else f"{path}.*", part)]
         elif isinstance(value, list):
-            todo += value
-        elif (isinstance(value, int) and not abs(value) < 2**63) or (isinstance(value, float) and not isfinite(value)):
-            return "a number in it is too large"
+            todo += [(f"{path}[]", part) for part in value]
+        elif path.startswith(ANY_TEXT):
+            continue
         elif isinstance(value, str) and (len(value) > 10_000 or _CONTROL.search(value)):
             return f"it has the text {value[:40]!r}"
-    return ""
+        elif isinstance(value, int | float) and not abs(value) < (2**63 if isinstance(value, int) else inf):
+            return "a number in it is too large"
+    return "" if record["status"] in STATES else f"its status is {record['status'][:20]!r}"
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -171,7 +148,7 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
     """The numbers of now for a run, raised when the code begins to compute something else: the core's, the method's.
 
     The networks of its options are built, which say whether they have dead taps; without their input, none have. Those
-    from a user's file must be named by the user, see `fedcli.runs.trust`.
+    from a user's file must be named by the user, see `fedcli.userfiles`.
     """
     shape = record.get("model", {}).get("input")
     dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
@@ -320,15 +297,11 @@ def quiet(record: dict[str, Any]) -> bool:
     as much above the run's own threads, at its start and at its end. Nor is a run quiet whose record is from before the
     load was measured: what else the machine did then is not known.
     """
-    if "load" not in record:
-        return False
-    for load in record["load"]:
-        others = load["others"]
-        if others is None:
-            others = max(load["start"], load["end"]) - record["hardware"]["threads"]
-        if others > NOISE:
-            return False
-    return True
+    busy = []
+    for load in record.get("load", [{"others": inf}]):
+        above = max(load["start"], load["end"]) - record["hardware"]["threads"] if load["others"] is None else 0
+        busy.append(load["others"] or above)
+    return max(busy, default=0) <= NOISE
 
 
 def _git(*arguments: str) -> str:
@@ -362,13 +335,8 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
     summary = {"selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds)}
     if not tested:
         return summary
-    if selection == "best-validation":
-        chosen = max(tested, key=lambda entry: entry["validation_accuracy"])
-    elif selection == "best-test":
-        chosen = max(tested, key=lambda entry: entry["test_accuracy"])
-    else:
-        chosen = tested[-1]
-    selected = chosen["test_accuracy"]
-    if selection == "mean-last-3":
-        selected = float(np.mean([entry["test_accuracy"] for entry in tested[-3:]]))
+    ranked_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
+    chosen = max(tested, key=lambda entry: entry[ranked_by]) if ranked_by else tested[-1]
+    averaged = tested[-3:] if selection == "mean-last-3" else [chosen]
+    selected = float(np.mean([entry["test_accuracy"] for entry in averaged]))
     return {**summary, "selected": selected, "selected_round": chosen["round"], "last": tested[-1]["test_accuracy"]}

@@ -49,8 +49,10 @@ class Listener:
         """The run in `folder` had ended before, and nothing of it is run."""
 
 
-def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener) -> Any:
-    """Runs the rounds that the record does not have, and returns the state after the last."""
+def go_on(
+    setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
+) -> Any:
+    """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, rounds, writes = setup.run, record["rounds"], current().number == 0
     record["status"] = "running"
     start, before, load = time.perf_counter(), record["seconds_total"], Load()
@@ -105,6 +107,8 @@ def go_on(setup: Setup, fed: Federation, record: dict, state: Any, folder: Path,
             whole = True
             progress.round(entry)
             slowest = max(slowest, time.perf_counter() - begin)
+            if number + 1 == until:
+                raise OutOfTime
             is_limited = number + 1 < config.rounds and time_left() < math.inf
             if is_limited and current().first(lambda slowest=slowest: time_left() < slowest):  # on all workers alike
                 raise OutOfTime

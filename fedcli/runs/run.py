@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedcli import userfiles
 from fedcli.core import autotune, partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
@@ -20,27 +21,15 @@ from fedcli.data.files import is_leftover
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
+from fedcli.runs import records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
-from fedcli.runs.records import (
-    RECORD,
-    identity,
-    is_other_method,
-    note_move,
-    numerics,
-    numerics_of,
-    outdated,
-    params_hash,
-    read_record,
-)
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
-from fedcli.runs.trust import trust_files, user_files
 from fedcli.runs.workers import current, launched
-from fedcli.userfiles import THEN, absolute, is_from_file, is_hash_of, own_paths, short_name
 
 
 def run(
@@ -54,10 +43,10 @@ def run(
     progress: Listener | None = None,
     **options: Any,
 ) -> Run | list[Run]:
-    """Runs a method and returns its record, state and folder.
+    """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
 
     Args:
-        method: As for `fedcli.run`, as the next three.
+        method: As for `fedcli.run`, as `tuned` and `options`.
         out: Folder of the run, which must not hold one with a finished round.
         seeds: Of several runs.
         tuned: Where `fedcli tune` has written options.
@@ -67,9 +56,6 @@ def run(
         progress: Told how the run goes on.
         **options: Any option of the command line, with underscores; None counts as not given.
 
-    Returns:
-        The run, or the list of runs where `seeds` is given.
-
     Raises:
         UserError: If a run cannot start; nothing is written then.
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
@@ -77,18 +63,18 @@ def run(
     if continue_ and out is None:
         raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
     setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
-    source = absolute(method) if is_from_file(method) else find_method(method).name
+    source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     going_on = continue_ or current().restarted
     done = []
     try:
-        records = current().first(lambda: [begun(setups[i], folders[i], going_on) for i in range(len(setups))])
+        begun_before = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
         for setup in setups[1:]:
             load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
-        for setup, folder, record in zip(setups, folders, records, strict=True):
+        for setup, folder, record in zip(setups, folders, begun_before, strict=True):
             if record is None:
-                done.append(_begin(setup, folder, source, progress))
+                done.append(begin(setup, folder, source, progress))
             else:
-                files = own_paths([source, *setup.values().values()])
+                files = userfiles.own_paths([source, *setup.values().values()])
                 done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     finally:
         if out is None:
@@ -116,70 +102,58 @@ def plan(
         del options["checkpoint_every"]
     if isinstance(options.get("clients_per_chunk"), int):
         options["clients_per_chunk"] = str(options["clients_per_chunk"])
-    origin = {name: source for name, source in (sources or {}).items() if name in options}
+    sources = dict(sources or {})
     if tuned is not None:
-        tuned_options, source_of = read_tuned(tuned, chosen)
-        origin |= {name: source_of for name in tuned_options if name not in options}
-        options = {**tuned_options, **options}
+        best, source = read_tuned(tuned, chosen)
+        sources |= dict.fromkeys(best.keys() - options.keys(), source)
+        options = {**best, **options}
     if seeds is not None and "seed" in options:
         raise UserError(f"--seed {options['seed']} was given with --seeds; one of the two is allowed, leave one out.")
     if out is None and launched():
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     setups = []
     for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
-        setup = resolve(chosen, {**options, **seed})
-        refuse_without_effect(setup, {name: value for name, value in options.items() if name not in origin})
-        setups.append(dataclasses.replace(setup, origin={**setup.origin, **origin}))
+        setups.append(resolve(chosen, {**options, **seed}, sources=sources))
+        refuse_without_effect(setups[-1])
     parent = Path(out or new_folder(setups[0]))
-    folders = [parent] if seeds is None else [parent / f"seed-{setup.run.seed}" for setup in setups]
-    return setups, folders
+    return setups, [parent if seeds is None else parent / f"seed-{setup.run.seed}" for setup in setups]
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
     """A run from its folder: its record, and its models by `Run.model`.
 
     Args:
-        path: The folder, or `record.json` in it.
+        path: The folder, or `record.json` in it; one without a run is refused.
         method: The user's files that the run needs, see `resume`.
-
-    Raises:
-        UserError: If there is no run.
     """
-    path, files = Path(path), (method,) if isinstance(method, str | Path) else tuple(method)
-    return Run(read_record(path), None, path if path.is_dir() else path.parent, files)
+    path = Path(path)
+    return Run(records.read_record(path), None, path if path.is_dir() else path.parent, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from, if it may; None where it begins, in a folder that must be free then.
-
-    Raises:
-        UserError: If the folder holds a run of another method or with another option, or something else.
-    """
+    """The record that a run goes on from, if it may, which must be of the same run; None where it begins."""
     record = read_begun(folder) if going_on else None
     if record is None:
         free_folder(folder)
         return None
-    fields = recorded_fields(setup.method, setup.run.post)
     other = differences(settings(draft(setup)), settings(record))
+    other.pop("code", None)  # `resume` says what to do about it
+    fields = recorded_fields(setup.method, setup.run.post)
     for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
         before, now = recorded_value(record["config"], fields[name]), setup.values()[name]
         if before != now and (name == "seed" or setup.origin[name] == "command line"):
             other[name] = now, before
-    other.pop("code", None)  # `resume` says what to do about it
     for name, (now, before) in other.items():
         flag = name if name in ("method", "selection") else flag_of(name)
-        raise UserError(
-            f"the folder '{folder}' holds a run with another {flag} (got {now}, was {before}); give the same "
-            "options, or choose another folder with --out."
-        )
+        raise UserError(f"'{folder}' holds a run with another {flag} (got {now}, was {before}); choose another --out.")
     return record
 
 
 def read_begun(folder: Path) -> dict[str, Any] | None:
     """The record of a run that has ended or that has finished a round; None where a new run loses nothing."""
-    if not (folder / RECORD).is_file():
+    if not (folder / records.RECORD).is_file():
         return None
-    record = read_record(folder)
+    record = records.read_record(folder)
     return record if record["rounds"] or (folder / CHECKPOINT).is_file() or has_ended(record) else None
 
 
@@ -189,17 +163,9 @@ def has_ended(record: dict[str, Any]) -> bool:
 
 
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
-    """The options that `fedcli tune` has chosen for a method, and where they come from, in words.
-
-    The path is that of the folder of its trials, or of `tuned.json` in it.
-
-    Raises:
-        UserError: If there is no such file, or it is of another method.
-    """
+    """The options that `fedcli tune` has written for a method in `tuned.json` of a folder, and where they come from."""
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
     try:
-        if not file.is_file():  # as a pipe, which would never end
-            raise FileNotFoundError(f"no file '{file}'")
         best = json.loads(file.read_text())
         name, options, seed = best["method"], dict(best["options"]), best["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -210,11 +176,7 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
-    """Return the seeds of several runs as a list.
-
-    Raises:
-        UserError: If they are not distinct whole numbers from 0.
-    """
+    """The seeds of several runs as a list; refused if they are not distinct whole numbers from 0."""
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         text = ",".join(map(str, seeds))
@@ -223,8 +185,11 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 
 
 @flushed_denormals()
-def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -> Run:
-    """Prepares a run, makes its folder and runs it."""
+def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None) -> Run:
+    """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
+
+    The `source` is the name of its method, or the path of the method's file.
+    """
     dataset, parts, fed = prepare(setup, progress)
     engine = fed.engine
     with machine_settings(fed):
@@ -239,8 +204,8 @@ def _begin(setup: Setup, folder: Path, source: str, progress: Listener | None) -
         with _locked_by_first(folder):
             if current().number == 0:
                 free_folder(folder)  # another process may have begun in it meanwhile
-            state = go_on(setup, fed, record, state, folder, progress or Listener())
-    return Run(record, state, folder, tuple(user_files(record)))
+            state = go_on(setup, fed, record, state, folder, progress or Listener(), until)
+    return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _locked_by_first(folder: Path) -> AbstractContextManager[None]:
@@ -253,7 +218,7 @@ def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
     facts = {
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": identity(record),
+        "the configuration": records.identity(record),
         "the method's file": setup.method.file_hash,
         "the version of fedcli": version("fedcli"),
         "the version of PyTorch": torch.__version__,
@@ -262,26 +227,17 @@ def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
 
 
 def find_unfinished(path: Path) -> list[Path]:
-    """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended.
-
-    Raises:
-        UserError: If there is none.
-    """
-    if not path.is_dir() or (path / RECORD).is_file():
+    """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended."""
+    if not path.is_dir() or (path / records.RECORD).is_file():
         return [path]
-    below, unfinished = sorted(file.parent for file in path.rglob(RECORD)), []
+    below = sorted(file.parent for file in path.rglob(records.RECORD))
+    unfinished = list(below)
     for folder in below:
-        try:
-            ended = has_ended(read_record(folder))
-        except UserError:
-            ended = False  # a damaged record is left to `resume`, which says so
-        if not ended:
-            unfinished.append(folder)
+        with suppress(UserError):  # a damaged record is left to `resume`, which says so
+            if has_ended(records.read_record(folder)):
+                unfinished.remove(folder)
     if not unfinished:
-        raise UserError(
-            f"there is no record at '{path / RECORD}', and no unfinished run below (got {len(below)} that have ended); "
-            "give the folder of a run, or of several."
-        )
+        raise UserError(f"no record is in '{path}', and no unfinished run below (got {len(below)} that have ended).")
     return unfinished
 
 
@@ -309,66 +265,64 @@ def resume(
             not the same.
     """
     folder, progress, group = Path(path), progress or Listener(), current()
-    files = [method] if isinstance(method, str | Path) else method
-    read_record(folder)  # refuses what is no run, and makes no folder
+    records.read_record(folder)  # refuses what is no run, and makes no folder
     with _locked_by_first(folder):  # which clears what a kill after the last record has left
-        record = group.first(lambda: read_record(folder))
+        record = group.first(lambda: records.read_record(folder))
         if (skip_ended or group.restarted) and has_ended(record):
             if record["status"] == "finished" and group.number == 0:
                 clear_finished(folder, record)
             progress.skip(record, folder)
-            return Run(record, None, folder, tuple(user_files(record)))
+            return Run(record, None, folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
-            rounds = record["config"]["rounds"]
-            raise UserError(f"the run '{folder}' has finished (all {rounds} rounds); start a new one.")
-        record = trust_files(record, files, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+            raise UserError(f"the run '{folder}' has finished ({record['config']['rounds']} rounds); start a new one.")
+        record = userfiles.trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
         chosen = find_method(record["method_source"])
-        other_file = not is_hash_of(record["method_hash"], chosen.file)
-        if (other_file or outdated(record, chosen)) and not changed_method:
+        other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
+        if (other_file or records.outdated(record, chosen)) and not changed_method:
             raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
         setup, fed = restore(record, chosen, progress)
         if other_file:
-            record["method_hash"] += THEN + chosen.file_hash
+            record["method_hash"] += userfiles.THEN + chosen.file_hash
         with machine_settings(fed):
             state, before, note = read_checkpoint(folder, record, setup, fed)
             record.update(before)
             record["resumed"].append(len(record["rounds"]))
             record.pop("error", None)
-            fed.engine.notes += filter(None, (note_move(record, fed.device), note))
+            fed.engine.notes += filter(None, (records.note_move(record, fed.device), note))
             _refuse_other_workers(setup, record)
             if note and group.number == 0:
                 (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
             state = go_on(setup, fed, record, state, folder, progress)
-    return Run(record, state, folder, tuple(user_files(record)))
+    return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
-    then, now = numerics_of(record), numerics(record, method)
-    numbers = "".join(f"; numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
-    return UserError(
-        f"the code of '{method.name}' has changed since the run began (hash {method.file_hash}, was "
-        f"{record['method_hash']}{numbers}); {remedy}."
-    )
+    then, now = records.numerics_of(record), records.numerics(record, method)
+    change = "; ".join(f"numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
+    change = change or f"hash {method.file_hash}, was {record['method_hash']}"
+    return UserError(f"the code of '{method.name}' has changed since the run began ({change}); {remedy}.")
 
 
-def restore(record: dict[str, Any], method: Method, progress: Listener | None = None) -> tuple[Setup, Federation]:
-    """The set-up and the federation of a run, from its record.
+def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
+    """The set-up of a run, from its record; some options may be others."""
+    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
+    origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
+    return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
 
-    Raises:
-        UserError: If the data or the partition are not the same any more.
-    """
-    setup = resolve(method, recorded_options(record["config"], method))
-    setup = dataclasses.replace(setup, origin=record["origin"], selection=record["summary"]["selection"])
+
+def restore(
+    record: dict[str, Any], method: Method, progress: Listener | None = None, **instead: Any
+) -> tuple[Setup, Federation]:
+    """The set-up and the federation of a run, from its record; refuses other data and another partition."""
+    setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup, progress)
     for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
     ):
         if then != now:
-            raise UserError(
-                f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it again."
-            )
+            raise UserError(f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it.")
     engine = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
     most = fed.config.cohort_size
     if fed.config.clients_per_chunk == "auto":
@@ -380,9 +334,7 @@ def restore(record: dict[str, Any], method: Method, progress: Listener | None = 
 class OpenRun(NamedTuple):
     """A finished run, opened again with all that it had after its last round."""
 
-    folder: Path
     record: dict[str, Any]
-    method: Method
     setup: Setup
     fed: Federation
     state: Any  # the method's server state after the last round
@@ -400,24 +352,21 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
         UserError: If the run has not finished, its method, data or partition are not the same any more, or its
             checkpoint is missing or holds another model than the last one.
     """
-    record = read_record(folder)
+    record = records.read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record = trust_files(record, method)
+    record = userfiles.trust_files(record, method)
     chosen = find_method(record["method_source"])
-    if is_other_method(record, chosen):  # other numerics are allowed: the model is the last one by its hash, see below
+    if records.is_other_method(record, chosen):  # other numerics are allowed: the last model is known by its hash
         raise _changed_code(record, chosen, "run the experiment again")
-    setup, fed = restore({**record, "config": {**record["config"], **instead}}, chosen)
+    setup, fed = restore(record, chosen, **instead)
     expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
         state = read_checkpoint(folder, record, setup, fed)[0]
-        actual = params_hash(all_params(chosen, state, fed.num_clients))
+        actual = records.params_hash(all_params(chosen, state, fed.num_clients))
     if actual != expected:
-        raise UserError(
-            f"the checkpoint of '{folder}' is missing or does not hold the run's last model (got {actual}, was "
-            f"{expected}); run the experiment again."
-        )
-    return OpenRun(folder, record, chosen, setup, fed, state)
+        raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
+    return OpenRun(record, setup, fed, state)
 
 
 def free_folder(folder: Path) -> None:
@@ -427,7 +376,7 @@ def free_folder(folder: Path) -> None:
         InUse: Somebody has a lock there, and may be about to write a record.
         UserError: There is something else.
     """
-    holds_run = (folder / RECORD).is_file()
+    holds_run = (folder / records.RECORD).is_file()
     if holds_run:
         is_free = read_begun(folder) is None
     elif folder.is_dir():  # only what a killed process has left behind may be there
@@ -443,7 +392,8 @@ def free_folder(folder: Path) -> None:
 
 def new_folder(setup: Setup) -> Path:
     """Makes a folder named after the time, the method and the data set; two processes never get the same."""
-    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{short_name(setup.run.dataset)}"
+    dataset = userfiles.short_name(setup.run.dataset)
+    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{dataset}"
     for number in itertools.count(1):
         folder = name if number == 1 else Path(f"{name}-{number}")
         with suppress(FileExistsError):

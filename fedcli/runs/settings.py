@@ -33,15 +33,13 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
     """Everything that says which experiment a run is: all options that its result can depend on, filled up.
 
     Not among them are the seed, the machine, the numerics and the fingerprints of images and partition, which differ
-    between runs of one experiment. An option that is newer than the record has the value that runs had before it.
+    between runs of one experiment, and options that change nothing beside the others. An option that is newer than the
+    record has the value that runs had before it. Of a user's file there is its name, and of a method's also the
+    beginning of its hash.
 
     Args:
         record: Of a run, or what `draft` says of a planned one.
         post: Whether the step after the last round counts; without it a run has all that one without such a step has.
-
-    Returns:
-        Values by name, the method and the rule that selects a round among them. Options that change nothing beside the
-        others are left out. Of a user's file there is its name, and of a method's also the beginning of its hash.
     """
     is_packaged = record["method_source"] == record["method"]
     method = methods().get(record["method"]) if is_packaged else None
@@ -60,20 +58,15 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
         config["partition_seed"] = AS_SEED
     names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
     values = {"method": record["method"], "protocol": record["protocol"], "dataset": record["dataset"]}
-    values["partition"] = _in_one_form(config["partition"])
+    values["partition"] = config["partition"]
+    if not own_paths([config["partition"]]):
+        with suppress(UserError):  # of one that there is no more; `dirichlet:.5` and `dirichlet:0.5` are the same
+            values["partition"] = str(partition.from_flag(config["partition"]))
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
     if not is_packaged:
         values["code"] = record["method_hash"][:8]
     return {name: replace_paths(value, names) for name, value in values.items()}
-
-
-def _in_one_form(flag: str) -> str:
-    """The flag of a partition as it is printed, since `dirichlet:.5` and `dirichlet:0.5` are the same."""
-    if not own_paths([flag]):
-        with suppress(UserError):  # of one that there is no more
-            return str(partition.from_flag(flag))
-    return flag
 
 
 def draft(setup: Setup) -> dict[str, Any]:

@@ -38,8 +38,8 @@ class TensorBoard(Listener):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Opens an event file; rounds that a killed process wrote after its last checkpoint are hidden."""
         self.writer = self.make(folder / "tensorboard", purge_step=first_round + 1)
-        self.writer.add_text("command", record["command"], first_round)
-        self.writer.add_text("config", f"```\n{json.dumps(record['config'], indent=1)}\n```", first_round)
+        for name, text in (("command", record["command"]), ("config", json.dumps(record["config"], indent=1))):
+            self.writer.add_text(name, f"```\n{text}\n```", first_round)
 
     def round(self, entry: dict[str, Any]) -> None:
         """Adds a point to each curve."""
@@ -63,10 +63,13 @@ class WeightsAndBiases(Listener):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
         lasting = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
-        run_id = hashlib.sha256(lasting.encode()).hexdigest()[:16]
+        run_id, config = (
+            hashlib.sha256(lasting.encode()).hexdigest()[:16],
+            {"method": record["method"], **record["config"]},
+        )
         self.run = self.wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow",
-            id=run_id, config={"method": record["method"], **record["config"]},
+            project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow", id=run_id,
+            config=config,
         )  # fmt: skip
 
     def round(self, entry: dict[str, Any]) -> None:
@@ -110,9 +113,6 @@ def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> L
         display: What shows the run.
         log: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours, several divided by commas; or a list of
             these and of loggers themselves.
-
-    Raises:
-        UserError: A name is unknown, a package is missing, or the user's class cannot be made.
     """
     if log is None:
         return display
