@@ -375,9 +375,10 @@ def sheet(
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.signed(answer.paper)
         deciding = [answer.decided, f"`{answer.command}`" if commands and answer.command else ""]
-        said = [runs(answer) if answer.runs else "", ", ".join(filter(None, deciding))]
+        said = [runs(answer)] if answer.runs else []
+        said += [f"decided by {', '.join(filter(None, deciding))}"] if any(deciding) else []
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, difference_text(metric, answer.tail)]
-        texts.append("; decided by ".join(filter(None, said)) or MISSING)
+        texts.append("; ".join(said) or MISSING)
         lines.append([(text, "") for text in texts])
         values.append({
             "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row,

@@ -226,14 +226,14 @@ def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: st
         answers: The claims of all papers.
         records: Folder of the studies.
         way: From the page to those of the studies.
-        commands: Whether the commands of lacking runs are told.
+        commands: Whether the commands of lacking runs are told, and in what runs are reduced.
     """
 
     def told(answer: Answer) -> str:
         studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
         links = ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
-        see = answer.claim.see
-        return f"{answer.size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
+        see, size = answer.claim.see, answer.size if commands or not answer.reduced else "reduced"
+        return f"{size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
 
     papers_own = _of_paper(paper, answers)
     table = render(replace(claims.sheet(papers_own, told, commands), notes=())).strip()
