@@ -64,8 +64,8 @@ def test_what_is_said_of_others_is_what_was_measured():
         [f"{peers.ratios(rows, what, 'w1', side).median():.1f}" for side in ("pfllib", "flower", "flower-default")]
         for what in ("seconds", "tested")
     )
-    said = "PFLlib {} and Flower {} times as long ({} with its defaults), and comes to the same; ".format(*training)
-    assert said + "with the testing after it that each does by itself, {} and {} times ({})".format(*tested) in README
+    said = "PFLlib {} and Flower {} times as long ({} with its defaults), at equal accuracy; ".format(*training)
+    assert said + "with the evaluation that each runs after a round, {} and {} times ({})".format(*tested) in README
     for method in peers.METHODS:  # and that it comes to the same
         values = rows[rows.workload == method].groupby(["what", "side"]).value
         ours, theirs = (values.get_group(("accuracy", side)) for side in ("fedcli", "pfllib"))

@@ -200,7 +200,7 @@ class Federation:
         ]
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
-        """Makes one stacked tree `[K, ...]` in the cohort's order of those of its groups."""
+        """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
         places = {int(c): place for place, c in enumerate(np.concatenate([group.client_ids for group in groups]))}
         order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # terms: those of training are lacking where a group's clients took no step

@@ -91,7 +91,7 @@ def load(
 ) -> tuple[Tree, dict[str, Any]]:
     """Reads what `save` has written, and returns the tree and what else the file says.
 
-    The NamedTuple classes of the tree are found in `types`, and under `kept` what makes of its rows what a store keeps.
+    `types` maps names to the NamedTuple classes of the tree; its entry `kept` rebuilds what a store keeps from its rows.
 
     Raises:
         Damaged: See `verify`.
