@@ -101,8 +101,8 @@ def trust_files(
         same += [file for file in now if Path(file).name == Path(path).name]
         if not same:
             needed = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
-            code = f"code of yours in '{path}' (hash {hashes or 'unknown'})"
-            raise UserError(f"the record has {code}, run only if you name it; '{command} {needed}' does.")
+            code = f"your code in '{path}' (hash {hashes or 'unknown'})"
+            raise UserError(f"the record uses {code}, run only if you name it; use '{command} {needed}'.")
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
         if not is_hash_of(files[file], file):

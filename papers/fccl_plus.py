@@ -115,7 +115,7 @@ class CollaborativeConfig:
     )
     public_epochs: int = option(1, "Passes over the public images in a round", source="authors' code", low=1)
     public_optimizer: str = option(
-        "batch", "When the optimizer of the collaborative phase is new", source="authors' code",
+        "batch", "When the collaborative phase resets its optimizer", source="authors' code",
         choices=("batch", "phase"),
     )  # fmt: skip
     average_parameters: bool = option(
@@ -128,7 +128,7 @@ class Config(CollaborativeConfig):
     """What FCCL+ adds to local training."""
 
     regularizer: str = option(
-        "fntd", "What the local phase keeps its knowledge by", source="Eq. 14, Tables 16 and 19",
+        "fntd", "How the local phase avoids forgetting", source="Eq. 14, Tables 16 and 19",
         choices=("fntd", "ewc", "none"), off="none",
     )  # fmt: skip
     temperature: float = option(

@@ -96,7 +96,7 @@ def test_what_is_missing_is_named(tmp_path, cache):
 
 def test_sets_that_are_only_made_cannot_be_imported(tmp_path):
     np.savez(tmp_path / "a.npz", **known_images("office31-leaky"))
-    refused(lambda: datasets.import_path("office31-leaky", tmp_path / "a.npz"), "always made", "bring office31")
+    refused(lambda: datasets.import_path("office31-leaky", tmp_path / "a.npz"), "is reserved", "bring office31")
     assert "tested on its training images too" in datasets.describe("office31-leaky")["note"]
 
 

@@ -192,7 +192,7 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
     assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
-    assert f"selected    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
+    assert f"headline    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
     for name in ("curve", "partition"):
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -223,7 +223,7 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("lr: float = option(0.1, 'Mine')", "the option 'lr' of 'mine' is every method's"),
+        ("lr: float = option(0.1, 'Mine')", "the option name 'lr' of 'mine' is reserved"),
         (
             "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
             "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",

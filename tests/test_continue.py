@@ -101,7 +101,7 @@ def finished(tmp_path_factory):
         ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\)"),
         ("fedavg", {"partition_seed": 7}, r"another --partition-seed \(got 7, was as seed\)"),
         ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
-        ("fedavg", {"out": None}, r"--continue goes on in a folder \(got no --out\)"),
+        ("fedavg", {"out": None}, r"--continue needs a folder \(got no --out\)"),
         ("fedavg", {"out": Path(__file__).parent}, "never overwritten"),
     ],
 )
@@ -145,7 +145,7 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     assert [(one["resumed"], one["status"]) for one in records] == [(past, "finished") for past in ([], [2], [2])]
     result = invoke("resume", tmp_path / "a")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "no unfinished run below (got 2 that have ended)" in result.stderr
+    assert "has no unfinished run (got 2 that have ended)" in result.stderr
 
 
 def test_a_time_limit_is_a_time(monkeypatch):
@@ -168,7 +168,7 @@ def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path
     folder = tmp_path / "runs" / "seed-0"
     result = invoke(*command)
     assert result.exit_code == 0
-    assert result.stderr == f"time limit reached after 1/4 rounds, 3 are left; 'fedcli resume {folder}' goes on.\n"
+    assert result.stderr == f"time limit reached after 1/4 rounds, 3 left; to resume: fedcli resume {folder}\n"
     assert invoke("resume", folder, "--time-limit", "0").exit_code == 0
     assert invoke(*command[:-1], "1h", "--continue").exit_code == 0
     first, second = (read_record(tmp_path / "runs" / f"seed-{seed}") for seed in (0, 1))

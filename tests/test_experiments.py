@@ -65,7 +65,7 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
         (f"{TOML}[grid]\nlr = 1", "unknown option of 'fedprox' in 'exp.toml' '--grid'"),
         (f"{TOML}lr = ", "--config exp.toml cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method is named (got --config); write"),
+        ("rounds = 1", "no method given (got --config); write"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
@@ -75,7 +75,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
 
 def test_a_run_without_a_method_is_refused():
     assert "cannot be read" in refused("run", "--config", "none.toml")
-    assert refused("run", "--lr", 0.1).startswith("no method is named (got --lr); write 'fedcli run METHOD'")
+    assert refused("run", "--lr", 0.1).startswith("no method given (got --lr); write 'fedcli run METHOD'")
 
 
 # From a run
@@ -139,7 +139,7 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
         interrupt_after(3, patch)  # in the second round of the second run
         result = invoke(*GRID)
     assert result.exit_code == 130
-    end = "interrupted after 1 of 4 runs; the same command with --out g --continue goes on."
+    end = "interrupted at 1/4 runs; resume by the same command with --out g --continue."
     assert result.stderr.splitlines()[-1] == end
     text = done(*GRID, "--continue", "--log-file", "log.txt")
     records = [read(f"g/lr={lr}/seed-{seed}") for lr in (0.01, 0.1) for seed in (0, 1)]
@@ -176,7 +176,7 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
         (("--seed", "0,1"), "Invalid value for '--seed'"),
         (("--drop-last", "--no-drop-last"), "--drop-last is given twice; give it once."),
         (("--jobs", "0"), "--jobs must be a whole number from 1 (got 0)"),
-        (("--lr", "0.1,0.2", "--continue"), "--continue goes on in a folder (got no --out)"),
+        (("--lr", "0.1,0.2", "--continue"), "--continue needs a folder (got no --out)"),
         (("--lr", "0.1,0.2", "--seed", 0, "--seeds", "0,1"), "--seed 0 was given with --seeds"),
     ],
 )
@@ -204,7 +204,7 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
         result = invoke("run", "fedavg", *TINY, "--rounds", 2, "--out", "a", "--quiet", "--log-file", "logs/a.txt")
-    said = "interrupted after 1/2 rounds; 'fedcli resume a' goes on.\n"
+    said = "interrupted after 1/2 rounds; to resume: fedcli resume a\n"
     assert (result.stdout, result.stderr, result.exit_code) == ("", said, 130)
     assert done("resume", "a", "--quiet", "--log-file", "logs/a.txt") == ""
     lines = Path("logs/a.txt").read_text().splitlines()

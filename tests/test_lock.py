@@ -39,7 +39,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
     first.send_signal(number)
     _, said = first.communicate()
     assert first.returncode == 128 + number
-    assert said == f"interrupted after 1/3 rounds; 'fedcli resume run --method {tmp_path}/waits.py' goes on.\n"
+    assert said == f"interrupted after 1/3 rounds; to resume: fedcli resume run --method {tmp_path}/waits.py\n"
     assert names(tmp_path / "run") == [CHECKPOINT, "record.json"]
     assert read_record(tmp_path / "run")["status"] == "interrupted"
 

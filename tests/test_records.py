@@ -63,8 +63,8 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     for change, message in (
         ({"status": "interrupted"}, "has not finished"),
         ({"config": {**finished.record["config"], "gone": 1}}, "code of 'fedavg' has changed since the run began"),
-        ({"dataset_fingerprint": "0" * 16}, "data set is not the one"),
-        ({"partition": {**finished.record["partition"], "fingerprint": "0"}}, "partition is not the one"),
+        ({"dataset_fingerprint": "0" * 16}, "data set has changed"),
+        ({"partition": {**finished.record["partition"], "fingerprint": "0"}}, "partition has changed"),
     ):
         records.write_record(folder, {**finished.record, **change})
         with pytest.raises(UserError, match=message):

@@ -628,7 +628,7 @@ def test_the_command_says_how_to_go_on_after_an_interruption(offered, monkeypatc
     monkeypatch.setattr(display.TableDisplay, "advance", Watch(patience=2).advance)
     result = invoke("fedfm:III", "--seeds", "0")
     assert result.exit_code == 130
-    assert result.stderr.endswith("interrupted after 0 of 2 runs; the same command goes on.\n")
+    assert result.stderr.endswith("interrupted at 0/2 runs; resume by the same command.\n")
     assert result.stdout == ""
 
 

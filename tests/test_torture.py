@@ -167,6 +167,6 @@ def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
         pass
     program.communicate()
     assert program.returncode == 130
-    _, found, after = said.decode().rpartition("interrupted after 0 of 1 runs; the same command goes on.")
+    _, found, after = said.decode().rpartition("interrupted at 0/1 runs; resume by the same command.")
     assert found
     assert "\x1b[" not in after

@@ -125,7 +125,7 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     _, folder = tune("fedavg", ["rounds=1"], validation=0.4, out=tmp_path / "own", **few)
     about = json.loads((folder / "tuned.json").read_text())
     assert (about["validation"], "rounds" in about) == (0.4, False)  # what was tuned is no condition of it
-    with pytest.raises(UserError, match="no client holds out an example"):
+    with pytest.raises(UserError, match="no client has validation examples"):
         tune("fedavg", ["rounds=1"], validation=0.01, out=tmp_path / "none", **few)
 
 

@@ -52,7 +52,7 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not():
 def test_a_run_of_a_device_that_is_not_here_is_verified_on_another():
     record = fedcli.run("fedavg", out="a run", **TINY).record
     write_record(Path("a run"), {**record, "config": {**record["config"], "device": "cuda:7"}})
-    assert "--device cuda:7 is not there" in invoke("verify", "a run").stderr
+    assert "--device cuda:7 not found" in invoke("verify", "a run").stderr
     result = invoke("verify", "a run", "--device", "cpu")
     assert (result.exit_code, last_line(result)) == (0, "same bits")
 

@@ -35,7 +35,7 @@ class _Root(TyperGroup):
         """Refuse an empty text in any place: as a path it would be the folder one is in, as a name everything."""
         for before, text in pairwise(["fedcli", *args]):
             if not text or re.fullmatch(r"--[a-z-]+=", text):
-                stop(f"error: an empty text is no value (got it after '{short(text or before)}'); give one.", 2)
+                stop(f"error: a value is empty (got it after '{short(text or before)}'); give one.", 2)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:
@@ -55,8 +55,8 @@ class _Root(TyperGroup):
                 raise
             show_traceback(ctx, error)
             stop(
-                f"error: the memory does not suffice ({short(str(error))}); a smaller --batch-size, --cohort-size, "
-                "--local-epochs or network needs less.", 1,
+                f"error: out of memory ({short(str(error))}); use a smaller --batch-size, --cohort-size, "
+                "--local-epochs or network.", 1,
             )  # fmt: skip
         except KeyboardInterrupt as error:
             stop(f"{str(error) or 'interrupted'}.", exit_code(error))
@@ -84,10 +84,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def root(
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the whole traceback of an error; stands before the command.")
+        bool, typer.Option("--traceback", help="Show the full traceback of an error; put it before the command.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
     ] = False,
 ) -> None:
     """Take what all commands have in common; `show_traceback` reads it."""

@@ -24,10 +24,10 @@ from fedcli.runs.signals import set_time_limit
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 MACHINE, OUTPUT = {"rich_help_panel": "Machine"}, {"rich_help_panel": "Output"}
 
-Seeds = Annotated[str | None, Option(help="Several seeds, a run each, e.g. 0,1,2.", **MACHINE)]
-Jobs = Annotated[int | None, Option(help="Runs at once; each of several is a process of its own.", **MACHINE)]
+Seeds = Annotated[str | None, Option(help="Seeds, one run for each, e.g. 0,1,2.", **MACHINE)]
+Jobs = Annotated[int | None, Option(help="Parallel runs; if several, each in its own process.", **MACHINE)]
 Workers = Annotated[
-    int | None, Option(help="Divide each round among so many processes of this machine; the same bits.", **MACHINE)
+    int | None, Option(help="Local processes that share each round; the result is bit-identical.", **MACHINE)
 ]
 On = Annotated[
     str | None, Option(help="ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", **MACHINE)
@@ -39,27 +39,23 @@ Gpus = Annotated[
     float | None, Option("--gpus-per-run", help="With --on ray: GPUs for a run; 0.25 packs four on one.", **MACHINE)
 ]
 TimeLimit = Annotated[
-    str | None, Option(help="Time after which runs end at a checkpoint, to go on later: 9m, 2h, 1h30m, 90.", **MACHINE)
+    str | None, Option(help="Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", **MACHINE)
 ]
-LogFile = Annotated[str | None, Option(help="File to which the lines of the run are added, without the bar.", **OUTPUT)]
+LogFile = Annotated[str | None, Option(help="File to append the run's output to, without the progress bar.", **OUTPUT)]
 Quiet = Annotated[bool | None, Option("--quiet", help="Print nothing but errors.", **OUTPUT)]
 Log = Annotated[
     str | None,
-    Option(help="Where each round's numbers go too: tensorboard, wandb, ./file.py:NAME, or several.", **OUTPUT),
+    Option(help="Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", **OUTPUT),
 ]
 Runs = Annotated[list[Path], Argument(metavar="RUN", help="Run folders, or folders that hold run folders.")]
 Code = Annotated[
     list[str] | None,
-    Option("--method", help="File of yours that a run needs, as method or part; no other is imported."),
+    Option("--method", help="Your own file that a run needs, method or part; no other is imported."),
 ]
-Methods = Annotated[list[str] | None, Option("--method", help="Only runs of this method; several times for several.")]
-Datasets = Annotated[
-    list[str] | None, Option("--dataset", help="Only runs on this data set; several times for several.")
-]
-Labels = Annotated[
-    list[str] | None, Option("--label", help="What the runs of a RUN are called; once for each, in order.")
-]
-Client = Annotated[int | None, Option(help="Whose own model, where each client keeps one; else the global model.")]
+Methods = Annotated[list[str] | None, Option("--method", help="Only runs of this method; repeat it for several.")]
+Datasets = Annotated[list[str] | None, Option("--dataset", help="Only runs on this data set; repeat it for several.")]
+Labels = Annotated[list[str] | None, Option("--label", help="Label for the runs of a RUN; one for each RUN, in order.")]
+Client = Annotated[int | None, Option(help="Client whose own model to use, if clients have one; else the global.")]
 Format = Annotated[Literal["markdown", "csv", "latex"], Option(help="Form of the table.")]
 
 
@@ -151,7 +147,7 @@ def stop(message: str, code: int) -> NoReturn:
 def stop_if_full(error: OSError, command: str) -> None:
     """End the program with one line if a disk is full, and tell the command that goes on."""
     if error.errno in FULL:
-        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); make room; {command} goes on.", 1)
+        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); free space and run {command}.", 1)
 
 
 def short(text: object) -> str:

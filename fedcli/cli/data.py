@@ -52,9 +52,9 @@ def import_(
     convert: Annotated[bool, Option("--convert", hidden=True, help="Done by itself.")] = False,
     source: Annotated[Literal["pfllib"] | None, Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
-    """Take a data set from files into the cache: an archive or a folder, in the form that it is seen to have.
+    """Import a data set from an archive or a folder into the cache; its format is detected.
 
-    Pixels, channels, sides and labels in another form are converted, and a line says so. PFLlib's bring their clients.
+    Pixels, channels, sizes and labels in another form are converted, with a note. PFLlib sets include their clients.
     """
     from fedcli.data import datasets
 

@@ -42,8 +42,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     epochs = f"local epochs {config['local_epochs']}"
     together = engine["clients_per_chunk"]
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
-    workers, threads = f"workers {engine.get('workers', 1)}", f"threads {record['hardware']['threads']}"
-    machine = [engine["device"], engine["precision"], workers, threads, mode, engine.get("chosen")]
+    counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
+    several = [f"{count} {name}" for name, count in counts.items() if count > 1]
+    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "data set": data + (f", reduced: {reduced}" if reduced else ""),
@@ -65,7 +66,7 @@ def headline(record: dict[str, Any], folder: Path) -> dict[str, str]:
     if summary["selection"] in BEST:
         rule = f"{BEST[summary['selection']]}: round {summary['selected_round'] + 1}/{summary['rounds']}"
     return {
-        "selected": f"{100 * summary['selected']:.2f} % ({rule})",
+        "headline": f"{100 * summary['selected']:.2f} % ({rule})",
         "last round": f"{100 * summary['last']:.2f} %",
         **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
         "time": str(timedelta(seconds=round(record["seconds_total"]))),
@@ -239,4 +240,4 @@ def run_plan(
             return execute(plan, display, **where)
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         words = str(error) or "interrupted"
-        stop(f"{words} after {display.ended} of {display.total} runs; {again} goes on.", exit_code(error))
+        stop(f"{words} at {display.ended}/{display.total} runs; resume by {again}.", exit_code(error))

@@ -118,13 +118,13 @@ def check(
     law: Annotated[list[int] | None, Option(help="A law to check, 1 to 7 or 9; repeat it for several.")] = None,
     all_: Annotated[bool, Option("--all", help="Every registered method, minutes.")] = False,
 ) -> None:
-    """Check methods, your own too, by the laws that every method must keep, on small random images in float64.
+    """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
 
-    1: switched off, a method is the simpler one. 2: switched on, it is not. 3: what a client stores is read.
-    4: clients that train together are clients one by one, with BatchNorm too, and on CUDA as captured graphs.
-    5: their order does not matter. 6: data at the edge give finite numbers. 7: a resumed run is an uninterrupted one.
+    1: switched off, a method equals the simpler one. 2: switched on, it differs. 3: stored client states are read.
+    4: training clients together equals one by one, also with BatchNorm and, on CUDA, as captured graphs.
+    5: client order does not matter. 6: edge cases give finite numbers. 7: a resumed run equals an uninterrupted one.
     9: what is sent is what is declared. Variants that a named method declares are checked too.
-    Exit code 1 if one of them is broken. Of several methods the table has the worst figure of each law.
+    Exit code 1 if a law is broken. For several methods, the table has the worst figure of each law.
     """
     from fedcli import check as laws
     from fedcli.bench.rounds import SIMPLEST

@@ -92,10 +92,8 @@ def _method_of(args: list[str], command: str) -> str:
     if method is None and "--from" in named:
         method = experiment.recorded_method(named["--from"])
     if method is None:
-        remedy = f"write 'fedcli {command} METHOD', which 'fedcli list' shows"
-        raise UserError(
-            f'no method is named (got {args[0]}); {remedy}, or method = "fedavg" into the file of --config.'
-        )
+        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
+        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
     return method
 
 
@@ -155,13 +153,13 @@ def _run(
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
     out: Annotated[str | None, Option(help="New folder of the run; by default in runs/.", **OUTPUT)] = None,
-    continue_: Annotated[bool | None, Option("--continue", help="Go on with what is in OUT already.", **OUTPUT)] = None,
+    continue_: Annotated[bool | None, Option("--continue", help="Continue with the runs in OUT.", **OUTPUT)] = None,
     log: common.Log = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
-    config: Annotated[str | None, Option(help="TOML file of options; typed ones go before.", **FILES)] = None,
-    from_: Annotated[str | None, Option("--from", help="Run whose options are taken, but typed ones.", **FILES)] = None,
-    tuned: Annotated[str | None, Option(help="Folder of 'fedcli tune', whose options are taken.", **FILES)] = None,
+    config: Annotated[str | None, Option(help="TOML file of options; typed ones override.", **FILES)] = None,
+    from_: Annotated[str | None, Option("--from", help="Reuse a run's options; typed ones override.", **FILES)] = None,
+    tuned: Annotated[str | None, Option(help="Use the options found in a 'fedcli tune' folder.", **FILES)] = None,
     **given: Any,
 ) -> None:
     """Run a method, or several, with what was given; what `config` and `from_` name has been read, see `sources`."""
@@ -290,9 +288,9 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
             done, rounds = len(display.record["rounds"]), display.record["config"]["rounds"]
-            left = "" if code else f", {rounds - done} are left"
+            left = "" if code else f", {rounds - done} left"
             stands = f"{str(error) or 'interrupted'} after {done}/{rounds} rounds{left}"
-            message = f"{stands}; '{display.resume_command()}' goes on."
+            message = f"{stands}; to resume: {display.resume_command()}"
     display.log(message)
     stop(message, code)
 
@@ -320,7 +318,7 @@ def resume(
     quiet: common.Quiet = None,
     log: common.Log = None,
 ) -> None:
-    """Take up a run that was killed or interrupted, from its last checkpoint; of a folder of runs, every such one."""
+    """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
 
@@ -353,11 +351,11 @@ def verify(
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
-    Says "same bits"; "same within x" on another machine or version; or what differs, with exit code 1. One that
-    diverged has to diverge in the same round.
+    Prints "same bits"; "same within x" on another machine or version; or what differs, with exit code 1. A run that
+    diverged must diverge in the same round.
 
-    With --rounds the curve so far and the terms of the objective are compared, "same to the last digit", and the
-    repetition, one that was interrupted, is kept only in an --out that is named.
+    With --rounds, compares the curve so far and the terms of the objective ("same to the last digit"); the
+    interrupted repetition is kept only if --out is given.
     """
     from fedcli.runs.verify import verify as verified
 
@@ -382,10 +380,10 @@ class _Tune(MethodGroup):
 LOOK = {"no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
 RUN_HELP = """Run a method, by its name or by the path of a method file.
 
-Numbers and words of a choice may be several, as --lr 0.01,0.1: then every combination runs.
+Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination runs.
 
 'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols."""
-TUNE_HELP = """Run a grid of options and choose by validation accuracy; test accuracy has no part in it.
+TUNE_HELP = """Run a grid of options and choose by validation accuracy, never by test accuracy.
 
-Every option given beside the grid is the same in all trials; of several seeds the mean counts."""
+All other options are the same in every trial; with several seeds, the mean counts."""
 run_app, tune_app = typer.Typer(cls=_Run, help=RUN_HELP, **LOOK), typer.Typer(cls=_Tune, help=TUNE_HELP, **LOOK)

@@ -29,7 +29,7 @@ VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 def table(
     runs: Annotated[
-        list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, or folders of such; or a paper's table.")
+        list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, folders of runs, or a paper's table.")
     ] = None,
     format: common.Format = "markdown",
     metric: Annotated[str | None, Option(help="Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.")] = None,
@@ -47,9 +47,9 @@ def table(
     only: Annotated[
         list[str] | None, Option(metavar="TEXT", help="Only the row or column with this name or part of it.", **PAPERS)
     ] = None,
-    rounds: Annotated[int | None, Option(help="Reduced: at most so many rounds a run.", **PAPERS)] = None,
-    local_epochs: Annotated[int | None, Option(help="Reduced: at most so many local epochs.", **PAPERS)] = None,
-    train_examples: Annotated[int | None, Option(help="Reduced: at most so many training images.", **PAPERS)] = None,
+    rounds: Annotated[int | None, Option(help="Reduced: maximum rounds per run.", **PAPERS)] = None,
+    local_epochs: Annotated[int | None, Option(help="Reduced: maximum local epochs.", **PAPERS)] = None,
+    train_examples: Annotated[int | None, Option(help="Reduced: maximum training images.", **PAPERS)] = None,
     records_only: Annotated[
         bool, Option("--records-only", help="Keep no models, which 'export' and 'quality' need.", **PAPERS)
     ] = False,
@@ -65,12 +65,12 @@ def table(
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
-    Of run folders: mean and standard deviation over seeds, from their records; a table for each protocol and data set.
+    For run folders: mean and standard deviation over seeds, from the records; one table per protocol and data set.
 
-    PAPER:ID is a paper's table: what is missing of it is run, then ours stands beside the paper's.
-    First it says what that costs: runs to do, hours (from runs timed here before), data sets.
-    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command goes on.
-    With --dataset, --rounds, --local-epochs or --train-examples it is a reduced version; --seeds are else the table's.
+    For PAPER:ID, runs what is missing of a paper's table, then shows our numbers beside the paper's.
+    The cost is shown first: runs to do, hours (from runs timed here before), data sets.
+    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
+    --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
     from fedcli.results import findings, frame, metrics, pages, render, tables
 
@@ -183,7 +183,7 @@ def claims(
     ] = None,
     format: common.Format = "markdown",
 ) -> None:
-    """Show what the papers claim and what the runs there are say of it.
+    """Show the papers' claims and what the existing runs say of them.
 
     A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
     """
@@ -249,15 +249,15 @@ def pages(
 def quality(
     runs: common.Runs,
     client: common.Client = None,
-    clients: Annotated[bool, Option("--clients", help="Those of clients after one more round.")] = False,
+    clients: Annotated[bool, Option("--clients", help="Use client models after another round.")] = False,
     files: common.Code = None,
 ) -> None:
-    """Measure how well the features of finished runs keep the classes apart, and keep the features for figures.
+    """Measure how well the features of finished runs separate the classes, and save the features for figures.
 
-    NMI after K-means and silhouette, of the last round's global model on at most 2,000 test images.
-    They are written into the records, the features beside them; 'fedcli plot --kind tsne' draws these.
-    With --client, of that client's own model; where the images are of several domains, of each domain apart too.
-    With --clients, of the features of one more round's clients together; 'fedcli plot --kind clients' draws these.
+    Computes NMI after K-means and silhouette of the last global model on at most 2,000 test images.
+    Writes both into the records and the features beside them; 'fedcli plot --kind tsne' draws the features.
+    With --client: of that client's own model, and per domain where the images have several domains.
+    With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     from fedcli.figures import quality
 
@@ -289,9 +289,9 @@ def plot(
     label: common.Labels = None,
     title: Annotated[str | None, Option(help="Title of the figure; what the runs share if not given.")] = None,
 ) -> None:
-    """Draw a figure of runs; of those that differ only in the seed, a line with a band, or the first one.
+    """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
 
-    Your own is a function of the runs' records that returns a matplotlib Figure.
+    Your own kind is a function of the records that returns a matplotlib Figure.
     """
     from fedcli.figures import plots
     from fedcli.results import frame, tables
@@ -332,10 +332,10 @@ def report(
     label: common.Labels = None,
     title: Annotated[str, Option(help="Title of the page.")] = "Runs",
 ) -> None:
-    """Write a page to look at: one HTML file that needs no network.
+    """Write a report as one HTML file that works offline.
 
-    Tables to sort, curves with methods to switch on and off, costs, partitions and commands, by protocol and data set.
-    A path at which no run is gets a line.
+    Sortable tables, curves with switchable methods, costs, partitions and commands, by protocol and data set.
+    A path without a run gets a line.
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages

@@ -185,9 +185,9 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
     """
     info = KNOWN.get(name)
     if name in MADE and not info.files:
-        raise UserError(f"the name '{name}' is of a set that is always made: {_ways(name)}; choose another name.")
+        raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
-        raise UserError(f"the name '{name}' is not possible; use a-z, 0-9 and -; choose another name.")
+        raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
     raw, notes = forms.read(Path(path), info, size)
     if "client_train" in raw and info:
         raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")

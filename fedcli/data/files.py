@@ -234,7 +234,7 @@ def _unusable(kind: str, several: list[np.ndarray], path: Path) -> UserError:
     texts = " and ".join(f"{values.dtype} of shape {values.shape}" for values in several)
     rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
     rule = rule if kind == "x" else "whole numbers, one for each image"
-    return UserError(f"{kind}_train or {kind}_test in '{path}' is no such array (got {texts}); it must be {rule}.")
+    return UserError(f"{kind}_train or {kind}_test in '{path}' is invalid (got {texts}); it must be {rule}.")
 
 
 def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
@@ -253,8 +253,8 @@ def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
         return images
     low, high = float(images.min()), float(images.max())  # NaN where there is one
     if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
-        fault = f"the pixels in '{path}' are in no known range (got {low:g} to {high:g})"
-        raise UserError(f"{fault}; 0 to 255, 0 to 1 and -1 to 1 are; undo their normalisation.")
+        fault = f"the pixels in '{path}' have an unknown range (got {low:g} to {high:g})"
+        raise UserError(f"{fault}; use 0 to 255, 0 to 1 or -1 to 1; undo normalisation.")
     shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
     notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
     return np.rint((images + shift) * scale).astype(np.uint8)

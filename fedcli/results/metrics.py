@@ -164,7 +164,7 @@ def find_metric(name: str) -> Metric:
         if text and metric.parameter is not None:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
     form = key if metric.parameter is None else f"{key}:PARAMETER"
-    raise UserError(f"the metric '{key}' is not read so (got '{name}'); write {form}.")
+    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {form}.")
 
 
 def _read_own(function: FromFile, record: Record) -> float | None:

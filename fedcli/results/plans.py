@@ -376,7 +376,7 @@ def plan_grid(
     if len(set(names)) < len(names):
         raise UserError(f"a method is named twice (got {','.join(names)}); name each once.")
     if continue_ and out is None:
-        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+        raise UserError("--continue needs a folder (got no --out); name it with --out.")
     given = {name: value for name, value in given.items() if value is not None}
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     cases = []

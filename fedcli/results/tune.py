@@ -54,7 +54,7 @@ def _validation_accuracy(record: Record) -> float:
     accuracies = [value for value in accuracies if value is not None]
     if not accuracies:
         raise UserError(
-            f"no client holds out an example to choose by (--validation {record['config']['validation']:g} of few); "
+            f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
     rule = record["summary"]["selection"]

@@ -91,7 +91,7 @@ def load(
 ) -> tuple[Tree, dict[str, Any]]:
     """Reads what `save` has written, and returns the tree and what else the file says.
 
-    `types` maps names to the NamedTuple classes of the tree; its entry `kept` rebuilds what a store keeps from its rows.
+    `types` maps names to NamedTuple classes of the tree; its entry `kept` rebuilds what a store keeps from its rows.
 
     Raises:
         Damaged: See `verify`.
@@ -206,7 +206,7 @@ def read_checkpoint(
             continue
         if difference := _difference(initial, state):
             raise UserError(
-                f"the checkpoint '{file}' holds a state of another kind ({difference}); "
+                f"the checkpoint '{file}' holds an incompatible state ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
         return state, facts["record"], "".join(f"{text}; going on from the one before it" for text in damage)

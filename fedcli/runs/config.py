@@ -40,27 +40,27 @@ class RunConfig:
     dataset: str | None = option(
         None, "Data set, or ./file.py:NAME; built-in digits where none is given. 'fedcli data list' shows all"
     )
-    public_dataset: str | None = option(None, "Unlabelled images for the methods that need them: a data set's name")
-    public_examples: int | None = option(None, "Use so many of the public images; all where not given", low=1)
+    public_dataset: str | None = option(None, "Data set of unlabelled public images, for methods that need it")
+    public_examples: int | None = option(None, "Number of public images to use; all by default", low=1)
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
-        "writers; file:split.json of lists made elsewhere; or ./file.py:NAME",
+        "writers; file:split.json with your own lists; or ./file.py:NAME",
     )
     partition_seed: int | None = option(
         None, "Seed of the partition; the run's seed where not given", low=0, high=2**32 - 1
     )
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
-    cohort_size: int | None = option(None, "Clients that take part in a round; all where not given", symbol="K", low=1)
+    cohort_size: int | None = option(None, "Clients that take part in each round; all by default", symbol="K", low=1)
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
     post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list' shows all")
     validation: float = option(
         0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
     )
     local_test: float = option(
-        0.0, "Share of all of a client's images that it is tested on", low=0, high=1, open_high=True, off=0
+        0.0, "Share of each client's images held out for testing", low=0, high=1, open_high=True, off=0
     )
-    train_examples: int | None = option(None, "Use a stratified part of the training images", low=1)
+    train_examples: int | None = option(None, "Size of a stratified training subset", low=1)
     local_epochs: int = option(1, "Passes over a client's data in a round", symbol="E", low=1)
     batch_size: int = option(64, "Samples in a minibatch", symbol="B", low=1)
     public_batch_size: int = option(256, "Public images in a minibatch", low=1)
@@ -69,32 +69,30 @@ class RunConfig:
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
     lr_schedule: str = option(
-        "constant", "Learning rate beside its decay: linear goes down to a tenth of it", choices=("constant", "linear")
+        "constant", "Learning-rate schedule, besides decay: linear falls to a tenth", choices=("constant", "linear")
     )
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
-    backbone: str | None = option(
-        None, "Network, or ./file.py:NAME; several, divided by commas, are dealt to the clients in turn"
-    )
+    backbone: str | None = option(None, "Network, or ./file.py:NAME; a list A,B,C is assigned to the clients in turn")
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
     precision: str = option("float32", "Arithmetic of training", choices=("float32", "float64", "tf32", "bf16"))
     clients_per_chunk: str = option(
         "auto",
-        "Clients that train together, 1 to the cohort size: N stacked into one computation, branches:N as branches of "
-        "one; auto is 1 on a CPU and tried out on CUDA",
+        "Clients trained together, 1 to the cohort size: N stacks them in one computation, branches:N runs parallel "
+        "branches; auto is 1 on a CPU and tuned on CUDA",
     )
     state_memory: str | None = option(
-        None, "Memory for what clients remember, as 256M or 4G, the rest in files; else a quarter of the machine's"
+        None, "Memory for client states, e.g. 256M or 4G; the rest spills to disk; by default a quarter of the RAM"
     )
-    eval_every: int = option(1, "Evaluate after every so many rounds, and after the last", low=1)
+    eval_every: int = option(1, "Evaluate every n rounds and after the last", low=1)
     drift_every: int = option(
-        0, "Measure the drift of the clients' models after every so many rounds, and after the last", low=0, off=0
+        0, "Measure the drift of the clients' models every n rounds and after the last", low=0, off=0
     )
     checkpoint_every: int | None = option(
-        None, "Write a checkpoint after every so many rounds, and after the last; auto, the default, decides", low=1
+        None, "Write a checkpoint every n rounds and after the last; auto, the default, chooses n", low=1
     )
-    keep_states: bool = option(False, "Keep all that clients remember after the last round, and not a part of it")
+    keep_states: bool = option(False, "Keep all client states after the last round, not just some")
 
 
 # The panels of `fedcli run METHOD --help`, by the first option of each.
@@ -177,11 +175,11 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     taken = {*run_options, *_NOT_FIELDS}.union(*steps.values())
     for name, field in options.items():
         if name in taken:
-            raise UserError(f"the option '{name}' of '{method.name}' is every method's; rename it in {method.file}.")
+            raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
         for other, needed in field.metadata["only_with"].items():
             choices = options[other].metadata["choices"] if other in options else ()
             if not set(needed) <= set(choices):
-                raise UserError(f"'{name}' is only with {needed}, which is no choice; correct {method.file}.")
+                raise UserError(f"'{name}' has only_with {needed}, not a choice; fix {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps
@@ -452,9 +450,9 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
         "shows all": not networks,
         f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
             mixed and not method.mixed_networks,
-        f"{paper} tests on the clients' own parts (got --local-test 0); choose a share above 0":
+        f"{paper} tests on each client's own part (got --local-test 0); set it above 0":
             on_clients and not run.local_test,
-        f"{paper} has no such parts (got --local-test {run.local_test:g}); leave it out":
+        f"{paper} uses no --local-test (got {run.local_test:g}); leave it out":
             run.local_test and not on_clients,
         f"'{method.name}' uses no public images (got --public-dataset {public}); leave the option out":
             public and not method.uses_public_data,
@@ -485,5 +483,5 @@ def find_device(name: str) -> torch.device:
         raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
-        raise UserError(f"--device {name} is not there (PyTorch sees {torch.cuda.device_count()} CUDA); use cpu.")
+        raise UserError(f"--device {name} not found (got {torch.cuda.device_count()} CUDA devices); use cpu.")
     return torch.device(name)

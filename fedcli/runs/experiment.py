@@ -71,7 +71,7 @@ def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, as of lr = 0.1.") from error
+        raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, e.g. lr = 0.1.") from error
     options = {"continue_" if key == "continue" else key.replace("-", "_"): value for key, value in table.items()}
     method = options.pop("method", None)
     if method is not None and not isinstance(method, str):

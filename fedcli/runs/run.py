@@ -61,7 +61,7 @@ def run(
         NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
     """
     if continue_ and out is None:
-        raise UserError("--continue goes on in a folder (got no --out); name it with --out.")
+        raise UserError("--continue needs a folder (got no --out); name it with --out.")
     setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     going_on = continue_ or current().restarted
@@ -108,7 +108,7 @@ def plan(
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
         options = {**best, **options}
     if seeds is not None and "seed" in options:
-        raise UserError(f"--seed {options['seed']} was given with --seeds; one of the two is allowed, leave one out.")
+        raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
     setups = []
@@ -237,7 +237,7 @@ def find_unfinished(path: Path) -> list[Path]:
             if has_ended(records.read_record(folder)):
                 unfinished.remove(folder)
     if not unfinished:
-        raise UserError(f"no record is in '{path}', and no unfinished run below (got {len(below)} that have ended).")
+        raise UserError(f"'{path}' has no unfinished run (got {len(below)} that have ended); name another folder.")
     return unfinished
 
 
@@ -322,7 +322,7 @@ def restore(
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
     ):
         if then != now:
-            raise UserError(f"the {part} is not the one the run began with (fingerprint {now}, was {then}); import it.")
+            raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
     engine = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
     most = fed.config.cohort_size
     if fed.config.clients_per_chunk == "auto":
