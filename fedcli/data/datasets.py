@@ -104,10 +104,9 @@ def find_name(text: str) -> str:
     if not text or is_from_file(text) or name in names() or not os.path.exists(text):
         return name
     path, digest = Path(text), hashlib.sha256()
-    for file in forms.files_below(path) if path.is_dir() else [""]:
-        if (path / file).is_file():
-            with (path / file).open("rb") as content:
-                digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
+    for file in [""] if path.is_file() else forms.files_below(path):
+        with (path / file).open("rb") as content:
+            digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
     stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
     name = f"{stem}-{digest.hexdigest()[:12]}"
     if not _is_kept(name):
@@ -309,8 +308,7 @@ def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
     ordered = groups[order]
     sizes = np.bincount(ordered)
     by_group = np.argsort(ordered, kind="stable")
-    rank = np.empty(len(order))
-    rank[by_group] = np.arange(len(order)) - (sizes.cumsum() - sizes)[ordered[by_group]]
+    rank = np.argsort(by_group) - (sizes.cumsum() - sizes)[ordered]
     return order[np.argsort(rank / sizes[ordered], kind="stable")]
 
 

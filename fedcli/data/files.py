@@ -55,11 +55,10 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException as error:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
 
 
 def is_leftover(path: Path) -> bool:

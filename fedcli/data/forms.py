@@ -55,12 +55,11 @@ class Source(NamedTuple):
         Raises:
             UserError: They lie in several folders, as those of several sets would.
         """
-        matches = [re.search(rf"(?:^|/)(?:{pattern})$", name) for name in self.names]
-        files = [(match, self.folder / match.string) for match in matches if match]
-        folders = sorted({str(file.parent.relative_to(self.folder)) for _, file in files})
+        matches = list(filter(None, (re.search(rf"(?:^|/)(?:{pattern})$", name) for name in self.names)))
+        folders = sorted({os.path.dirname(match.string) or "." for match in matches})
         if len(folders) > 1:
             raise UserError(f"'{self.path}' holds several data sets (got {', '.join(folders)}); give one's folder.")
-        return files
+        return [(match, self.folder / match.string) for match in matches]
 
 
 def read_idx(source: Source) -> Arrays:
