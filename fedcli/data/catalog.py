@@ -233,7 +233,6 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     if shape != expected:
         fault = f"the images in '{path}' are not those of '{name}' (got {shape}, the channels last)"
         raise UserError(f"{fault}; they must be {expected}; choose another name for another data set.")
-    result = dict(arrays)
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
         names = arrays.get(NAMES[kind], np.array([])).tolist()
         if official in (len(names), tuple(names)):  # classes of which the number alone is known, or the official names
@@ -243,9 +242,9 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
             rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
             fault = f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …)"
             raise UserError(f"{fault}; they must be {rule}; rename them, or choose another name for the set.")
-        result[NAMES[kind]] = np.array(official)
-        result |= {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
-    return result
+        labels = {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
+        arrays = arrays | labels | {NAMES[kind]: np.array(official)}
+    return arrays
 
 
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
