@@ -277,11 +277,10 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         UserError: If there are fewer than `count`.
     """
     public = load(name)
-    images = public.x_train
-    if count is not None:
-        if count > len(images):
-            raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
-        images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
+    total = len(public.x_train)
+    if (count or 0) > total:
+        raise UserError(f"--public-examples {count} is more than '{name}' has; use {total} or fewer.")
+    images = public.x_train[np.sort(generator(seed, "public").permutation(total)[:count])]
     if images.shape[1] > private.channels:
         images = sum(weight * images[:, [c]] for c, weight in enumerate(LUMINANCE)).round().to(torch.uint8)
     images = resize(images, private.image_size)
@@ -307,8 +306,7 @@ def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """
     ordered = groups[order]
     sizes = np.bincount(ordered)
-    by_group = np.argsort(ordered, kind="stable")
-    rank = np.argsort(by_group) - (sizes.cumsum() - sizes)[ordered]
+    rank = np.argsort(np.argsort(ordered, kind="stable")) - (sizes.cumsum() - sizes)[ordered]
     return order[np.argsort(rank / sizes[ordered], kind="stable")]
 
 

@@ -70,10 +70,8 @@ def is_leftover(path: Path) -> bool:
         return False
     try:
         os.kill(int(match[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:  # it lives, under another user
-        return False
+    except (OSError, OverflowError) as error:
+        return not isinstance(error, PermissionError)  # which says that it lives, under another user
     return int(match[1]) == os.getpid()
 
 

@@ -280,12 +280,12 @@ def unpack(path: Path, folder: Path) -> Path:
             with zipfile.ZipFile(path) as archive:
                 check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
                 archive.extractall(folder)
-            return folder
-        with tarfile.open(path) as archive:
-            check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
-            archive.extractall(folder, filter="data")
-            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
-                pass
+        else:
+            with tarfile.open(path) as archive:
+                check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
+                archive.extractall(folder, filter="data")
+                while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
+                    pass
     return folder
 
 
