@@ -297,7 +297,7 @@ def by_writer(dataset, part):
     return writers
 
 
-def test_femnist_holds_writers_out(tmp_path):
+def test_femnist_holds_writers_out(tmp_path, monkeypatch):
     contents, written = leaf_files()
     dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
     assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
@@ -313,6 +313,12 @@ def test_femnist_holds_writers_out(tmp_path):
     _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | other))
     assert_same(dataset, datasets.load("femnist"))
     assert notes == ["left out: sampled_data"]
+    monkeypatch.setattr(files, "LIMIT", sum(map(len, contents.values())) // 4)  # of the images, and not of their text
+    for write in (write_zip, write_tar):
+        assert_same(dataset, imported("femnist", write(tmp_path / write.__name__, contents)))
+    monkeypatch.setattr(files, "LIMIT", 784 * (len(dataset.y_train) + len(dataset.y_test)) - 1)
+    refused(lambda: datasets.import_path("femnist", tmp_path / "all_data"), "unpacks to more than", "MAX_GIB=1")
+    monkeypatch.setattr(files, "LIMIT", 1 << 30)
     single = imported("femnist", write_files(tmp_path / "single", leaf_files(5, 5)[0]) / "all_data_0.json")
     assert len(by_writer(single, "train")) == 4
 

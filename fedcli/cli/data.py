@@ -1,7 +1,7 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -103,24 +103,19 @@ def data_show(
         ("made from", datasets.describe(dataset.name)["note"]),
     ]
     print_table(("Data set", dataset.name), [row for row in rows if row[1]])
-    if chosen is not None:
-        _show_partition(dataset, chosen.scaled(dataset.share), num_clients, partition_seed, out)
-
-
-def _show_partition(dataset: Any, partition: Any, num_clients: int, seed: int, out: Path | None) -> None:
-    """Print what each client gets of a data set, and draw it."""
-    from fedcli.core.partition import count_classes, fingerprint
+    if chosen is None:
+        return
     from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    groups = dataset.domain_train, dataset.writer_train, dataset.place_train
-    parts = partition(dataset.y_train, num_clients, seed, *groups)
-    counts = count_classes(parts, dataset.y_train, dataset.num_classes)
+    chosen, groups = chosen.scaled(dataset.share), (dataset.domain_train, writers, dataset.place_train)
+    parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
+    counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {partition}, seed {seed}, fingerprint {fingerprint(parts)}")
+    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(partition))}, seed {seed}"
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
     files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -85,11 +85,10 @@ def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
 
 def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of both parts that a share takes of its source."""
-    pools = [(source[f"x_{part}"], source[f"y_{part}"]) for part in PARTS]
-    if share.domain is not None:
-        number = source["domain_names"].tolist().index(share.domain)
-        chosen = [source[f"domain_{part}"] == number for part in PARTS]
-        pools = [(x[rows], y[rows]) for (x, y), rows in zip(pools, chosen, strict=True)]
+    pools = []
+    for part in PARTS:
+        rows = slice(None) if share.domain is None else source["domain_names"][source[f"domain_{part}"]] == share.domain
+        pools.append((source[f"x_{part}"][rows], source[f"y_{part}"][rows]))
     if share.division != "parts":
         pools = [tuple(map(np.concatenate, zip(*pools, strict=True)))] * 2
     (x_train, y_train), (x_test, y_test) = pools
@@ -115,11 +114,9 @@ def resize(images: Tensor, size: int) -> Tensor:
     """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
     if images.shape[2:] == (size, size):
         return images
-    resized = []
-    for portion in images.split(_RESIZED_AT_ONCE):
-        smooth = F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
-        resized.append(smooth.round().clamp(0, 255).to(torch.uint8))
-    return torch.cat(resized)
+    portions = (portion.float() for portion in images.split(_RESIZED_AT_ONCE))
+    smooth = (F.interpolate(portion, (size, size), mode="bilinear", antialias=True) for portion in portions)
+    return torch.cat([portion.round().clamp(0, 255).to(torch.uint8) for portion in smooth])
 
 
 def resized(images: np.ndarray, size: int) -> np.ndarray:
@@ -236,7 +233,6 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
     if shape != expected:
         fault = f"the images in '{path}' are not those of '{name}' (got {shape}, the channels last)"
         raise UserError(f"{fault}; they must be {expected}; choose another name for another data set.")
-    result = dict(arrays)
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
         names = arrays.get(NAMES[kind], np.array([])).tolist()
         if official in (len(names), tuple(names)):  # classes of which the number alone is known, or the official names
@@ -246,9 +242,9 @@ def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
             rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
             fault = f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …)"
             raise UserError(f"{fault}; they must be {rule}; rename them, or choose another name for the set.")
-        result[NAMES[kind]] = np.array(official)
-        result |= {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
-    return result
+        labels = {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
+        arrays = arrays | labels | {NAMES[kind]: np.array(official)}
+    return arrays
 
 
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:

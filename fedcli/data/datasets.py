@@ -104,10 +104,9 @@ def find_name(text: str) -> str:
     if not text or is_from_file(text) or name in names() or not os.path.exists(text):
         return name
     path, digest = Path(text), hashlib.sha256()
-    for file in forms.files_below(path) if path.is_dir() else [""]:
-        if (path / file).is_file():
-            with (path / file).open("rb") as content:
-                digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
+    for file in [""] if path.is_file() else forms.files_below(path):
+        with (path / file).open("rb") as content:
+            digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
     stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
     name = f"{stem}-{digest.hexdigest()[:12]}"
     if not _is_kept(name):
@@ -278,11 +277,10 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         UserError: If there are fewer than `count`.
     """
     public = load(name)
-    images = public.x_train
-    if count is not None:
-        if count > len(images):
-            raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(images)} or fewer.")
-        images = images[torch.as_tensor(np.sort(generator(seed, "public").permutation(len(images))[:count]))]
+    total = len(public.x_train)
+    if (count or 0) > total:
+        raise UserError(f"--public-examples {count} is more than '{name}' has; use {total} or fewer.")
+    images = public.x_train[np.sort(generator(seed, "public").permutation(total)[:count])]
     if images.shape[1] > private.channels:
         images = sum(weight * images[:, [c]] for c, weight in enumerate(LUMINANCE)).round().to(torch.uint8)
     images = resize(images, private.image_size)
@@ -308,9 +306,7 @@ def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """
     ordered = groups[order]
     sizes = np.bincount(ordered)
-    by_group = np.argsort(ordered, kind="stable")
-    rank = np.empty(len(order))
-    rank[by_group] = np.arange(len(order)) - (sizes.cumsum() - sizes)[ordered[by_group]]
+    rank = np.argsort(np.argsort(ordered, kind="stable")) - (sizes.cumsum() - sizes)[ordered]
     return order[np.argsort(rank / sizes[ordered], kind="stable")]
 
 

@@ -55,11 +55,10 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException as error:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
 
 
 def is_leftover(path: Path) -> bool:
@@ -71,10 +70,8 @@ def is_leftover(path: Path) -> bool:
         return False
     try:
         os.kill(int(match[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:  # it lives, under another user
-        return False
+    except (OSError, OverflowError) as error:
+        return not isinstance(error, PermissionError)  # which says that it lives, under another user
     return int(match[1]) == os.getpid()
 
 

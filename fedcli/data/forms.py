@@ -55,12 +55,11 @@ class Source(NamedTuple):
         Raises:
             UserError: They lie in several folders, as those of several sets would.
         """
-        matches = [re.search(rf"(?:^|/)(?:{pattern})$", name) for name in self.names]
-        files = [(match, self.folder / match.string) for match in matches if match]
-        folders = sorted({str(file.parent.relative_to(self.folder)) for _, file in files})
+        matches = list(filter(None, (re.search(rf"(?:^|/)(?:{pattern})$", name) for name in self.names)))
+        folders = sorted({os.path.dirname(match.string) or "." for match in matches})
         if len(folders) > 1:
             raise UserError(f"'{self.path}' holds several data sets (got {', '.join(folders)}); give one's folder.")
-        return files
+        return [(match, self.folder / match.string) for match in matches]
 
 
 def read_idx(source: Source) -> Arrays:
@@ -141,16 +140,17 @@ def read_leaf(source: Source) -> Arrays:
                 if (file.parent.name, writer) in written:
                     raise ValueError(f"the writer {writer} is there twice")
                 written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-    writers = sorted({writer for _, writer in written})
+        check_size(sum(images.size for images, _ in written.values()), source.path)
+    cells = sorted(written)
+    writers, numbers = np.unique([writer for _, writer in cells], return_inverse=True)
     if len(writers) < 2:
         raise UserError(f"'{source.path}' has too few writers (got {len(writers)}); give all of LEAF's files.")
-    held_out, rows = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))], []
-    for (folder, name), (x, y) in sorted(written.items(), key=lambda item: item[0]):
-        writer = writers.index(name)
-        is_test = folder == "test" if chosen == set(PARTS) else writer in held_out
-        rows.append((x, y, np.full(len(y), writer), np.full(len(y), is_test)))
-    x, y, writer, test = map(np.concatenate, zip(*rows, strict=True))
-    return divided(test, x=x, y=y, writer=writer) | {"class_names": np.arange(62)}
+    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
+    test = [folder == "test" for folder, _ in cells] if chosen == set(PARTS) else np.isin(numbers, held_out)
+    x, y = zip(*map(written.get, cells), strict=True)
+    counts = list(map(len, y))
+    columns = {"x": np.concatenate(x), "y": np.concatenate(y), "writer": np.repeat(numbers, counts)}
+    return divided(np.repeat(test, counts), **columns) | {"class_names": np.arange(62)}
 
 
 def read_pictures(source: Source) -> Arrays:
@@ -166,28 +166,22 @@ def read_pictures(source: Source) -> Arrays:
     """
     rows = _find_pictures(source)
     form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels; known forms: {', '.join(FORMS)}"
-    sizes, channels = [], 1
-    for *_, name in rows:  # what the files say of themselves, before any is decoded
+    pictures = []
+    for *_, name in rows:
         with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
             if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
                 raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
-            sizes.append(image.size)
-            channels = channels if image.mode in ("1", "L", "LA") else 3
-    width, height = (source.size, source.size) if source.size else sizes[0]
-    odd = [number for number, size in enumerate(sizes) if size != sizes[0]]
-    if odd and not source.size:
-        fault = f"'{rows[odd[0]][-1]}' in '{source.path}' has another size (got {sizes[odd[0]]}, not {sizes[0]})"
-        raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
-    check_size(len(rows) * height * width * channels, source.path)
-    x = np.empty((len(rows), height, width, channels), np.uint8)
-    for pixels, (*_, name) in zip(x, rows, strict=True):
-        with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
-            whole = image.convert("L" if channels == 1 else "RGB")
-            if whole.size != (width, height):
-                whole = whole.resize((width, height), Image.Resampling.BILINEAR)
-            pixels[:] = np.asarray(whole).reshape(pixels.shape)
+            whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            if source.size:
+                whole = whole.resize((source.size, source.size), Image.Resampling.BILINEAR)
+            pictures.append(np.atleast_3d(np.asarray(whole)))
+        height, width = pictures[0].shape[:2]
+        if whole.size != (width, height):
+            fault = f"'{name}' in '{source.path}' has another size (got {whole.size}, not {(width, height)})"
+            raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
+        check_size(len(rows) * pictures[-1].size, source.path)
+    columns, names = {"x": np.stack(np.broadcast_arrays(*pictures))}, {}
     domains, parts, labels = np.array([row[:3] for row in rows]).T
-    columns, names = {"x": x}, {}
     names["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
     if any(domains):
         names["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
@@ -200,11 +194,8 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     for match in filter(None, map(_LIST.fullmatch, source.names)):
         lines = (source.folder / match.string).read_text(errors="replace").splitlines()
         lists[match[1]] = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
-    rows, odd = [], []
-    in_images = any("/images/" in f"/{name}" for name in source.names)
-    for name in source.names:
-        if _LIST.fullmatch(name) or (in_images and "/images/" not in f"/{name}"):  # lists of boxes lie beside `images`
-            continue
+    names, rows, odd = [name for name in source.names if not _LIST.fullmatch(name)], [], []
+    for name in [name for name in names if "/images/" in f"/{name}"] or names:  # lists of boxes lie beside `images`
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             folders = "<class>/, train/<class>/, <domain>/<class>/ or <domain>/train/<class>/"
@@ -256,12 +247,9 @@ def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple
     if path.suffix == ".npz" and path.is_file():
         return {key: values for key, values in read_npz(path).items() if not key.startswith("client_")}, []
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder, names = path, files_below(path)
-        if path.is_file() and any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
-            folder, names = path.parent, [path.name]
-        elif not path.is_dir():
-            folder = Path(temporary)
-            unpack(path, folder)
+        folder, names = path.parent, [path.name]
+        if not path.is_file() or not any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
+            folder = path if path.is_dir() else unpack(path, Path(temporary))
             names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
@@ -279,8 +267,8 @@ def files_below(folder: Path) -> list[str]:
     return sorted(names, key=lambda name: name.split("/"))
 
 
-def unpack(path: Path, folder: Path) -> None:
-    """Unpacks a zip or tar, compressed in any way, into an empty folder.
+def unpack(path: Path, folder: Path) -> Path:
+    """The empty folder, with what a zip or tar, compressed in any way, holds.
 
     Raises:
         UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
@@ -290,14 +278,20 @@ def unpack(path: Path, folder: Path) -> None:
             raise ValueError("there is no such file or folder")
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                check_size(sum(member.file_size for member in archive.infolist()), path)
+                check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
                 archive.extractall(folder)
-            return
-        with tarfile.open(path) as archive:
-            check_size(sum(member.size for member in archive), path)
-            archive.extractall(folder, filter="data")
-            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
-                pass
+        else:
+            with tarfile.open(path) as archive:
+                check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
+                archive.extractall(folder, filter="data")
+                while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
+                    pass
+    return folder
+
+
+def _image_bytes(name: str, size: int) -> int:
+    """Bytes of the images in a file of an archive; LEAF's JSON has five characters or more, as `0.0, `, for each."""
+    return size // 5 if name.endswith(".json") else size
 
 
 ARCHIVES = {  # address and MD5 of those that torchvision does not have
