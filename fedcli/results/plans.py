@@ -82,11 +82,6 @@ class PlannedRun:
         """Examples that are trained on in a round, all clients and local epochs together."""
         return round_examples(self.setup.values()) or 1.0
 
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The data sets that it reads."""
-        return data_sets(self.setup)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -104,7 +99,7 @@ class Plan:
     def missing_data(self) -> dict[str, str]:
         """The data sets of runs to do that are not on this machine, with what to do about it."""
         lacking = {}
-        for name in sorted({name for run in self.runs if run.to_do for name in run.data}):
+        for name in sorted({name for run in self.runs if run.to_do for name in run.setup.data_sets}):
             try:
                 datasets.available(name)
             except UserError as error:
@@ -115,7 +110,7 @@ class Plan:
     def to_run(self) -> list[PlannedRun]:
         """The runs to do whose data sets are there, those that have begun first."""
         missing = self.missing_data.keys()
-        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.data)]
+        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
         return sorted(can, key=lambda run: run.record is None)
 
 
@@ -229,16 +224,6 @@ class Wanted(NamedTuple):
     settings: Settings
     metric: Metric
 
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The data sets that it reads."""
-        return data_sets(self.setup)
-
-
-def data_sets(setup: Setup) -> tuple[str, ...]:
-    """The data sets that a run reads."""
-    return tuple(filter(None, (setup.run.dataset, setup.run.public_dataset)))
-
 
 def wanted(cell: Cell) -> Wanted:
     """A cell as a run."""
@@ -338,16 +323,14 @@ def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapp
         counts = row["state"] in ENDED or row["folder"].is_relative_to(home)
         if counts and not any(departures(row, wanted, metric) for metric in metrics):
             usable.append(row)
-    if not usable:
-        return replace(run, folder=_free(run.folder))
-    furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
-    return replace(run, folder=furthest["folder"], record=furthest["record"])
-
-
-def _free(where: Path) -> Path:
-    """The place of a new run: that one, or beside a damaged record, which stays as it is."""
-    others = (where.with_name(f"{where.name}-{count}") for count in itertools.count(2))
-    return next(folder for folder in itertools.chain([where], others) if not (folder / RECORD).exists())
+    if usable:
+        furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+        return replace(run, folder=furthest["folder"], record=furthest["record"])
+    folder, count = run.folder, 1
+    while (folder / RECORD).exists():  # a damaged record, which stays as it is
+        count += 1
+        folder = run.folder.with_name(f"{run.folder.name}-{count}")
+    return replace(run, folder=folder)
 
 
 def plan_grid(
