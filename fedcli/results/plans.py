@@ -151,10 +151,9 @@ class TablePlan(Plan):
     @property
     def reduction(self) -> str:
         """The limits in words; empty where there are none."""
-        texts = [
+        return ", ".join(
             f"at most {limit:,} {LIMITS[name]}" if name in LIMITS else limit for name, limit in self.limits.items()
-        ]
-        return ", ".join(texts)
+        )
 
     @property
     def title(self) -> str:
@@ -318,11 +317,10 @@ def round_examples(config: Mapping[str, Any]) -> float | None:
 
 def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapping[str, Any]]) -> PlannedRun:
     """The run with that record of its method and seed that has come furthest and gives all the numbers of its cells."""
-    wanted, home, usable = settings(draft(run.setup)), run.folder.parent.parent, []
-    for row in rows:
-        counts = row["state"] in ENDED or row["folder"].is_relative_to(home)
-        if counts and not any(departures(row, wanted, metric) for metric in metrics):
-            usable.append(row)
+    wanted, home = settings(draft(run.setup)), run.folder.parent.parent
+    usable = [row for row in rows if row["state"] in ENDED or row["folder"].is_relative_to(home)]
+    for metric in metrics:
+        usable = [row for row in usable if not departures(row, wanted, metric)]
     if usable:
         furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
         return replace(run, folder=furthest["folder"], record=furthest["record"])

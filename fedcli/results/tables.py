@@ -265,10 +265,8 @@ def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[st
     seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
     columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
     read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in metrics}
-    means = {}
-    for title, metric in read.items():
-        is_blank = title in SOMETIMES and not metric.values(records)
-        means[title] = "" if is_blank else mean_of_runs(metric, records, states)
+    shown = {title: metric for title, metric in read.items() if title not in SOMETIMES or metric.values(records)}
+    means = {title: mean_of_runs(shown[title], records, states) if title in shown else "" for title in read}
     sent = [MISSING if pd.isna(floats) else f"{floats:,.0f}" for floats in runs[["floats_up", "floats_down"]].mean()]
     # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
     seconds = runs["seconds_round_median"].dropna()
