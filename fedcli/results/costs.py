@@ -150,10 +150,7 @@ def printed_cells(planned: Iterable[TablePlan]) -> pd.DataFrame:
         if printed_value(table, cell.cell.row, cell.cell.column, cell.metric) is not None:
             for run in cell.runs:
                 rows.append({
-                    "table": table.name,
-                    "cell": number,
-                    "run": run,
-                    "folder": run.folder,
+                    "table": table.name, "cell": number, "run": run, "folder": run.folder,
                     "open": all(map(datasets.open_to_all, run.setup.data_sets)),
                     "done": not run.to_do and claims.says_something(run.record, cell.metric),
                 })  # fmt: skip

@@ -201,16 +201,14 @@ def plan(
     damaged: list[str] = []
     rows = rows_by(read_runs([folder, *search], damaged), "method", "seed")
     chosen = []
-    planned: dict[Path, PlannedRun] = {}  # by the folder that a new run gets
-    metrics: dict[Path, list[Metric]] = {}
+    needed: dict[Path, tuple[PlannedRun, list[Metric]]] = {}  # with what is read of it, by the folder of a new run
     for cell in _chosen(table, only):
+        metric = find_metric(cell.metric)
         runs = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
-        chosen.append((cell, find_metric(cell.metric), runs))
+        chosen.append((cell, metric, runs))
         for run in runs:
-            planned.setdefault(run.folder, run)
-            metrics.setdefault(run.folder, []).append(find_metric(cell.metric))
-    for new, run in planned.items():
-        planned[new] = _with_record(run, metrics[new], rows.get((run.setup.method.name, run.setup.run.seed), ()))
+            needed.setdefault(run.folder, (run, []))[1].append(metric)
+    planned = {new: _with_record(run, metrics, rows) for new, (run, metrics) in needed.items()}
     cells = [PlannedCell(cell, metric, tuple(planned[run.folder] for run in runs)) for cell, metric, runs in chosen]
     used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
     return TablePlan(folder, tuple(planned.values()), table, tuple(cells), seeds, used, search, tuple(damaged))
@@ -315,10 +313,11 @@ def round_examples(config: Mapping[str, Any]) -> float | None:
     return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
-def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapping[str, Any]]) -> PlannedRun:
+def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Mapping[tuple, list[dict]]) -> PlannedRun:
     """The run with that record of its method and seed that has come furthest and gives all the numbers of its cells."""
     wanted, home = settings(draft(run.setup)), run.folder.parent.parent
-    usable = [row for row in rows if row["state"] in ENDED or row["folder"].is_relative_to(home)]
+    alike = rows.get((run.setup.method.name, run.setup.run.seed), ())
+    usable = [row for row in alike if row["state"] in ENDED or row["folder"].is_relative_to(home)]
     for metric in metrics:
         usable = [row for row in usable if not departures(row, wanted, metric)]
     if usable:

@@ -113,8 +113,7 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
         method = first["label"] or first["method"]
         if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
             method += " (reduced)"  # the notes say what else was smaller
-        is_told_by_label = first["label"] and labels[first["label"]] == 1
-        told_apart = "" if is_told_by_label else settings_text(unusual)
+        told_apart = "" if first["label"] and labels[first["label"]] == 1 else settings_text(unusual)
         called = "" if one_method and not first["label"] and told_apart else method
         label = ", ".join(filter(None, (called, told_apart)))
         groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
