@@ -177,7 +177,7 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
         disk = next(path for path in (plan.folder, *plan.folder.absolute().parents) if path.is_dir())
         free = f"{disk_usage(disk).free / 2**30:,.0f} GiB are free; --records-only leaves none"
         lines.append(("disk", f"{kept:,.0f} GiB or more for the models that the runs leave, {free}"))
-    lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.data}))))
+    lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
     lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
     return [*lines, ("folder", " and ".join(map(str, (plan.folder, *plan.search))))]
 

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import cycle
 from math import ceil
-from operator import itemgetter
 from statistics import fmean
 from textwrap import fill
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -82,13 +82,13 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
     numbers = printed_accuracies([member.records[0] for member in groups])
     curves = []
     for member, printed in zip(groups, numbers, strict=True):
-        runs = member.finished or [record for record in member.records if record not in member.diverged]
-        values = pd.concat([points(record, measure, x) for record in runs or member.records])
-        rounds = values.groupby(level=0)
+        runs = member.finished or [record for record in member.records if state_of(record) != "diverged"]
+        rounds = pd.concat([points(record, measure, x) for record in runs or member.records]).groupby(level=0)
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
-        diverged = [lost for lost in (points(record, measure, x) for record in member.diverged) if len(lost)]
+        lost = [points(record, measure, x) for record in member.records if state_of(record) == "diverged"]
+        diverged = list(filter(len, lost))
         if not len(line) and not diverged:
             continue
         headline, summaries = None, [record["summary"] for record in runs or member.records]
@@ -118,9 +118,6 @@ def places(record: dict, x: str) -> np.ndarray:
         sent = np.array([row.get("floats_up", last) for row in rows], dtype=float)
         return record["config"]["cohort_size"] * sent.cumsum()
     return np.cumsum([sum(row["seconds"].values()) if quiet(record) else np.nan for row in rows])
-
-
-Panel = tuple[str, str, list[Curve]]  # title, label of the vertical axis, lines
 
 
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
@@ -161,11 +158,14 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
 
 def drift_figure(records: Iterable[dict]) -> Figure:
     """Draws how far the clients' features and updates drift apart, see `measures_figure`."""
-    measures = {
-        "drift/feature_distance": "Distance of features",
-        "drift/classifier_similarity": "Similarity of classifier updates",
-    }
-    return measures_figure(records, measures, "run with --drift-every")
+    return measures_figure(
+        records,
+        {
+            "drift/feature_distance": "Distance of features",
+            "drift/classifier_similarity": "Similarity of classifier updates",
+        },
+        "run with --drift-every",
+    )
 
 
 def domains_figure(records: Iterable[dict]) -> Figure:
@@ -207,28 +207,26 @@ def _title(curves: list[Curve]) -> str:
     return ", ".join([*(names if len(names) == 1 else ()), title_words(records, *words)])
 
 
-def _draw(panels: list[Panel], x_label: str, title: str) -> Figure:
-    """The figure of some panels; a setting looks the same in all of them."""
+def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) -> Figure:
+    """The figure of panels: title, label of the vertical axis, lines; a setting looks the same in all of them."""
     colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
-    dashes = {colour: DASHES[number % len(DASHES)] for number, colour in enumerate(dict.fromkeys(colours.values()))}
+    dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
+    looks = {label: {"color": colour, "linestyle": dashes[colour]} for label, colour in colours.items()}
     across = 1 if len(panels) <= STACKED else 2
     down = ceil(len(panels) / across)
-    figure = Figure(layout="constrained")
-    longest = 0
+    figure, longest = Figure(layout="constrained"), 0
     for number, (heading, y_label, curves) in enumerate(panels, 1):
         axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=y_label)
         axes.set_title(fill(heading, 60) if len(panels) > 1 else "")
         most = max(len(curve.runs) for curve in curves)
-        lines = []  # each with the value that orders the legend
-        for curve in curves:
-            colour = colours[curve.setting.label]
-            lines.append((curve.last, _draw_curve(axes, curve, colour, dashes[colour], _name(curve, most))))
-        handles = [line for _, line in sorted(lines, key=itemgetter(0), reverse=True)]
+        drawn = [_draw_curve(axes, curve, looks[curve.setting.label], _name(curve, most)) for curve in curves]
+        by_last = sorted(zip(curves, drawn, strict=True), key=lambda pair: pair[0].last, reverse=True)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
         axes.margins(x=0.02)
         axes.grid(axis="y")
         if x_label == AXES["round"]:  # there is no round 0
             axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
+        handles = [line for _, line in by_last]
         legend = axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
         longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
     signs = _signs([curve for *_, curves in panels for curve in curves])
@@ -239,9 +237,9 @@ def _draw(panels: list[Panel], x_label: str, title: str) -> Figure:
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: str | tuple, name: str) -> Line2D:
+def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any], name: str) -> Line2D:
     """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; its line."""
-    line, look = curve.line, {"color": colour, "linestyle": dash}
+    line, colour = curve.line, look["color"]
     width, marker = THIN if len(line) > MANY else None, "." if len(line) <= FEW else ""
     (drawn,) = axes.plot(line.x, line.y, label=name, marker=marker, linewidth=width, **look)
     if len(curve.runs) > 1:
@@ -272,13 +270,11 @@ def _signs(curves: list[Curve]) -> list[Patch | Line2D]:
     """What the legend below all panels explains: bands, rings, crosses and dotted lines, each where there is one."""
     counts = " or ".join(map(str, sorted({len(curve.runs) for curve in curves if len(curve.runs) > 1})))
     rules = " or ".join(sorted({RULES[curve.setting.selection] for curve in curves if curve.headline is not None}))
-    signs: list[Patch | Line2D] = []
-    if counts:
-        signs.append(Patch(label=f"mean ± standard deviation over {counts} seeds", color=GREY, **BAND))
-    if rules:
-        signs.append(Line2D([], [], label=f"the tables' number, at {rules}", color=GREY, **HEADLINE))
-    if any(curve.diverged for curve in curves):
-        signs.append(Line2D([], [], label="diverged after this round", color=GREY, **DIVERGED))
-    if any(curve.printed is not None for curve in curves):
-        signs.append(Line2D([], [], label="the paper's number for the line of its colour", color=GREY, **PRINTED))
-    return signs
+    bands = Patch(label=f"mean ± standard deviation over {counts} seeds", color=GREY, **BAND)
+    lines = {
+        f"the tables' number, at {rules}": (rules, HEADLINE),
+        "diverged after this round": (any(curve.diverged for curve in curves), DIVERGED),
+        "the paper's number for the line of its colour": (any(curve.printed is not None for curve in curves), PRINTED),
+    }
+    signs = [Line2D([], [], label=label, color=GREY, **look) for label, (is_drawn, look) in lines.items() if is_drawn]
+    return [bands, *signs] if counts else signs

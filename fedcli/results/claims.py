@@ -164,7 +164,8 @@ def answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> 
                 "name a row and a column of the table."
             )
     rows = [[wanted(cells[row, column]) for column in columns] for row in (claim.row, *claim.others)]
-    metric, open_data = rows[0][0].metric, all(at_hand(name) for row in rows for cell in row for name in cell.data)
+    metric = rows[0][0].metric
+    open_data = all(at_hand(name) for row in rows for cell in row for name in cell.setup.data_sets)
     singles = []
     for than, row in zip(claim.others, rows[1:], strict=True):
         parts = [part for part in (claim.columns, claim.less) if part]

@@ -149,8 +149,11 @@ def printed_cells(planned: Iterable[TablePlan]) -> pd.DataFrame:
     for number, (table, cell) in enumerate((plan.table, cell) for plan in planned for cell in plan.cells):
         if printed_value(table, cell.cell.row, cell.cell.column, cell.metric) is not None:
             for run in cell.runs:
-                done = not run.to_do and claims.says_something(run.record, cell.metric)
-                rows.append((table.name, number, run, run.folder, all(map(datasets.open_to_all, run.data)), done))
+                rows.append({
+                    "table": table.name, "cell": number, "run": run, "folder": run.folder,
+                    "open": all(map(datasets.open_to_all, run.setup.data_sets)),
+                    "done": not run.to_do and claims.says_something(run.record, cell.metric),
+                })  # fmt: skip
     cells = pd.DataFrame(rows, columns=["table", "cell", "run", "folder", "open", "done"])
     return cells.assign(full=cells.groupby("cell")["done"].transform("all"))
 
@@ -171,7 +174,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: Mapping[Machine, Sequ
     plan = plans.plan(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full" + f", to have {len(seeds)} seeds" * (len(seeds) > claims.FEWEST)
-    closed = {name for run in lacking for name in run.data if not datasets.open_to_all(name)}
+    closed = {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}
     if closed:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
     for (kind, name), measured in timed.items():

@@ -69,10 +69,8 @@ def execute(
         UserError: Another process runs what is in the plan's folder.
     """
     at_once = jobs if cluster is None else math.inf
-    if cluster is not None:
-        starter = _tasks(**cluster)
-    else:
-        starter = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
+    here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
+    starter = here if cluster is None else _tasks(**cluster)
     with locked(plan.folder), starter as start:
         waiting, active, errors = plan.to_run, {}, {}
         changes = {run.folder: _last_change(run.folder) for run in waiting}

@@ -60,10 +60,8 @@ def seeds_needed(difference: Interval, most: int) -> int:
     from scipy.special import stdtrit
 
     spread = (difference.high - difference.mean) * difference.n**0.5 / float(stdtrit(difference.n - 1, 0.975))
-    for count in range(2, most + 1):
-        if float(stdtrit(count - 1, 0.975)) * spread / count**0.5 < abs(difference.mean):
-            return count
-    return most + 1
+    halves = {count: float(stdtrit(count - 1, 0.975)) * spread / count**0.5 for count in range(2, most + 1)}
+    return next((count for count, half in halves.items() if half < abs(difference.mean)), most + 1)
 
 
 @dataclass(frozen=True)
@@ -182,13 +180,10 @@ def refuse_absent(name: str, records: Iterable[Record]) -> None:
         UserError: With the names that they have.
     """
     metric, numbers = find_metric(name), {}
-    if not metric.names or not metric.arguments:
-        return
-    for record in records:
-        for entry in (record, *record["rounds"]):
-            numbers |= entry.get(metric.names) or {}
+    for entry in (entry for record in records for entry in (record, *record["rounds"])):
+        numbers |= entry.get(metric.names) or {}
     names = [name for name, number in numbers.items() if not isinstance(number, str)]  # a hash is no number
-    if names and metric.arguments[0] not in names:
+    if names and metric.arguments and metric.arguments[0] not in names:
         raise unknown(name.partition(":")[0], metric.arguments[0], names, f"the runs have {', '.join(names)}.")
 
 
@@ -293,13 +288,10 @@ def _rounds_to(record: Record, percent: float) -> int | None:
 
 def _at_selected(record: Record, domain: str = "", *, key: str) -> float | None:
     """Mean of a number over the rounds that the selection rule chooses; by domains, it is of one or of their mean."""
-    chosen, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
-    if summary["selection"] == "mean-last-3":
-        chosen = chosen[-3:]
-    else:
-        chosen = [entry for entry in chosen if entry["round"] == summary["selected_round"]]
+    tested, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
+    selected = [entry for entry in tested if entry["round"] == summary["selected_round"]]
     values = []
-    for entry in chosen:
+    for entry in tested[-3:] if summary["selection"] == "mean-last-3" else selected:
         value = entry.get(key)
         if isinstance(value, dict):
             value = value.get(domain) if domain or not value else fmean(value.values())

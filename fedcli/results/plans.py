@@ -82,11 +82,6 @@ class PlannedRun:
         """Examples that are trained on in a round, all clients and local epochs together."""
         return round_examples(self.setup.values()) or 1.0
 
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The data sets that it reads."""
-        return data_sets(self.setup)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -104,7 +99,7 @@ class Plan:
     def missing_data(self) -> dict[str, str]:
         """The data sets of runs to do that are not on this machine, with what to do about it."""
         lacking = {}
-        for name in sorted({name for run in self.runs if run.to_do for name in run.data}):
+        for name in sorted({name for run in self.runs if run.to_do for name in run.setup.data_sets}):
             try:
                 datasets.available(name)
             except UserError as error:
@@ -115,7 +110,7 @@ class Plan:
     def to_run(self) -> list[PlannedRun]:
         """The runs to do whose data sets are there, those that have begun first."""
         missing = self.missing_data.keys()
-        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.data)]
+        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
         return sorted(can, key=lambda run: run.record is None)
 
 
@@ -156,10 +151,9 @@ class TablePlan(Plan):
     @property
     def reduction(self) -> str:
         """The limits in words; empty where there are none."""
-        texts = [
+        return ", ".join(
             f"at most {limit:,} {LIMITS[name]}" if name in LIMITS else limit for name, limit in self.limits.items()
-        ]
-        return ", ".join(texts)
+        )
 
     @property
     def title(self) -> str:
@@ -207,16 +201,14 @@ def plan(
     damaged: list[str] = []
     rows = rows_by(read_runs([folder, *search], damaged), "method", "seed")
     chosen = []
-    planned: dict[Path, PlannedRun] = {}  # by the folder that a new run gets
-    metrics: dict[Path, list[Metric]] = {}
+    needed: dict[Path, tuple[PlannedRun, list[Metric]]] = {}  # with what is read of it, by the folder of a new run
     for cell in _chosen(table, only):
+        metric = find_metric(cell.metric)
         runs = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
-        chosen.append((cell, find_metric(cell.metric), runs))
+        chosen.append((cell, metric, runs))
         for run in runs:
-            planned.setdefault(run.folder, run)
-            metrics.setdefault(run.folder, []).append(find_metric(cell.metric))
-    for new, run in planned.items():
-        planned[new] = _with_record(run, metrics[new], rows.get((run.setup.method.name, run.setup.run.seed), ()))
+            needed.setdefault(run.folder, (run, []))[1].append(metric)
+    planned = {new: _with_record(run, metrics, rows) for new, (run, metrics) in needed.items()}
     cells = [PlannedCell(cell, metric, tuple(planned[run.folder] for run in runs)) for cell, metric, runs in chosen]
     used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
     return TablePlan(folder, tuple(planned.values()), table, tuple(cells), seeds, used, search, tuple(damaged))
@@ -228,16 +220,6 @@ class Wanted(NamedTuple):
     setup: Setup
     settings: Settings
     metric: Metric
-
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The data sets that it reads."""
-        return data_sets(self.setup)
-
-
-def data_sets(setup: Setup) -> tuple[str, ...]:
-    """The data sets that a run reads."""
-    return tuple(filter(None, (setup.run.dataset, setup.run.public_dataset)))
 
 
 def wanted(cell: Cell) -> Wanted:
@@ -331,23 +313,21 @@ def round_examples(config: Mapping[str, Any]) -> float | None:
     return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
-def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Iterable[Mapping[str, Any]]) -> PlannedRun:
+def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Mapping[tuple, list[dict]]) -> PlannedRun:
     """The run with that record of its method and seed that has come furthest and gives all the numbers of its cells."""
-    wanted, home, usable = settings(draft(run.setup)), run.folder.parent.parent, []
-    for row in rows:
-        counts = row["state"] in ENDED or row["folder"].is_relative_to(home)
-        if counts and not any(departures(row, wanted, metric) for metric in metrics):
-            usable.append(row)
-    if not usable:
-        return replace(run, folder=_free(run.folder))
-    furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
-    return replace(run, folder=furthest["folder"], record=furthest["record"])
-
-
-def _free(where: Path) -> Path:
-    """The place of a new run: that one, or beside a damaged record, which stays as it is."""
-    others = (where.with_name(f"{where.name}-{count}") for count in itertools.count(2))
-    return next(folder for folder in itertools.chain([where], others) if not (folder / RECORD).exists())
+    wanted, home = settings(draft(run.setup)), run.folder.parent.parent
+    alike = rows.get((run.setup.method.name, run.setup.run.seed), ())
+    usable = [row for row in alike if row["state"] in ENDED or row["folder"].is_relative_to(home)]
+    for metric in metrics:
+        usable = [row for row in usable if not departures(row, wanted, metric)]
+    if usable:
+        furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+        return replace(run, folder=furthest["folder"], record=furthest["record"])
+    folder, count = run.folder, 1
+    while (folder / RECORD).exists():  # a damaged record, which stays as it is
+        count += 1
+        folder = run.folder.with_name(f"{run.folder.name}-{count}")
+    return replace(run, folder=folder)
 
 
 def plan_grid(

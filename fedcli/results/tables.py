@@ -59,11 +59,6 @@ class SeedGroup:
         return [record for record in self.records if record["status"] == "finished"]
 
     @property
-    def diverged(self) -> list[dict]:
-        """The runs that ended because a loss was infinite or NaN."""
-        return [record for record in self.records if diverged(record)]
-
-    @property
     def selection(self) -> str:
         """The rule behind the headline number."""
         return self.records[0]["summary"]["selection"]
@@ -118,8 +113,7 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
         method = first["label"] or first["method"]
         if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
             method += " (reduced)"  # the notes say what else was smaller
-        is_told_by_label = first["label"] and labels[first["label"]] == 1
-        told_apart = "" if is_told_by_label else settings_text(unusual)
+        told_apart = "" if first["label"] and labels[first["label"]] == 1 else settings_text(unusual)
         called = "" if one_method and not first["label"] and told_apart else method
         label = ", ".join(filter(None, (called, told_apart)))
         groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
@@ -184,11 +178,14 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
         return next(state for state in STATES if states[state])
     lost = states["finished"] + states["diverged"] - counted
     number = len(values) or counted
-    notes = [f"{number}" if number + lost == planned else f"{number} of {planned}"]
-    notes += [f"{states['diverged'] - lost} diverged"] if states["diverged"] > lost else []
-    notes += [f"{lost} of {planned} diverged"] if lost else []
-    notes += [f"{states['failed']} failed"] if states["failed"] else []
-    return f"{metric.mean_text(values) if values else metric.none} ({', '.join(notes)})"
+    notes = {
+        f"{number}" if number + lost == planned else f"{number} of {planned}": True,
+        f"{states['diverged'] - lost} diverged": states["diverged"] > lost,
+        f"{lost} of {planned} diverged": lost,
+        f"{states['failed']} failed": states["failed"],
+    }
+    told = ", ".join(note for note, applies in notes.items() if applies)
+    return f"{metric.mean_text(values) if values else metric.none} ({told})"
 
 
 def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
@@ -215,7 +212,7 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
         list(rows), [lines], list(rows).index(selected), [numbers_of(record, chosen) for record in records],
-        setting=same and f"All rows: {same}.", notes=list(_notes(groups, bool(ahead))),
+        setting=same and f"All rows: {same}.", notes=_notes(groups, bool(ahead)),
         details=[column for column in rows if column.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
 
@@ -267,10 +264,8 @@ def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[st
     seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
     columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
     read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in metrics}
-    means = {}
-    for title, metric in read.items():
-        is_blank = title in SOMETIMES and not metric.values(records)
-        means[title] = "" if is_blank else mean_of_runs(metric, records, states)
+    shown = {title: metric for title, metric in read.items() if title not in SOMETIMES or metric.values(records)}
+    means = {title: mean_of_runs(shown[title], records, states) if title in shown else "" for title in read}
     sent = [MISSING if pd.isna(floats) else f"{floats:,.0f}" for floats in runs[["floats_up", "floats_down"]].mean()]
     # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
     seconds = runs["seconds_round_median"].dropna()
@@ -303,25 +298,23 @@ def _best(groups: Sequence[SeedGroup]) -> set[int]:
     return {best(find_metric("selected"), runs) for runs in rivals.values()} - {None}
 
 
-def _notes(groups: Sequence[SeedGroup], bold: bool) -> Iterator[str]:
+def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
-    yield "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."
-    if any(map(diverged, records)):
-        yield DIVERGED
     repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
-    if repeated:
-        yield f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}."
     smaller = dict.fromkeys(describe_reductions(reductions_of(record)) for record in records)
-    if any(smaller):
-        yield f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}."
-    if options := _given(groups):
-        yield f"Options given with the runs: {markdown('; '.join(options))}."
-    yield from tuned(records)
-    if not all(map(quiet, records)):
-        yield "Seconds that were measured while the machine did other work are left out."
-    if bold:
-        yield BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule")
+    options = _given(groups)
+    notes = {
+        "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
+        DIVERGED: any(map(diverged, records)),
+        f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}.": repeated,
+        f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
+        f"Options given with the runs: {markdown('; '.join(options))}.": options,
+        **dict.fromkeys(tuned(records), True),
+        "Seconds that were measured while the machine did other work are left out.": not all(map(quiet, records)),
+        BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _given(groups: Sequence[SeedGroup]) -> list[str]:

@@ -74,16 +74,10 @@ def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
     Raises:
         UserError: If an option is unknown, named twice or has a value out of range, or there is nothing to try.
     """
-    fields = _fields(method)
+    fields, grid = _fields(method), {}
     if not texts:
-        own = dataclasses.fields(method.config)
-        worth = {field.name: field.metadata["tune"] for field in own if field.metadata["tune"]}
-        if not worth:
-            raise UserError(
-                f"'{method.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
-            )
-        return worth
-    grid: Grid = {}
+        options = dataclasses.fields(method.config)
+        grid |= {field.name: field.metadata["tune"] for field in options if field.metadata["tune"]}
     for text in texts:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
@@ -94,6 +88,10 @@ def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
         if name in grid:
             raise UserError(f"--grid has '{name}' twice; put all its values into one, divided by commas.")
         grid[name] = parse_values(fields[name], values)
+    if not grid:
+        raise UserError(
+            f"'{method.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
+        )
     return grid
 
 
@@ -144,8 +142,8 @@ def tune(
             f"--seed {each} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
             f"tune with another, such as {SEED}."
         )
-    names = chosen.name, first.protocol.name.replace(":", "-"), first.run.dataset
-    folder = Path(out or Path("runs") / f"tune-{'-'.join(names)}")
+    protocol = first.protocol.name.replace(":", "-")
+    folder = Path(out or f"runs/tune-{chosen.name}-{protocol}-{first.run.dataset}")
     plan = plan_grid([method], {**given, **values}, seeds=seeds, out=folder, continue_=True)
     errors = (execute or (lambda plan: jobs.execute(plan, jobs.Watch())))(plan)
     records: dict[str, list[Record]] = {}
@@ -167,8 +165,7 @@ def tune(
         "options": best.values, "validation_accuracy": best.accuracy, "grid": {k: list(v) for k, v in values.items()},
         "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
     }  # fmt: skip
-    text = json.dumps(about, indent=1) + "\n"
-    write_atomically(folder / TUNED, lambda path: path.write_text(text))
+    write_atomically(folder / TUNED, lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
     return trials, folder
 
 
@@ -187,10 +184,9 @@ def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]
         limits, tried = fields[name].metadata, {trial.values[name] for trial in trials}
         if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried):
             continue
-        if chosen == min(tried) and chosen != limits["low"]:
-            edges.append((name, "smaller"))
-        if chosen == max(tried) and chosen != limits["high"]:
-            edges.append((name, "larger"))
+        for beyond, edge, limit in (("smaller", min(tried), "low"), ("larger", max(tried), "high")):
+            if chosen == edge and chosen != limits[limit]:
+                edges.append((name, beyond))
     return edges
 
 

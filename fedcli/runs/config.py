@@ -272,6 +272,11 @@ class Setup:
     post: Post | None = None  # the step after the last round
     post_options: Any = None  # its Config
 
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The data sets that the run reads."""
+        return tuple(filter(None, (self.run.dataset, self.run.public_dataset)))
+
     def values(self) -> dict[str, Any]:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
         after = vars(self.post_options) if self.post_options is not None else {}
