@@ -100,11 +100,12 @@ class RunConfig:
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
-# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
-EXPERIMENT = (
-    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
-    "cpus_per_run", "gpus_per_run", "time_limit",
-)  # fmt: skip
+# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too; the types they have in a file.
+EXPERIMENT = {
+    "seeds": (list, str), "tuned": (str,), "out": (str,), "continue_": (bool,), "jobs": (int,), "config": (),
+    "from_": (), "log_file": (str,), "log": (str,), "quiet": (bool,), "workers": (int,), "on": (str,),
+    "cpus_per_run": (float, int), "gpus_per_run": (float, int), "time_limit": (str, int),
+}  # fmt: skip
 _NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", "spread", *EXPERIMENT}
 
 # What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
