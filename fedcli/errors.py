@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from importlib import import_module
+from itertools import zip_longest
 from types import ModuleType
 
 
@@ -45,11 +46,13 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str 
         guess: The one that was meant, where the caller knows it.
     """
 
-    def likeness(other: str) -> tuple[bool, float]:
-        """Of those that are like it, the ones with the same letters in another order come first."""
-        return sorted(other) == sorted(name), SequenceMatcher(None, other.lstrip("-"), name.lstrip("-")).ratio()
+    def likeness(other: str) -> float:
+        """Of the parts before and after a colon, the lesser: another table of the same paper is no guess."""
+        parts = zip_longest(other.lstrip("-").split(":"), name.lstrip("-").split(":"), fillvalue="")
+        return min(SequenceMatcher(None, *pair).ratio() for pair in parts)
 
-    near = [other for other in names if likeness(other)[1] >= 0.6]
-    guess = guess or max(near, key=likeness, default="")
+    # Of those that are like it, two letters that changed places come first.
+    near = [other for other in names if likeness(other) >= 0.6]
+    guess = guess or max(near, key=lambda other: (sorted(other) == sorted(name), likeness(other)), default="")
     meant = f"did you mean '{guess}'? " if guess else ""
     return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

@@ -63,6 +63,8 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
         (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1)"),
         (f"{TOML}backbone = ['cnn-small']", "'backbone' in 'exp.toml' must be one value (got ['cnn-small'])"),
         (f"{TOML}[grid]\nlr = 1", "unknown option of 'fedprox' in 'exp.toml' '--grid'"),
+        (f"{TOML}[out]\na = 1", "'out' in 'exp.toml' must be of type str (got {'a': 1})"),
+        (f"{TOML}seeds = 3", "'seeds' in 'exp.toml' must be of type list or str (got 3)"),
         (f"{TOML}lr = ", "--config exp.toml cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
         ("rounds = 1", "no method given (got --config); write"),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -98,11 +98,12 @@ class RunConfig:
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
-# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too.
-EXPERIMENT = (
-    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
-    "cpus_per_run", "gpus_per_run", "time_limit",
-)  # fmt: skip
+# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too; the types they have in a file.
+EXPERIMENT = {
+    "seeds": (list, str), "tuned": (str,), "out": (str,), "continue_": (bool,), "jobs": (int,), "config": (),
+    "from_": (), "log_file": (str,), "log": (str,), "quiet": (bool,), "workers": (int,), "on": (str,),
+    "cpus_per_run": (float, int), "gpus_per_run": (float, int), "time_limit": (str, int),
+}  # fmt: skip
 _NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", "spread", *EXPERIMENT}
 
 # What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
@@ -128,18 +129,6 @@ GREEK = {
 }  # fmt: skip
 
 
-def meant_option(word: str, fields: Mapping[str, dataclasses.Field], others: Iterable[str] = EXPERIMENT) -> str | None:
-    """The option that somebody means who calls it by another toolkit's word or by its symbol; None for none.
-
-    It is one of the `fields`, of several with the symbol the last, or of `others`, options that have no field.
-    """
-    word = word.lstrip("-").replace("-", "_")
-    symbols = {word, GREEK.get(word.lower())}
-    by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in symbols]
-    guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
-    return guess if guess in (*fields, *others) else None
-
-
 def _fields(*kinds: type) -> dict[str, dataclasses.Field]:
     """The options that these configurations have, by name."""
     return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
@@ -148,20 +137,25 @@ def _fields(*kinds: type) -> dict[str, dataclasses.Field]:
 def unknown_option(name: str, method: Method, chosen: str | None = None, where: str = "") -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have.
 
+    It names the one that is probably meant: with that symbol, of several the last, or another toolkit's word for it.
+
     Args:
         name: What was given.
         method: The method.
         chosen: What `--post` says.
         where: What it stands in, for example " in 'exp.toml'"; empty for the command line and for Python.
     """
-    fields, remedy = recorded_fields(method, chosen), f"'fedcli run {method.name} --help' shows all."
-    kind = f"option of '{method.name}'{where}"
     for step in posts(method, chosen).values():
         if name in _fields(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    guess = meant_option(name, fields)
-    return unknown(kind, flag_of(name), map(flag_of, (*fields, *EXPERIMENT)), remedy, flag_of(guess) if guess else "")
+    fields, word = recorded_fields(method, chosen), name.lstrip("-").replace("-", "_")
+    symbols = {word, GREEK.get(word.lower())}
+    by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in symbols]
+    guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
+    flags = {other: flag_of(other) for other in (*fields, *EXPERIMENT)}
+    kind, remedy = f"option of '{method.name}'{where}", f"'fedcli run {method.name} --help' shows all."
+    return unknown(kind, flag_of(name), flags.values(), remedy, flags.get(guess, ""))
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -287,11 +281,10 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Options as they are typed on the command line; those that are None are left out."""
     flags = []
     for name, value in options.items():
-        flag = flag_of(name)
         if isinstance(value, bool):
-            flags.append(flag if value else f"--no-{flag[2:]}")
+            flags.append(flag_of(name if value else f"no-{name}"))
         elif value is not None:
-            flags.append(f"{flag}={value}")
+            flags.append(f"{flag_of(name)}={value}")
     return flags
 
 
@@ -383,22 +376,19 @@ def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Fi
 
 def _spelt(name: str, value: str, method: Method) -> str:
     """The value of an option as it is recorded: names in their own letters, paths of a user's files absolute."""
-    if name in ("dataset", "public_dataset"):
-        value = datasets.find_name(value)
-    elif name == "backbone":
-        value = ",".join(spelt(part, backbones.BACKBONES) for part in value.split(","))
-    elif name in MAY_BE_FILES and is_from_file(value):
-        return absolute(value)
-    elif name == "protocol":
-        value = find_protocol(value, method).name
-    elif name == "post":
-        value = find_post(value, method).name
-    elif name == "partition":
-        kind, colon, rest = value.partition(":")
-        value = kind.lower() + colon + rest
-    elif field := recorded_fields(method).get(name):
-        value = spelt(value, field.metadata["choices"])
-    return absolute(value) if name in MAY_BE_FILES else value
+    field = recorded_fields(method).get(name)
+    readers = {
+        "dataset": datasets.find_name,
+        "public_dataset": datasets.find_name,
+        "protocol": lambda text: find_protocol(text, method).name,
+        "post": lambda text: find_post(text, method).name,
+        "partition": lambda text: re.sub("^[^:]*", lambda kind: kind[0].lower(), text),
+        "backbone": lambda text: ",".join(spelt(part, backbones.BACKBONES) for part in text.split(",")),
+    }
+    if name not in readers:
+        return spelt(value, field.metadata["choices"]) if field else value
+    is_file = is_from_file(value) and name != "backbone"  # of which there may be several
+    return absolute(value if is_file else readers[name](value))
 
 
 def built_in(method: Method) -> tuple[str, str] | None:
@@ -413,10 +403,9 @@ def built_in(method: Method) -> tuple[str, str] | None:
 
 def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     """The data set where none is given: the only one of a named protocol, or a built-in one."""
-    if protocol is not None and len(protocol.datasets) == 1:
-        return next(iter(protocol.datasets))
-    pair = built_in(method) if protocol is None else None
-    return DEFAULT_DATASET if pair is None else pair[0]
+    if protocol is None:
+        return (built_in(method) or (DEFAULT_DATASET, ""))[0]
+    return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
 def refuse_without_effect(setup: Setup) -> None:

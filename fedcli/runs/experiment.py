@@ -125,8 +125,12 @@ def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         post = options.get("post", lines.get("post"))
         fields = recorded_fields(chosen, post)
         for name, value in lines.items():
-            if name not in (*fields, *EXPERIMENT) or name in ("config", "from_"):
+            kinds = (object,) if name in fields else EXPERIMENT.get(name, ())
+            if not kinds:
                 raise unknown_option(name, chosen, post, f" in '{config}'")
+            if not isinstance(value, kinds):
+                types = " or ".join(kind.__name__ for kind in kinds)
+                raise UserError(f"'{name}' in '{config}' must be of type {types} (got {value!r}); give such a value.")
             if isinstance(value, list) and name in fields:
                 if not takes_several(fields[name]) or not value:
                     raise UserError(f"'{name}' in '{config}' must be one value (got {value!r}); give one.")

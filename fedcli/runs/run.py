@@ -377,12 +377,9 @@ def free_folder(folder: Path) -> None:
         UserError: There is something else.
     """
     holds_run = (folder / records.RECORD).is_file()
-    if holds_run:
-        is_free = read_begun(folder) is None
-    elif folder.is_dir():  # only what a killed process has left behind may be there
-        is_free = all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
-    else:
-        is_free = not folder.exists()
+    # Without a record, only what a killed process has left behind may be there.
+    is_empty = folder.is_dir() and all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
+    is_free = read_begun(folder) is None if holds_run else is_empty or not folder.exists()
     if is_free:
         return
     kind = InUse if (folder / LOCK).exists() else UserError

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,10 +133,8 @@ def _distance(rounds: list[dict[str, Any]], again: list[dict[str, Any]]) -> tupl
     for rows in (rounds, again):
         kinds = ("test_accuracy", "validation_accuracy")
         curves.append({(row["round"] + 1, kind): row[kind] for row in rows for kind in kinds if row[kind] is not None})
-    largest, number = 0.0, 0
+    differences = {(0, ""): 0.0}  # of two curves without a point
     for point in sorted({**curves[0], **curves[1]}):
-        pair = [curve[point] for curve in curves if point in curve]
-        difference = abs(pair[0] - pair[1]) if len(pair) == 2 else 1.0
-        if difference > largest:
-            largest, number = difference, point[0]
-    return largest, number
+        differences[point] = min(abs(curves[0].get(point, inf) - curves[1].get(point, inf)), 1.0)
+    largest = max(differences, key=differences.get)
+    return differences[largest], largest[0]
