@@ -283,7 +283,8 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(place):
     assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full |" in done.stdout
 
 
-def test_the_command_of_a_claim_runs_its_rows_and_nothing_else():
+def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(plans, "shipped", list)  # plans of all claims compare them with every committed record
     for answer in claims.answers(registry.claims(), [], lambda name: True):
         claim, (runs, _, after) = answer.claim, answer.command.partition(" && ")
         measured = claim.name in ("fedfm:features", "fedfm:silhouette")
