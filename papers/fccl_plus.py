@@ -931,9 +931,7 @@ TABLES = (
     _table(
         17,
         "Plain distillation in the first local epochs",
-        _cells(
-            {name: ("fccl-plus", {"plain_share": value}) for name, value in _PLAIN.items()}, ("Digits",), _BOTH
-        ),
+        _cells({name: ("fccl-plus", {"plain_share": value}) for name, value in _PLAIN.items()}, ("Digits",), _BOTH),
     ),
     # Table 18, 18 runs: other architecture assignments.
     _table(

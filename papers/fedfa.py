@@ -508,9 +508,7 @@ _VALIDATION = Protocol(
     },
     datasets={  # 2 classes x 500 images a client, and 10 x 100
         "fmnist": replace(_FMNIST, backbone="cnn-2x32-100", settings={"partition": "missing:8"}),
-        "mixed-digits": replace(
-            _MIXED_DIGITS, backbone="cnn-2x64-100", settings={"partition": "domains+missing:0"}
-        ),
+        "mixed-digits": replace(_MIXED_DIGITS, backbone="cnn-2x64-100", settings={"partition": "domains+missing:0"}),
     },
     selection="last",
     method_options=_others(),

@@ -507,9 +507,7 @@ PROTOCOLS = (
         "niid-3",
         "Each client lacks classes",
         *("missing:3", "missing:3", "missing:30"),
-        notes=(
-            "Table IV has missing:1, :2, :3, :5 and :7 on CIFAR-10; the two other data sets are our analogues.",
-        ),
+        notes=("Table IV has missing:1, :2, :3, :5 and :7 on CIFAR-10; the two other data sets are our analogues.",),
     ),
     replace(
         _protocol(
@@ -525,9 +523,7 @@ PROTOCOLS = (
         name="fedfm:femnist",
         summary="Handwritten characters, each client a writer, 7 of 3,150 in a round",
         source="Section VII-C.3; rounds and training of Section VII-A",
-        settings={
-            **_TRAINING, "num_clients": 3150, "cohort_size": 7, "drop_last": False, "partition": "writers",
-        },
+        settings={**_TRAINING, "num_clients": 3150, "cohort_size": 7, "drop_last": False, "partition": "writers"},
         datasets={"femnist": DataSetting("resnet18", (0.5,), (0.5,), "not stated; pixels in [-1, 1], no augmentation")},
         selection="best-validation",
         method_options=_OF_BASELINES,
@@ -544,9 +540,7 @@ PROTOCOLS = (
         name="fedfm:motivation",
         summary="Two clients of 5,000 images, half of each from one class, train once from the same model",
         source="Section III-B, Figs. 1 and 2",
-        settings={
-            **_TRAINING, "rounds": 1, "cohort_size": 2, "partition": "dominant:1:share=4/9",
-        },
+        settings={**_TRAINING, "rounds": 1, "cohort_size": 2, "partition": "dominant:1:share=4/9"},
         datasets={"cifar10": _CIFAR10},
         selection="best-validation",
         method_options={"fedfm": {"start_round": 0}},

@@ -1,5 +1,6 @@
-"""Programs that tests start, interrupt and kill."""
+"""Programs that tests start, interrupt and kill, and commands and scripts in the process of the tests."""
 
+import importlib.util
 import os
 import select
 import signal
@@ -7,6 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fedcli.cli import app
 
 PATIENCE = 60  # seconds until a test fails that waits for a program
 SMALL = (
@@ -30,14 +35,23 @@ def run_round(state, cohort, fed, config):
 
 METHOD = replace(find_method("fedavg"), name="waits", run_round=run_round)
 """
+# Two runs of it.
+TABLE = """
+import fedcli
+
+given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
+cells = tuple(fedcli.Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))
+TABLE = fedcli.Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
+"""
 
 
 class Waiting:
-    """Writes `waits.py` and its pipes into a folder, and knows which processes wait in it."""
+    """Writes `waits.py`, `table.py` and their pipes into a folder, and knows which processes wait in it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         (folder / "waits.py").write_text(WAITS)
+        (folder / "table.py").write_text(TABLE)
         os.mkfifo(folder / "here")
         os.mkfifo(folder / "go")
         self._file = os.open(folder / "here", os.O_RDONLY | os.O_NONBLOCK)
@@ -99,3 +113,16 @@ def start(folder, *arguments, program=("-m", "fedcli"), **options):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     options["preexec_fn"] = as_in_a_terminal
     return Program([sys.executable, *program, *map(str, arguments)], cwd=folder, env=environment, **options)
+
+
+def invoke(*arguments):
+    """The result of a command of `fedcli` in this process."""
+    return CliRunner().invoke(app.app, list(map(str, arguments)), prog_name="fedcli")
+
+
+def load_script(file):
+    """A script that is no part of the package, as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -41,11 +41,6 @@ def test_the_fastest_way_that_leaves_memory_is_taken(found, expected):
     assert "of 7 ways tried" in reason
 
 
-def test_the_reason_has_the_numbers():
-    *_, reason = choose({("stacked", 10): (1.25, 2.5)})
-    assert reason == "fastest of 7 ways tried, 1.25 ms for a step of one client, 2.5 of 10.0 GiB"
-
-
 def test_where_nothing_fits_one_client_trains_at_a_time():
     too_large = {(how, size): (1, 9) for how in ("stacked", "branches") for size in (1, 2, 4)}
     way, size, reason = choose(too_large, sizes=())
@@ -99,7 +94,8 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(tried):
     assert autotune.autotune(fed) is None
     assert fed.engine.clients_per_chunk == 1
     fed.device = torch.device("cuda")
-    assert "6.0 of 10.0 GiB" in autotune.autotune(fed)
+    reason = "fastest of 5 ways tried, 500 ms for a step of one client, 6.0 of 10.0 GiB"
+    assert autotune.autotune(fed) == reason
     assert (fed.engine.way, fed.engine.clients_per_chunk) == ("stacked", 2)
     assert tried == [*((way, size) for way in ("stacked", "branches") for size in (4, 2)), ("stacked", 1)]
     _, fed = laws.federation(FEDAVG, clients_per_chunk="branches:3")

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch, tmp_path):
+def small(folder, monkeypatch):
     """Peak rates and workloads that are measured in no time, and an empty working folder."""
     monkeypatch.setattr(rates, "MATMUL_SIDES", {"cpu": (32,)})
     monkeypatch.setattr(rates, "COPY_BYTES", 2**12)
@@ -35,10 +35,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
     for name in rounds.WORKLOADS:
         monkeypatch.setitem(rounds.WORKLOADS, name, dataclasses.replace(TINY, name=name))
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
 
 
 def sides(workload, **options):

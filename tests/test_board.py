@@ -1,6 +1,5 @@
 """The page and the figure of the one board, from a made-up CSV: order, leads, ties and runs that diverged."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from fedcli.results.metrics import interval
 from fedcli.runs.config import refuse_without_effect
+from tests.programs import load_script
 from tests.test_tables import cells, record
 
 FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
@@ -36,9 +36,7 @@ OPTIONS[GLOBAL]["moon"] = {"lr": 0.2, "contrastive_weight": 1.0}
 @pytest.fixture
 def board(tmp_path, monkeypatch):
     """The script, in a folder with the made-up CSV."""
-    spec = importlib.util.spec_from_file_location("board", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(FILE)
     monkeypatch.setattr(module, "HERE", tmp_path)
     (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
     rows = []

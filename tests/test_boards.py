@@ -1,13 +1,12 @@
 """Mixed runs: what is selected, one table for each protocol and data set, copies counted once."""
 
 import pytest
-from typer.testing import CliRunner
 
-from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import curves
 from fedcli.results import frame, tables
 from fedcli.results.render import render
+from tests.programs import invoke
 from tests.test_tables import SELECTED, cells, record, write
 
 MIXED = [
@@ -81,7 +80,7 @@ def test_the_command_takes_all_of_it(tmp_path):
         write(tmp_path / str(number), run)
 
     def call(command, *given):
-        result = CliRunner().invoke(app, [command, str(tmp_path), *given])
+        result = invoke(command, tmp_path, *given)
         return result.exit_code, result.output
 
     code, text = call("table", "--dataset", "digits", "--columns", "method,selected", "--title", "Mine")

@@ -7,17 +7,16 @@ import shlex
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Claim, Table, registry
-from fedcli.cli import app as cli
 from fedcli.cli.tables import drawn_claims
 from fedcli.errors import UserError
 from fedcli.results import claims, costs, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
+from tests.programs import invoke
 
 RUN = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
@@ -270,7 +269,7 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(place):
     behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",), "lower"),\n    '
     place.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
     command = ["claims", str(place.file), "--runs", str(place.runs), "--format"]
-    done = CliRunner().invoke(cli.app, [*command, "csv"])
+    done = invoke(*command, "csv")
     assert done.exit_code == 0, done.output
     rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
     verdicts = [(name, row["verdict"]) for name, row in rows.items()]
@@ -279,12 +278,13 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(place):
     runs = [place.runs / f"{method}-{seed}" for seed in range(3) for method in ("fedavg", "fedprox")]
     assert rows["own:ahead"]["runs"].split("; ") == list(map(str, runs))
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
-    done = CliRunner().invoke(cli.app, [*command, "markdown"])
+    done = invoke(*command, "markdown")
     ours = "+5.10 [+4.85, +5.35] (3)"
     assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full |" in done.stdout
 
 
-def test_the_command_of_a_claim_runs_its_rows_and_nothing_else():
+def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(plans, "shipped", list)  # plans of all claims compare them with every committed record
     for answer in claims.answers(registry.claims(), [], lambda name: True):
         claim, (runs, _, after) = answer.claim, answer.command.partition(" && ")
         measured = claim.name in ("fedfm:features", "fedfm:silhouette")
@@ -301,7 +301,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else():
 def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had():
     claim = registry.claims("fedsa")[0]
     (answer,) = claims.answers([claim], [])
-    assert f"| `{answer.command}` |\n" in render(claims.sheet([answer]))
+    assert f"| decided by `{answer.command}` |\n" in render(claims.sheet([answer]))
     out = io.StringIO()
     Console(file=out, width=80).print(drawn_claims([answer]))
     assert answer.command in " ".join(out.getvalue().split())

@@ -45,13 +45,10 @@ def commands(text):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with a user's files and some runs, as the texts suppose it; of data sets the built-in ones are there."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+def folder(folder, monkeypatch):
+    """The folder with a user's files and some runs, as the texts suppose it; only built-in data sets are there."""
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (folder / "docs").symlink_to(ROOT / "docs")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.S) if "METHOD" in block]
     for name in ("mine.py", "my_method.py"):
         Path(name).write_text(code)
@@ -66,7 +63,7 @@ def folder(tmp_path, monkeypatch):
     fedcli.run("fedavg", out="runs/fedavg-niid-2/seed-0", drift_every=1, **small)
     with pytest.raises(KeyboardInterrupt):
         fedcli.run("fedavg", out="runs/fedavg-niid-2/seed-1", seed=1, checkpoint_every=1, progress=Stops(), **small)
-    return tmp_path
+    return folder
 
 
 def needs_data(words):

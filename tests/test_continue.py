@@ -4,10 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli import app as cli
 from fedcli.cli import common, display
 from fedcli.errors import UserError
 from fedcli.results import jobs
@@ -17,6 +15,7 @@ from fedcli.runs.config import flags_of
 from fedcli.runs.lock import InUse
 from fedcli.runs.records import read_record
 from fedcli.runs.signals import OutOfTime
+from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
 ONE = {**TINY, "rounds": 1, "lr": 0.02}
@@ -110,10 +109,6 @@ def test_what_cannot_go_on_is_refused(method, given, message, finished):
     with pytest.raises(UserError, match=message):
         fedcli.run(method, continue_=True, **{"out": finished, **ONE, **given})
     assert (finished / "record.json").read_bytes() == before
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, list(map(str, arguments)))
 
 
 def test_a_kill_while_figures_are_drawn_leaves_the_figures_to_the_same_command(finished, monkeypatch):

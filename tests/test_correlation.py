@@ -5,10 +5,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli import app as cli
 from fedcli.errors import UserError
 from fedcli.figures import quality
 from fedcli.figures.outputs import correlation_chart
@@ -17,6 +15,7 @@ from fedcli.registry import find_method
 from fedcli.runs.records import read_record
 from fedcli.runs.run import open_run
 from tests import laws
+from tests.programs import invoke
 
 TINY = {
     "dataset": "digit-domains", "protocol": "fccl:digit-domains", "train_examples": 200, "rounds": 1,
@@ -118,5 +117,5 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
 
 @pytest.mark.parametrize("kind", ["correlation", "domains"])
 def test_the_command_draws_figures_of_personal_models(kind, runs, tmp_path):
-    result = CliRunner().invoke(cli.app, ["plot", "--kind", kind, str(runs / "b"), "--out", str(tmp_path / "one.svg")])
+    result = invoke("plot", "--kind", kind, runs / "b", "--out", tmp_path / "one.svg")
     assert (result.exit_code, (tmp_path / "one.svg").is_file()) == (0, True), result.output

@@ -12,19 +12,28 @@ from fedcli.runs import run as runs
 from tests.torture.trials import stopped_run
 
 
-@pytest.mark.parametrize("part", ["digest", "structure", "tensors", "cut"])
+@pytest.mark.parametrize("part", ["digest", "structure", "tensors", "cut", "missing state", "exchanged state"])
 def test_after_damage_a_run_goes_on_from_the_checkpoint_before(part, tmp_path):
     source, end = stopped_run("client state")
     folder = shutil.copytree(source / "run", tmp_path / "run")
     file = folder / checkpoints.CHECKPOINT
-    content = bytearray(file.read_bytes())
-    content[{"digest": 60, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
-    file.write_bytes(content[: 1000 if part == "cut" else None])
+    said = f"'{file}' is damaged"
+    if part.endswith("state"):
+        file, second, *_ = sorted((folder / checkpoints.STATES).glob("*-1.safetensors"))
+        said = f"is damaged (it names '{file}': "
+    if part == "missing state":
+        file.unlink()
+    elif part == "exchanged state":
+        shutil.copy(second, file)
+    else:
+        content = bytearray(file.read_bytes())
+        content[{"digest": 60, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
+        file.write_bytes(content[: 1000 if part == "cut" else None])
     record = runs.resume(folder).record
     assert record["summary"]["params_sha256"] == end
     assert record["resumed"] == [1]
     [note] = record["engine"]["notes"]
-    assert f"'{file}' is damaged" in note["text"]
+    assert said in note["text"]
     assert records.read_record(folder) == record
 
 

@@ -3,19 +3,17 @@
 import re
 import shlex
 from dataclasses import fields
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli import app as cli
 from fedcli.registry import find_method
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, resolve
 from fedcli.userfiles import from_file
+from tests.programs import invoke, load_script
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -57,7 +55,7 @@ def resolved(line, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "run", caught)
-    result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+    result = invoke(*shlex.split(line)[1:])
     assert result.exit_code == 130, result.output  # the command line was understood
     method, seeds = given.pop("method"), given.pop("seeds")
     options = {name: v for name, v in given.items() if v is not None and name not in ("out", "progress", "sources")}
@@ -96,10 +94,12 @@ def test_the_options_of_the_table_exist():
         assert fedcli.core.partition.from_flag(flag)
 
 
-def test_the_links_lead_somewhere():
-    for name, text in TEXTS.items():
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
-            assert (DOCS / target).exists(), (name, target)
+def test_the_links_of_all_texts_and_pages_lead_somewhere():
+    for pattern in ("README.md", "docs/*.md", "results/*.md", "results/papers/*.md"):
+        for file in ROOT.glob(pattern):
+            for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
+                assert (file.parent / target).exists(), (file, target)
+    for text in TEXTS.values():
         for path in re.findall(r"`((?:papers|tests|docs|dataset)/[\w/.]+\.py)`", text):
             assert path.startswith("dataset/") or (ROOT / path).is_file(), path
 
@@ -171,8 +171,7 @@ def test_equations_3_and_4_by_hand(example):
 
 
 def test_the_page_of_what_a_method_is_given_is_that_of_the_code():
-    spec = spec_from_file_location("make", DOCS / "make.py")
-    spec.loader.exec_module(make := module_from_spec(spec))
+    make = load_script(DOCS / "make.py")
     assert TEXTS["what-a-method-is-given.md"] == make.page()
     for name in ("fed.train(", "fed.class_counts(cohort)", "cohort.weights", "batch.epoch_end", "masked_mean("):
         assert f"| `{name}" in make.page()

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import fedcli
 from fedcli import registry, userfiles
-from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
@@ -23,6 +21,7 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import comparison, plans
 from tests.files import refused
+from tests.programs import invoke
 
 NETS = """
 import torch
@@ -57,10 +56,8 @@ FLAGS = [text for key, value in {**OPTIONS, **SMALL}.items() for text in ("--" +
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path, monkeypatch):
+def files(folder, monkeypatch):
     """The three files in an empty folder, which is the working one."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
     for name, text in (("nets.py", NETS), ("split.py", SPLIT), ("data.py", DATA)):
         Path(name).write_text(text)
@@ -79,13 +76,15 @@ def build(body, size=8, classes=5):
 # Running
 
 
-METHODS = """
+METHODS = '''"""My card."""
+
 from dataclasses import dataclass, replace
 from fedcli import Cell, DataSetting, Post, Protocol, Table, option
-from fedcli.papers.baselines import fedavg
+from fedcli.papers.baselines import fedprox
+from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
 
-PLAIN = replace(fedavg.METHOD, name="plain")
-METHODS = (PLAIN, replace(fedavg.METHOD, name="other"))
+PLAIN = replace(SIMPLE, name="plain", default_protocol="")
+METHODS = (PLAIN, replace(fedprox.METHOD, name="other"), SIMPLE)
 PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
     "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
 TABLES = (Table("mine:1", "title", ("mine", "1"), (
@@ -99,14 +98,18 @@ def apply(params, buffers, fed, config):
     return {name: value * config.share for name, value in params.items()}, buffers, 0
 
 POST = Post("half", "Halve the parameters", Config, apply)
-"""
+'''
 
 
 def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     Path("mine.py").write_text(METHODS)
     path = str(Path("mine.py").resolve())
-    assert registry.find_method("./mine.py:other").name == "other"
-    assert registry.find_method("./mine.py:PLAIN").name == "plain"
+    for text, name in (("other", "other"), ("PLAIN", "plain")):
+        method = registry.find_method(f"./mine.py:{text}")  # made of a paper's, and that of the user's file
+        assert (method.name, method.card, method.file_hash) == (name, "My card.", userfiles.file_hash("mine.py"))
+        assert str(method.file) == path
+        assert registry.find_protocol("mine:digits", method).name == "mine:digits"
+    assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")  # imported, not declared
     refused(lambda: registry.find_method("./mine.py"), "several", "plain, other", "./mine.py:NAME")
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
     Path("imports.py").write_text("from fedcli.papers.baselines.fedavg import METHOD as SIMPLE\n")
@@ -118,39 +121,12 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     (((name, *_), *_),) = shown.blocks  # a line, that of ours
     assert (name[0], shown.columns) == ("a", ["Method", "", "b", "c"])
     assert not any("paper" in note for note in shown.notes)
-    command = "run ./mine.py:plain --protocol mine:digits --post ./mine.py:POST --share 0.25 --train-examples 40"
-    result = CliRunner().invoke(cli.app, [*command.split(), "--device", "cpu", "--out", "run"])
+    command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
+    result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output
     record = json.loads(Path("run/record.json").read_text())
     assert (record["protocol"], record["post"]["name"], record["config"]["share"]) == ("mine:digits", "half", 0.25)
-    assert record["user_files"] == {path: userfiles.file_hash("mine.py")}
-
-
-BORROWED = '''"""My card."""
-
-from dataclasses import replace
-
-from fedcli import DataSetting, Protocol
-from fedcli.papers.baselines import fedprox
-from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
-
-METHOD = replace(SIMPLE, name="mine", default_protocol="")
-METHODS = (replace(fedprox.METHOD, name="also-mine"), SIMPLE)
-PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
-    "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
-'''
-
-
-def test_a_method_made_of_a_papers_is_that_of_the_users_file():
-    Path("mine.py").write_text(BORROWED)
-    for name in ("./mine.py", "./mine.py:also-mine"):
-        method = registry.find_method(name)
-        assert method.file == Path("mine.py").resolve()
-        assert (method.card, method.file_hash) == ("My card.", userfiles.file_hash("mine.py"))
-        assert registry.find_protocol("mine:digits", method).name == "mine:digits"
-    record = fedcli.run("./mine.py", out="run", train_examples=40, device="cpu").record
-    assert (record["protocol"], record["method_hash"]) == ("mine:digits", userfiles.file_hash("mine.py"))
-    assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")  # imported, not declared
+    assert record["user_files"] == {path: userfiles.file_hash("mine.py")} == {path: record["method_hash"]}
 
 
 def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():

@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli.app import app
 from fedcli.core.trees import select
 from fedcli.errors import UserError
 from fedcli.figures import curves, outputs, quality
@@ -21,6 +19,7 @@ from fedcli.runs.prepare import federation
 from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.programs import invoke
 from tests.test_plots import curve, drawn
 
 TINY = {
@@ -62,19 +61,6 @@ def watched(**run):
     return setup, federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
 
 
-def slow_measure(fed, cohort):
-    """The numbers by loops over clients, classes and images, from what each client ends up with."""
-    models = [select((fed.trained.params, fed.trained.buffers), k) for k in range(len(cohort.client_ids))]
-    features = [fed.predict(*model, None)[0] for model in models]
-    updates = [params["head.weight"] - fed.received["head.weight"] for params, _ in models]
-    distances, cosines = [], []
-    for i in range(len(models)):
-        for v in range(i):
-            distances += [torch.dist(a, b).item() for a, b in zip(features[i], features[v], strict=True)]
-            cosines += [torch.cosine_similarity(a, b, 0).item() for a, b in zip(updates[i], updates[v], strict=True)]
-    return {"feature_distance": np.mean(distances), "classifier_similarity": np.mean(cosines)}
-
-
 @pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
 def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
     monkeypatch.setattr(drift, "AT_ONCE", at_once)
@@ -82,7 +68,11 @@ def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk,
     state = setup.method.init(fed, setup.options)
     cohort = fed.cohort(0)
     after, entry = one_round(setup, fed, state, cohort)
-    assert entry["drift"] == pytest.approx(slow_measure(fed, cohort), rel=1e-9)
+    models = [select((fed.trained.params, fed.trained.buffers), k) for k in range(len(cohort.client_ids))]
+    features = torch.stack([fed.predict(*model, None)[0] for model in models])
+    assert entry["drift"]["feature_distance"] == pytest.approx(drift.feature_distance(features), rel=1e-9)
+    similarity = drift.classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
+    assert entry["drift"]["classifier_similarity"] == pytest.approx(similarity, rel=1e-9)
     assert laws.distance(fed.received, state.params) == 0
     shares = fed.trained.params["head.weight"] * cohort.weights[:, None, None]
     torch.testing.assert_close(shares.sum(0), after.params["head.weight"], rtol=1e-10, atol=1e-12)
@@ -234,7 +224,7 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     cosines, same = pair_cosines(features, points["labels"])
     expected = separation(features, points["labels"])
     expected |= {"cosine_same": np.median(cosines[same]), "cosine_other": np.median(cosines[~same])}
-    ended = CliRunner().invoke(app, ["quality", str(run.path), "--clients"])
+    ended = invoke("quality", run.path, "--clients")
     assert ended.exit_code == 0, ended.output
     assert f"{expected['nmi']:.3f}" in ended.output
     record = read_record(run.path)
@@ -251,13 +241,11 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))
     assert len(above.collections) == len(np.unique(points["clients"]))  # a marker each
     assert [text.get_text() for text in below.get_legend().get_texts()] == ["of one class", "of two classes"]
-    refused = CliRunner().invoke(app, ["quality", str(run.path), "--clients", "--client", "0"])
+    refused = invoke("quality", run.path, "--clients", "--client", "0")
     assert (refused.exit_code, "--clients is for runs with a global model" in refused.output) == (2, True)
 
 
-def test_runs_without_a_global_model_or_kept_features_are_refused(tmp_path):
+def test_runs_without_a_global_model_are_refused(tmp_path):
     run = fedcli.run("local", out=tmp_path / "run", **{**TINY, "rounds": 1})
     with pytest.raises(UserError, match=r"needs a global model of one network \(got 'local'"):
         one_more_round(run.path)
-    with pytest.raises(UserError, match="run 'fedcli quality --clients' first"):
-        outputs.clients_chart([run.path])

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,30 +21,32 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
 from tests import laws
-from tests.toys import use_tiny_network
+from tests.toys import first_round, use_tiny_network
 
 FEDAVG = find_method("fedavg")
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
-@pytest.mark.parametrize("chunk", ["1", "2", "4", "branches:3"])
-def test_dead_taps_and_frozen_parameters_agree_with_the_plain_loop(chunk, clip_norm):
-    """Unequal clients, partial batches, weight decay and momentum, all parameters in the first step and some after."""
-    sizes, trained = (7, 4, 2, 6), []
+@cache
+def of_two_steps(reference=False, chunk="auto"):
+    """Clients after a step of all parameters and one of some, both clipped, on images that leave taps dead."""
+    sizes = (7, 4, 2, 6)
     run = {"backbone": "resnet10", "data": laws.toy_dataset(sum(sizes), channels=3, size=32), "lr": 0.01}
     run |= {"parts": laws.toy_parts(sizes), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
-    for reference in (True, False):
-        setup, fed = laws.federation(FEDAVG, reference=reference, **run)
-        network = fed.network
-        assert any(isinstance(layer, LiveConv2d) for layer in network.module.modules()) != reference
-        loss, cohort = setup.method.module.make_local_loss(network), fed.cohort(0)
-        clients = fed.broadcast(*fed.initial_model(), cohort)
-        clients, _ = fed.train(clients, cohort, fed.optimizer_step(loss, clip_norm=clip_norm))
-        some = [name for name in clients.params if "layer4" in name and "conv" in name]
-        step = fed.optimizer_step(loss, names=some, key="some", clip_norm=clip_norm)
-        clients, _ = fed.train(clients._replace(optimizer={}), cohort, step)
-        trained.append((clients.params, clients.buffers))
-    laws.assert_agree(trained[1], trained[0], "with dead taps")
+    setup, fed = laws.federation(FEDAVG, reference=reference, **run)
+    assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != reference
+    loss, cohort = setup.method.module.make_local_loss(fed.network), fed.cohort(0)
+    clients = fed.broadcast(*fed.initial_model(), cohort)
+    clients, _ = fed.train(clients, cohort, fed.optimizer_step(loss, clip_norm=0.5))
+    some = [name for name in clients.params if "layer4" in name and "conv" in name]
+    step = fed.optimizer_step(loss, names=some, key="some", clip_norm=0.5)
+    clients, _ = fed.train(clients._replace(optimizer={}), cohort, step)
+    return clients.params, clients.buffers
+
+
+@pytest.mark.parametrize("chunk", ["1", "2", "4", "branches:3"])
+def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk):
+    """With unequal clients, partial batches, weight decay and momentum."""
+    laws.assert_agree(of_two_steps(chunk=chunk), of_two_steps(reference=True), "with dead taps")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -66,10 +69,7 @@ def quadratic(params, buffers, batch, context):
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_epochs_in_two_calls_are_epochs_in_one(chunk):
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk), local_epochs=3)
-    loss = setup.method.module.make_local_loss(fed.network)
-    cohort = fed.cohort(0)
-    start = fed.broadcast(*fed.initial_model(), cohort)
+    fed, cohort, start, loss = first_round(clients_per_chunk=str(chunk), local_epochs=3)
     whole, _ = fed.train(start, cohort, loss)
     part, _ = fed.train(start, cohort, loss, epochs=range(0))
     assert laws.distance(part.params, start.params) == 0
@@ -97,23 +97,20 @@ def test_context_axes_give_each_client_its_own(chunk):
 
 
 def test_a_term_that_is_not_finite_names_round_clients_and_term():
-    _, fed = laws.federation(FEDAVG)
-    cohort = fed.cohort(3)  # the fourth round
+    fed, _, start, _ = first_round()
 
     def loss(params, buffers, batch, context):
         value, aux = quadratic(params, buffers, batch, 0.0)
         return value, aux._replace(terms={"fine": value, "broken": value / context})
 
     with pytest.raises(NonFiniteLoss, match=r"'broken' is not finite in round 4 for client\(s\) 1, 2;"):
-        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss, torch.tensor([1.0, 0, 0, 1.0]), 0)
+        fed.train(start, fed.cohort(3), loss, torch.tensor([1.0, 0, 0, 1.0]), 0)  # the fourth round
 
 
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:2"])
 def test_clients_that_train_together_may_all_be_without_steps(chunk):
     run = {"drop_last": True, "batch_size": 8, "parts": laws.toy_parts((7, 4, 13, 10)), "clients_per_chunk": chunk}
-    setup, fed = laws.federation(FEDAVG, **run)
-    cohort, loss = fed.cohort(0), setup.method.module.make_local_loss(fed.network)
-    start = fed.broadcast(*fed.initial_model(), cohort)
+    fed, cohort, start, loss = first_round(**run)
     whole, terms = fed.train(start, cohort, loss)
     assert laws.distance(select(whole.params, slice(0, 2)), select(start.params, slice(0, 2))) == 0
     assert (terms["cross_entropy"] > 0).tolist() == [False, False, True, True]
@@ -218,8 +215,8 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
 
 
 def test_a_stopped_thread_ends_before_its_data_does(two_threads):
-    setup, fed = laws.federation(FEDAVG)
-    cohort, seen = fed.cohort(0), []
+    fed, cohort, start, loss = first_round()
+    seen = []
 
     def count(samples):
         seen.append(samples)
@@ -227,36 +224,32 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
 
     fed.engine = dataclasses.replace(fed.engine, on_samples=count)
     with pytest.raises(KeyboardInterrupt):
-        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, setup.method.module.make_local_loss(fed.network))
+        fed.train(start, cohort, loss)
     assert 1 <= len(seen) <= 4  # of 20 steps
 
 
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:4"])
 def test_training_leaves_what_it_is_given_as_it_was(chunk):
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk, local_epochs=1)
-    loss, cohort = setup.method.module.make_local_loss(fed.network), fed.cohort(0)
-    params, _ = fed.initial_model()
-    start, _ = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+    fed, cohort, start, loss = first_round(clients_per_chunk=chunk, local_epochs=1)
+    start, _ = fed.train(start, cohort, loss)
     before = tree_map(torch.clone, start)
     after, _ = fed.train(start, cohort, loss)
     assert laws.distance((start.params, start.optimizer), (before.params, before.optimizer)) == 0
     assert laws.distance(after.params, start.params) > 0
     own = {name: value.detach() for name, value in fed.network.module.named_parameters()}
-    assert laws.distance(own, params) == 0
+    assert laws.distance(own, fed.initial_model()[0]) == 0
 
 
 @pytest.mark.parametrize("chunk", ["1", "4"])
 def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
-    plain = fed.optimizer_step(setup.method.module.make_local_loss(fed.network))
+    fed, cohort, start, loss = first_round(clients_per_chunk=chunk)
+    plain = fed.optimizer_step(loss)
 
     def update(client, batch, context):
         after, aux = plain.update(client, batch, context)
         moved = {name: value + after.params[name] - client.params[name] for name, value in client.memory.items()}
         return after._replace(memory=moved), aux
 
-    cohort = fed.cohort(0)
-    start = fed.broadcast(*fed.initial_model(), cohort)
     start = start._replace(memory=tree_map(torch.zeros_like, start.params))
     trained, _ = fed.train(start, cohort, Step(update, plain.init_optimizer))
     laws.assert_agree(trained.memory, tree_map(torch.sub, trained.params, start.params), "the sum of the moves")
@@ -333,14 +326,13 @@ def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_
 
 
 def test_where_not_even_one_client_fits_the_error_comes_through():
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    fed, cohort, start, _ = first_round(clients_per_chunk="4")
 
     def loss(params, buffers, batch, context):
         raise torch.OutOfMemoryError("no memory")
 
-    cohort = fed.cohort(0)
     with pytest.raises(torch.OutOfMemoryError):
-        fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+        fed.train(start, cohort, loss)
     assert fed.engine.clients_per_chunk == 1
     assert len(fed.engine.notes) == 2
 

@@ -1,6 +1,5 @@
 """The open claims, run in pieces on one machine after the other: the same bits, and nothing begun that is lost."""
 
-import importlib.util
 import json
 import time
 from pathlib import Path
@@ -8,14 +7,13 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from fedcli import registry
-from fedcli.cli.app import app
 from fedcli.data import datasets
 from fedcli.results import plans
 from fedcli.runs.checkpoints import STATES
 from fedcli.runs.records import environment, read_record
+from tests.programs import invoke, load_script
 
 FILE = Path(__file__).parent.parent / "results" / "evidence" / "evidence.py"
 MIB = 2**20
@@ -24,9 +22,7 @@ MIB = 2**20
 @pytest.fixture
 def evidence(tmp_path, monkeypatch):
     """The script, in an empty folder, with the committed records out of sight."""
-    spec = importlib.util.spec_from_file_location("evidence", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(FILE)
     monkeypatch.setattr(plans, "shipped", list)
     monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
     monkeypatch.chdir(tmp_path)
@@ -43,7 +39,7 @@ class Process(SimpleNamespace):
 
 def start_here(command, jobs):
     """Runs `fedcli` in this process."""
-    return Process(returncode=CliRunner().invoke(app, command).exit_code)
+    return Process(returncode=invoke(*command).exit_code)
 
 
 def ended(folder):

@@ -17,7 +17,7 @@ from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
 from fedcli.core.trees import Flat, tree_map
 from fedcli.registry import find_method, methods
 from tests import laws
-from tests.toys import STATEFUL, use_tiny_network
+from tests.toys import STATEFUL, fedavg_round, first_round, use_tiny_network
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
 
@@ -145,20 +145,17 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     assert (graphs.captured, len(fed.engine.stacks)) == (2, 1)  # with and without a mask
     _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
     assert (graphs.captured, len(fed.engine.stacks)) == (3, 2)
-    fed.engine.way = "branches"
-    cohort = fed.cohort(0)
-    loss = FEDAVG.module.make_local_loss(fed.network)
-    fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, loss)
+    fed.engine.way, cohort = "branches", fed.cohort(0)
+    start, loss = fed.broadcast(*fed.initial_model(), cohort), FEDAVG.module.make_local_loss(fed.network)
+    fed.train(start, cohort, loss)
     assert len(fed.engine.stacks) == stacked.KEPT == 4
-    fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, fed.optimizer_step(loss, weight_decay=0.5))
+    fed.train(start, cohort, fed.optimizer_step(loss, weight_decay=0.5))
     assert len(fed.engine.stacks) == stacked.KEPT  # the oldest went
 
 
 def test_what_training_returns_outlives_the_next_round():
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
+    fed, cohort, start, loss = first_round(clients_per_chunk="4")
     fed.engine.graphs = ListGraphs()
-    cohort = fed.cohort(0)
-    start, loss = fed.broadcast(*fed.initial_model(), cohort), setup.method.module.make_local_loss(fed.network)
     first, terms = fed.train(start, cohort, loss)
     before = tree_map(torch.clone, (first.params, terms))
     fed.train(first, fed.cohort(1), loss)
@@ -167,10 +164,8 @@ def test_what_training_returns_outlives_the_next_round():
 
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call_if_it_is_long(monkeypatch):
     monkeypatch.setattr(stacked, "WORTHWHILE", 4)
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)))
+    fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)))
     fed.engine.graphs = graphs = ListGraphs()
-    cohort, plain = fed.cohort(0), setup.method.module.make_local_loss(fed.network)
-    start = fed.broadcast(*fed.initial_model(), cohort)
     for factor in (1.0, 2.0):
         scale = torch.tensor(factor, dtype=fed.dtype)  # not in the context, as it should be: may be another next time
 
@@ -198,8 +193,7 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
             assert batch.lr.item() > 0
             return value, aux
 
-        clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, loss)
-        return type(state)(*tree_map(lambda leaf: leaf.mean(0), (clients.params, clients.buffers))), terms
+        return fedavg_round(state, cohort, fed, loss)
 
     method = replace(FEDAVG, run_round=reads)
     for chunk in ("4", "branches:4"):
@@ -399,25 +393,14 @@ def test_warm_ups_and_branches_wait_for_what_was_before_and_are_waited_for(monke
     assert graphs.fork([events.work]) == ["first"]  # streams are used again
 
 
-def test_a_capture_ends_on_the_stream_it_began_on(monkeypatch):
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enabled, monkeypatch):
+    """Among it may be older graphs, and to give one up ends the capture of another."""
     events = Events(monkeypatch)
     graphs = CudaGraphs(torch.device("cuda"))
     graphs.capture(events.work)()
     assert events.log == ["work on own", "replay"]
-
-    def fails():
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        graphs.capture(fails)
-    assert events.current is events.ambient
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_no_garbage_is_collected_within_a_capture(enabled, monkeypatch):
-    """Among it may be older graphs, and to give one up ends the capture of another."""
-    events = Events(monkeypatch)
-    graphs = CudaGraphs(torch.device("cuda"))
+    events.log.clear()
     (gc.enable if enabled else gc.disable)()
     try:
         old = ListGraphs()
@@ -430,6 +413,7 @@ def test_no_garbage_is_collected_within_a_capture(enabled, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             graphs.capture(lambda: 1 / 0)
         assert gc.isenabled() == enabled
+        assert events.current is events.ambient
     finally:
         gc.enable()
 

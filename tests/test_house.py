@@ -27,7 +27,7 @@ MOST_LINES = {
     "scripts": 1345,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 20385, "bytes": 975_500, "statements": 11075}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 20230}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 19100}
 
 
 def level(module: str) -> int:

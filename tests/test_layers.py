@@ -6,11 +6,7 @@ from torch import nn
 
 from fedcli.core import backbones, layers
 from fedcli.core.layers import KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
-
-
-def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
-    return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
+from tests.test_backbones import images
 
 # Batch statistics
 
@@ -26,11 +22,11 @@ def norm_pair(channels=5):
     return ours, theirs
 
 
-def run_norm(layer, x):
-    """Output, gradients of an uneven loss by input, weight and bias, and the running statistics after."""
+def run_norm(layer, x, rows=slice(None)):
+    """Output, gradients of an uneven loss of some rows by input, weight and bias, and the running statistics after."""
     x = x.clone().requires_grad_()
     out = layer(x)
-    loss = (out * torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)).square().sum()
+    loss = (out[rows] * torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)).square().sum()
     return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias]), layer.running_mean, layer.running_var]
 
 
@@ -53,21 +49,11 @@ def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
     ours.mask = torch.zeros(4, dtype=torch.bool)
     ours.mask[real] = True
     x = norm_images()
-    padded = torch.where(ours.mask[:, None, None, None], x, filling)
-    x_grad = padded.clone().requires_grad_()
-    out = ours(padded)
-    assert torch.equal(out[~ours.mask], ours.bias[:, None, None].expand_as(out[~ours.mask]))  # finite, and no more
-    ours, _ = norm_pair()
-    ours.mask = torch.zeros(4, dtype=torch.bool)
-    ours.mask[real] = True
-    out = ours(x_grad)
-    ramp = torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)
-    grads = torch.autograd.grad((out[real] * ramp).square().sum(), [x_grad, ours.weight, ours.bias])
-    expected = run_norm(theirs, x[real])
-    result = [out[real], grads[0][real], *grads[1:], ours.running_mean, ours.running_var]
-    for one, other in zip(result, expected, strict=True):
+    out, grad, *rest = run_norm(ours, torch.where(ours.mask[:, None, None, None], x, filling), real)
+    for one, other in zip([out[real], grad[real], *rest], run_norm(theirs, x[real]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-    assert not grads[0][~ours.mask].any()
+    assert torch.equal(out[~ours.mask], ours.bias[:, None, None].expand_as(out[~ours.mask]))  # finite, and no more
+    assert not grad[~ours.mask].any()
 
 
 def test_one_value_per_channel_has_variance_0():

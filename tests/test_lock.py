@@ -101,24 +101,16 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     write_atomically(tmp_path / "link", lambda path: path.write_text("new"))
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "new"
+    (tmp_path / f".another.{os.getpid()}.partial").symlink_to("file")  # in the temporary file's place
+    write_atomically(tmp_path / "another", lambda path: path.write_text("newer"))
+    assert ((tmp_path / "file").read_text(), (tmp_path / "another").is_symlink()) == ("new", False)
     write_atomically(Path(os.devnull), lambda path: path.write_text("new"))
     assert not Path(os.devnull).is_file()
 
 
-TABLE = """
-from pathlib import Path
-from fedcli.declarations import Cell, Table
-from fedcli.results import jobs, plans
-given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
-cells = tuple(Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))
-table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
-jobs.execute(plans.plan(table, Path("runs")), jobs.Watch(), jobs=2)
-"""
-
-
 def test_the_processes_of_a_table_die_with_it(tmp_path):
     waiting = Waiting(tmp_path)
-    parent = start(tmp_path, program=("-c", TABLE))
+    parent = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
     waiting.two()
     parent.kill()
     parent.communicate()

@@ -24,7 +24,7 @@ class Count(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def joint_step(monkeypatch, chunk, num_clients, backbone, images, batch_size, full=True, **run) -> int:
+def joint_step(monkeypatch, chunk, num_clients, backbone, images, batch_size, **run) -> int:
     """The operations of a joint step that is neither the first nor the last."""
     counts, step = [], Stack.step
 
@@ -34,7 +34,7 @@ def joint_step(monkeypatch, chunk, num_clients, backbone, images, batch_size, fu
         counts.append(mode.operations)
 
     monkeypatch.setattr(Stack, "step", counted)
-    own = 3 * batch_size if full else 3 * batch_size - 1
+    own = 3 * batch_size
     data = laws.toy_dataset(num_clients * own, *images, num_classes=10)
     run |= {"backbone": backbone, "batch_size": batch_size, "local_epochs": 1, "precision": "float32"}
     parts = laws.toy_parts([own] * num_clients)

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Table, registry
-from fedcli.cli import app as cli
 from fedcli.registry import not_planned
 from fedcli.results import claims, comparison, pages, plans
 from fedcli.results.findings import read_study
 from fedcli.results.metrics import Interval
 from fedcli.runs.records import write_record
+from tests.programs import invoke
 
 TINY = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
@@ -100,13 +99,12 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         first, verdict="undecided", why="n = 2", reduced="rounds 5 of 200", seeds=(0, 1), runs=folders,
         difference=Interval(1.0, None, None, 2), decided="6 runs", claim=replace(first.claim, see="three"),
     )  # fmt: skip
-    told = (
-        "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md); but see [three]({0}three.md); decided by 6"
-    )
+    told = "| {1}: [one]({0}one.md), [two]({0}two.md); but see [three]({0}three.md); decided by 6 runs"
     page = pages.claims_table(paper, [first, *others], tmp_path, "../", commands=True)
-    assert f"{told.format('../')} runs, `fedcli table " in page
-    assert f"{told.format('')} runs |\n" in pages.claims_table(paper, [first, *others], tmp_path)
+    assert f"{told.format('../', 'reduced to rounds 5 of 200')}, `fedcli table " in page
+    assert f"{told.format('', 'reduced')} |\n" in pages.claims_table(paper, [first, *others], tmp_path)
     quoted = pages.with_front(MARKS, [first, *others])
+    assert pages.with_front("# Without a place\n", [first, *others]) == "# Without a place\n"
     line = next(line for line in quoted.splitlines() if "papers/fedfa.md" in line)
     assert line.startswith("| [FedFA](results/papers/fedfa.md) | 0 | 0 | 1 | ")
     assert sum(map(int, line.split("|")[2:7])) == 1 + len(others)
@@ -117,8 +115,8 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     paper = next(paper for paper in pages.papers() if paper.key == "fedfa")
     plan = plans.plan(TABLE, results / "records")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
-    compared = comparison.compare(plan).entries
-    assert [compared[cell.row, cell.column].ours.partition("(")[2] for cell in CELLS] == ["1 of 3)", "1 of 3)", ""]
+    counted = {(value["row"], value["column"]): value["runs_counted"] for value in comparison.compare(plan).values}
+    assert [counted[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
     empty = plans.plan(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
     page = pages.paper_page(paper, [empty, plan], [study], "", "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
@@ -139,7 +137,7 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     first = tmp_path / "README.md"
     first.write_text(f"# Project\n\n{MARKS.replace('-->', '-->old', 1)}\n\nEnd.\n")
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
-    ended = CliRunner().invoke(cli.app, ["pages", str(folder)])
+    ended = invoke("pages", folder)
     assert ended.exit_code == 0, ended.output
     assert {file.name for file in folder.glob("speed/*.png")} == {file.name for file in committed.glob("*.png")}
     readme = (folder / "README.md").read_text()
@@ -154,10 +152,8 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
     assert text.endswith("\n\n<!-- claims: end -->\n\nEnd.\n")
     assert "old" not in text
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
-    nowhere = CliRunner().invoke(cli.app, ["pages", str(tmp_path / "other")])
+    nowhere = invoke("pages", tmp_path / "other")
     assert (nowhere.exit_code, (tmp_path / "other").exists()) == (2, False)
-    first.write_text("# Without a place\n")
-    assert pages.pages(folder)[Path("..") / "README.md"] == "# Without a place\n"
 
 
 def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_records(results):

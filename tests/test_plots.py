@@ -10,14 +10,13 @@ import pytest
 from matplotlib.collections import PolyCollection
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fedcli import figures
 from fedcli.cli import display
-from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.figures import curves, partition, plots
 from fedcli.results.frame import find_records
+from tests.programs import invoke
 from tests.test_tables import record
 
 BAND = "mean ± standard deviation over 2 seeds"
@@ -115,7 +114,7 @@ def test_only_curves_have_another_axis(tmp_path):
         (["--x", "float"], "unknown axis 'float'; did you mean 'floats'"),
         (["--kind", "drift", "--x", "floats"], "--x is for learning curves"),
     ):
-        result = CliRunner().invoke(app, ["plot", str(tmp_path), "--out", str(tmp_path / "p.svg"), *given])
+        result = invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given)
         assert words in result.output
 
 

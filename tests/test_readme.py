@@ -21,10 +21,8 @@ def test_the_method_of_the_readme_runs_and_reduces_to_fedavg(tmp_path):
     laws.law_1_off_is_the_simpler_method(registry.find_method(str(file)))
 
 
-def test_the_first_page_is_short_and_its_links_lead_somewhere():
+def test_the_first_page_is_short():
     assert README.count("\n") <= 200
-    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", README):
-        assert (ROOT / target).exists(), target
 
 
 def test_every_directory_and_method_has_its_line():

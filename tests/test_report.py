@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedcli.cli.app import app
 from fedcli.results.frame import find_records
 from tests.browser import browser, seen
+from tests.programs import invoke
 from tests.test_tables import record, write
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
@@ -142,12 +141,12 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
         write(tmp_path / str(number), own)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
-    result = CliRunner().invoke(app, [*command, "nowhere"])
+    result = invoke(*command, "nowhere")
     assert result.exit_code == 0, result.output
     assert result.stderr == "warning: there is no run in 'nowhere'; it is left out.\n"
     words = ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1", "No run is there, left out: nowhere")
     assert all(text in out.read_text() for text in words)
-    result = CliRunner().invoke(app, ["report", "nowhere", "--out", str(out)])
+    result = invoke("report", "nowhere", "--out", out)
     assert (result.exit_code, "there is no run in 'nowhere'" in result.stderr) == (2, True)
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    assert "pip install 'fedcli[report]'" in CliRunner().invoke(app, command).stderr
+    assert "pip install 'fedcli[report]'" in invoke(*command).stderr

@@ -7,16 +7,15 @@ from pathlib import Path
 import hypothesis
 import pandas as pd
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Table
-from fedcli.cli.app import app
 from fedcli.registry import find_method
 from fedcli.results import claims, comparison, frame, plans
 from fedcli.runs.config import RunConfig, resolve
 from fedcli.runs.records import read_record
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, key, settings
+from tests.programs import invoke
 from tests.test_old_runs import OLD, SETTINGS
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}
@@ -66,18 +65,6 @@ def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_no
     assert {*OTHERWISE} == {*NOT_SETTINGS}
 
 
-def test_fewer_rounds_are_another_run_and_another_form_of_the_partitions_flag_is_none():
-    assert key(settings_of("fedavg", rounds=2)) != key(settings_of("fedavg"))
-    assert key(settings_of("fedavg", partition="dirichlet:.5")) == key(settings_of("fedavg", partition="dirichlet:0.5"))
-
-
-def test_a_run_has_the_settings_that_it_was_planned_with(tmp_path):
-    options = {**BASE, "rounds": 1, "train_examples": 120, "device": "cpu"}
-    run = fedcli.run("fedprox", out=tmp_path / "run", seed=3, **options)
-    planned = resolve(find_method("fedprox"), {**options, "seed": 5}, need_data=False)
-    assert settings(run.record) == settings(draft(planned))
-
-
 def test_an_older_run_stands_in_its_cell(tmp_path):
     shutil.copytree(OLD / "finished", tmp_path / "runs" / "old")
     record = read_record(tmp_path / "runs" / "old")
@@ -92,12 +79,12 @@ def test_an_older_run_stands_in_its_cell(tmp_path):
 
 def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
     options = ["--dataset", "digits", "--rounds", "2", "--train-examples", "120", "--device", "cpu", "--seeds", "0,1"]
-    done = CliRunner().invoke(app, ["run", "fedavg,fedprox", *options, "--out", str(tmp_path / "r")])
+    done = invoke("run", "fedavg,fedprox", *options, "--out", tmp_path / "r")
     assert done.exit_code == 0, done.output
     assert len(frame.find_records([tmp_path / "r"])) == 4
     for what, column, rows in (("round", "round", 8), ("client", "client", 40)):
         file = tmp_path / f"{what}.csv"
-        CliRunner().invoke(app, ["table", str(tmp_path / "r"), "--per", what, "--out", str(file)])
+        invoke("table", tmp_path / "r", "--per", what, "--out", file)
         table = pd.read_csv(file)
         assert len(table) == rows
         assert table["method"].unique().tolist() == ["fedavg", "fedprox"]

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from typer.testing import CliRunner
-
 from fedcli import registry
-from fedcli.cli import app as cli
+from tests.programs import invoke
 
 
 def test_a_failure_does_not_stop_the_others_and_is_told(monkeypatch):
@@ -15,7 +13,7 @@ def test_a_failure_does_not_stop_the_others_and_is_told(monkeypatch):
     real = registry.find_method("fedavg")
     methods = {"broken": replace(real, name="broken", run_round=broken), "fedavg": real}
     monkeypatch.setattr(registry, "methods", lambda: methods)
-    result = CliRunner().invoke(cli.app, ["smoke"])
+    result = invoke("smoke")
     assert result.exit_code == 1
     assert "1 of 2 methods ran" in result.stdout
     assert "ArithmeticError: out of luck" in result.stderr

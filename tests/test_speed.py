@@ -1,12 +1,13 @@
 """The page of speed, and what the README quotes of it, say what the CSV files beside the page do."""
 
 import csv
-import importlib.util
 import re
 from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+
+from tests.programs import load_script
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"
@@ -55,9 +56,7 @@ def test_the_same_bits_each_time_take_longer():
 
 
 def test_what_is_said_of_others_is_what_was_measured():
-    spec = importlib.util.spec_from_file_location("peers", SPEED / "peers" / "peers.py")
-    peers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(peers)
+    peers = load_script(SPEED / "peers" / "peers.py")
     rows, text = peers.read_rows(), peers.PAGE.read_text(encoding="utf-8")
     assert all(f"\n\n{content}\n\n<!-- {name}: end -->" in text for name, content in peers.tables(rows).items())
     training, tested = (

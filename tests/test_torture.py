@@ -12,7 +12,6 @@ import pytest
 
 import fedcli
 from fedcli import registry
-from fedcli.data import files
 from fedcli.errors import UserError, printable
 from fedcli.figures import partition, plots
 from fedcli.results.render import Sheet, markdown, render
@@ -129,30 +128,10 @@ def test_a_record_of_another_form_is_refused(tmp_path):
     assert read_record(tmp_path)["error"] == "two\nlines"
 
 
-# Imports and downloads
-
-
-def test_a_link_in_a_temporary_files_place_overwrites_nothing(tmp_path):
-    (tmp_path / "treasure").write_text("gold")
-    (tmp_path / f".file.{os.getpid()}.partial").symlink_to("treasure")
-    files.write_atomically(tmp_path / "file", lambda path: path.write_text("new"))
-    assert ((tmp_path / "treasure").read_text(), (tmp_path / "file").read_text()) == ("gold", "new")
-    assert not (tmp_path / "file").is_symlink()
-
-
 # Control-C
-
-TABLE = """
-import fedcli
-
-given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
-cells = (fedcli.Cell("FedAvg", "x", "./waits.py", given),)
-TABLE = fedcli.Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
-"""
 
 
 def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
-    (tmp_path / "table.py").write_text(TABLE)
     waiting = Waiting(tmp_path)
     ours, theirs = os.openpty()
     program = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=theirs, stderr=theirs)
@@ -167,6 +146,6 @@ def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
         pass
     program.communicate()
     assert program.returncode == 130
-    _, found, after = said.decode().rpartition("interrupted at 0/1 runs; resume by the same command.")
+    _, found, after = said.decode().rpartition("interrupted at 0/2 runs; resume by the same command.")
     assert found
     assert "\x1b[" not in after

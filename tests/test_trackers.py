@@ -3,14 +3,13 @@
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
 from fedcli.cli import display
-from fedcli.cli.app import app
 from fedcli.errors import UserError
 from fedcli.runs import run as runs
 from fedcli.runs import trackers
+from tests.programs import invoke
 from tests.test_runs import Stop, StopAfter
 
 TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
@@ -90,7 +89,7 @@ def test_a_logger_of_the_users_own_hears_the_rounds_and_one_that_fails_stops_not
     (tmp_path / "mine.py").write_text(OWN)
     flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     log = "./mine.py:Failing,./mine.py:Logger"
-    result = CliRunner().invoke(app, ["run", "fedavg", *flags, "--out", "run", "--log", log])
+    result = invoke("run", "fedavg", *flags, "--out", "run", "--log", log)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "heard.txt").read_text().split() == ["1", "2", "3", "4"]
     assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == 1

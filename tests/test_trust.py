@@ -5,10 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli import app as cli
 from fedcli.declarations import Cell, Table
 from fedcli.papers.baselines import fedavg
 from fedcli.results import costs, jobs, plans
@@ -16,6 +14,7 @@ from fedcli.runs import run as runs
 from fedcli.runs.records import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.files import refused
+from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
@@ -62,8 +61,10 @@ COMMANDS = [
 @pytest.mark.parametrize("named", [(), ("--method", "evil.py")], ids=["unnamed", "another file than the recorded one"])
 def test_no_command_imports_a_file_that_only_a_record_names(command, named, work):
     begun()
-    malicious(method_source=f"{work}/evil.py", status="interrupted" if command[0] == "resume" else "finished")
-    result = CliRunner().invoke(cli.app, [*command, *named])
+    status = "interrupted" if command[0] == "resume" else "finished"
+    public = {"public_dataset": "digits"} if "correlation" in command else {}
+    malicious(method_source=f"{work}/evil.py", status=status, **public)
+    result = invoke(*command, *named)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert ("has changed since the run began" if named else f"--method {work}/evil.py'.") in result.stderr
@@ -169,9 +170,9 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     older = {"reduced": True, "load": []}  # which say no more
     write_record(Path("run"), {**record, **older, "command": "fedcli run fedavg"})
     malicious(**{name: f"{work}/evil.py:some"})
-    assert CliRunner().invoke(cli.app, ["report", "run", "--out", "report.html"]).exit_code == 0
+    assert invoke("report", "run", "--out", "report.html").exit_code == 0
     assert "fedcli run fedavg" in Path("report.html").read_text()
-    assert CliRunner().invoke(cli.app, ["table", "run"]).exit_code == 0
+    assert invoke("table", "run").exit_code == 0
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
     costs.estimate(plans.plan(table, Path()))
     assert not Path("evil-ran").exists()

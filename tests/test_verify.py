@@ -4,10 +4,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.results.costs import paces
@@ -16,18 +14,17 @@ from fedcli.results.tables import machines
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import resume
 from fedcli.runs.verify import compare
+from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.test_trust import NETS
+
+ANOTHER = "another result on the same machine and version"
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
     monkeypatch.chdir(tmp_path)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, list(map(str, arguments)))
 
 
 def last_line(result):
@@ -43,7 +40,7 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not():
     write_record(Path("a run"), record)
     result = invoke("verify", "a run", "--out", "third")
     assert result.exit_code == 1
-    assert last_line(result).startswith("another result on the same machine and version: the parameters")
+    assert last_line(result).startswith(f"{ANOTHER}: the parameters")
     write_record(Path("a run"), {**record, "status": "interrupted"})
     result = invoke("verify", "a run")
     assert (result.exit_code, "has not finished (it is interrupted)" in result.stderr) == (2, True)
@@ -124,14 +121,8 @@ def whole(tmp_path_factory):
         (0, "", "", "same bits", True),
         (0.01, "0", "0", "same within 1.00 points of accuracy (other versions)", True),
         (0.03, "0", "0", "another curve: by 3.00 points of accuracy in round 1 (other versions)", False),
-        (
-            0.01,
-            "",
-            "",
-            "another result on the same machine and version: the curve by 1.00 points of accuracy in round 1",
-            False,
-        ),
-        (0, "0", "", "another result on the same machine and version: the parameters, and not the curve", False),
+        (0.01, "", "", f"{ANOTHER}: the curve by 1.00 points of accuracy in round 1", False),
+        (0, "0", "", f"{ANOTHER}: the parameters, and not the curve", False),
     ],
 )
 def test_what_differs_is_told(accuracy, params, versions, text, is_same, whole):
@@ -168,8 +159,7 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
     write_record(Path("run"), {**record, "moved": later})
     assert invoke("verify", "run", "--rounds", 1).exit_code == 0
     result = invoke("verify", "run", "--rounds", 2)
-    differs = "another result on the same machine and version: the terms of the objective, and not the curve"
-    assert (result.exit_code, last_line(result)) == (1, differs)
+    assert (result.exit_code, last_line(result)) == (1, f"{ANOTHER}: the terms of the objective, and not the curve")
     write_record(Path("run"), {**record, "machine": {}})
     result = invoke("verify", "run", "--rounds", 2)
     assert result.exit_code == 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli import option
-from fedcli.check import with_defaults
+from fedcli.check import federation, with_defaults
 from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Aux, Params
@@ -116,11 +116,16 @@ def touches_others(state, cohort, fed, config):
     return after._replace(clients={c: ClientState(after.params) for c in after.clients}), terms
 
 
+def fedavg_round(state, cohort, fed, local_loss):
+    """A round of FedAvg with another local objective."""
+    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+
+
 def skips_buffers(state, cohort, fed, config):
     """Defect: the buffers are not averaged."""
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
-    return fedavg.ServerState(weighted_mean(clients.params, cohort.weights), state.buffers), terms
+    after, terms = fedavg.run_round(state, cohort, fed, config)
+    return after._replace(buffers=state.buffers), terms
 
 
 def drops_local_buffers(state, cohort, fed, config):
@@ -131,8 +136,7 @@ def drops_local_buffers(state, cohort, fed, config):
         loss, aux = task(params, buffers, batch, context)
         return loss, aux._replace(buffers=buffers)
 
-    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+    return fedavg_round(state, cohort, fed, local_loss)
 
 
 def ignores_mask(state, cohort, fed, config):
@@ -142,26 +146,21 @@ def ignores_mask(state, cohort, fed, config):
     def local_loss(params, buffers, batch, context):
         return task(params, buffers, batch._replace(mask=None), context)
 
-    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+    return fedavg_round(state, cohort, fed, local_loss)
 
 
 def first_counts_most(state, cohort, fed, config):
     """Defect: the clients' weights go by their place in the cohort."""
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
     weights = torch.arange(len(cohort.client_ids), 0, -1, dtype=fed.dtype)
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), weights)), terms
+    return fedavg.run_round(state, cohort._replace(weights=weights), fed, config)
 
 
 def divides_by_absent(state, cohort, fed, config):
     """Defect: the class means of a client that lacks a class are 0 / 0, and they reach the model."""
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    means, counts = fed.class_means(clients, cohort)
-    means = means / (counts > 0)[..., None]
-    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
-    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
-    return fedavg.ServerState({name: value + 0 * means.sum() for name, value in params.items()}, buffers), terms
+    means, counts = fed.class_means(fed.broadcast(state.params, state.buffers, cohort), cohort)
+    nothing = 0 * (means / (counts > 0)[..., None]).sum()
+    after, terms = fedavg.run_round(state, cohort, fed, config)
+    return after._replace(params={name: value + nothing for name, value in after.params.items()}), terms
 
 
 class Hidden:
@@ -175,6 +174,13 @@ class Hidden:
         state, terms = fedavg.run_round(state, cohort, fed, config)
         params = {name: value * (1 + 0.1 * self.rounds[fed]) for name, value in state.params.items()}
         return state._replace(params=params), terms
+
+
+def first_round(**run):
+    """A federation under FedAvg, its first cohort, the clients that have received the model, and their objective."""
+    _, fed = federation("fedavg", **run)
+    cohort = fed.cohort(0)
+    return fed, cohort, fed.broadcast(*fed.initial_model(), cohort), fedavg.make_local_loss(fed.network)
 
 
 def use_tiny_network(monkeypatch):

@@ -84,12 +84,7 @@ PROTOCOLS = (
     Protocol(
         name="own:data",
         summary="A data set that no paper has: all its training images are trained on, and all others tested on",
-        source="not from a paper; what a run takes where no protocol knows its data",
-        settings={
-            "num_clients": 10, "rounds": 20, "local_epochs": 2, "batch_size": 32, "optimizer": "sgd", "lr": 0.05,
-            "momentum": 0.9, "partition": "iid", "backbone": "cnn-small",
-        },
-        datasets={},
-        selection="last",
+        source="not from a paper; what a run takes where no protocol knows its data", datasets={}, selection="last",
+        settings={"rounds": 20, "local_epochs": 2, "batch_size": 32, "lr": 0.1, "backbone": "cnn-small"},
     ),
 )  # fmt: skip

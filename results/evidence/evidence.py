@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedcli.cli.printing import limit_time
+from fedcli.cli.common import limit_time
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
-from fedcli.results.costs import paces, seconds_a_round
+from fedcli.results.costs import cost_of, paces
 from fedcli.results.frame import ENDED, read_runs, state_of
 from fedcli.results.plans import plan
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
@@ -112,6 +112,11 @@ class Run:
         return [*self.folder.glob(CHECKPOINT), *self.folder.glob(f"{STATES}/*")]
 
     @property
+    def rounds_done(self) -> int:
+        """Its rounds up to now."""
+        return len(self.record["rounds"]) if self.record else 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes of these files; before there are any, those of the models that the server and the clients keep."""
         if self.files:
@@ -149,10 +154,9 @@ def planned_runs(tag: str, more: dict[str, Any], most: int | None) -> list[Run]:
 def seconds_needed(run: Run) -> float:
     """The seconds to a run's end, by the rounds here of the same network, precision and device; infinite without."""
     hardware = environment(run.setup.device)["hardware"]
-    timed = paces(read_runs([RUNS]), (), disturbed=True)
-    pace = seconds_a_round(run.setup, timed, (hardware["device"], hardware["name"]))
-    rounds = run.setup.run.rounds - (len(run.record["rounds"]) if run.record else 0)
-    return math.inf if pace is None else pace[0] * rounds
+    timed = paces(read_runs([RUNS]), disturbed=True)
+    cost = cost_of([run], timed, (hardware["device"], hardware["name"]))
+    return cost.seconds if cost.known else math.inf
 
 
 def seconds_for(run: Run, runs: Sequence[Run], active: Sequence[Run], left: float, carry: bool) -> tuple[float, str]:
