@@ -23,10 +23,10 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1500, "core": 3430, "data": 1655, "runs": 4010, "results": 3946, "figures": 1705, "bench": 660, "cli": 2145,
-    "scripts": 1345,
+    "top": 1465, "core": 3200, "data": 1535, "runs": 3525, "results": 3240, "figures": 1505, "bench": 550, "cli": 1870,
+    "scripts": 1325,
 }  # fmt: skip
-MOST_IN_ALL = {"lines": 20385, "bytes": 975_500, "statements": 11075}
+MOST_IN_ALL = {"lines": 18195, "bytes": 907_000, "statements": 10150}
 MOST_ELSEWHERE = {"papers": 8000, "tests": 19100}
 
 
