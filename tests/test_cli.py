@@ -227,7 +227,7 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
         (
             "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
             "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",
-            "'extra' is only with ('c',), which is no choice; correct ",
+            "'extra' has only_with ('c',), not a choice; fix ",
         ),
     ],
 )

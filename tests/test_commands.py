@@ -88,7 +88,8 @@ def smaller(words):
             del words[at : at + 2]
         if "--help" not in words:
             words = [*words, flag, *([] if value is None else [str(value)])]
-    return words
+    is_paper_table = words[0] == "table" and ":" in words[1] and "--dry-run" not in words
+    return [*words, "--dry-run"] if is_paper_table else words
 
 
 @pytest.mark.parametrize("name", list(TEXTS))

@@ -186,5 +186,5 @@ def test_a_time_limit_ends_a_grid_and_its_processes(command, tmp_path, monkeypat
     monkeypatch.setattr(jobs, "time_left", lambda: -1)
     result = invoke(*command, *TINY_FLAGS, "--out", tmp_path / "grid", "--time-limit", "0")
     assert result.exit_code == 0
-    assert "time limit reached after " in result.stderr
+    assert "time limit reached at 0/2 runs" in result.stderr
     assert "finished" not in [read_record(file)["status"] for file in (tmp_path / "grid").rglob("record.json")]

@@ -198,7 +198,7 @@ def test_an_interruption_ends_all_workers_with_one_line(tmp_path):
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=SLOW)
     assert running.returncode == 130, errors
-    assert errors.startswith("interrupted after 1/3 rounds; 'fedcli resume run")
+    assert errors.startswith("interrupted after 1/3 rounds; to resume: fedcli resume run")
     assert len(errors.splitlines()) == 1
 
 
