@@ -369,15 +369,23 @@ class Law(NamedTuple):
 
 
 CHUNKING = partial(law_4_chunking_is_invisible, chunks=(2, 4, "branches:4"))
+NORMED = f"{__file__}:normed"
 LAWS = {
-    1: Law("switched off, it is the simpler method", {"": law_1_off_is_the_simpler_method}, "reduces_to"),
+    1: Law(
+        "switched off, it is the simpler method",
+        {
+            "": law_1_off_is_the_simpler_method,
+            "BatchNorm, ": partial(law_1_off_is_the_simpler_method, backbone=NORMED),  # its buffers must come out
+        },
+        "reduces_to",
+    ),
     2: Law("switched on, it is another", {"": law_2_on_is_not}, "reduces_to"),
     3: Law("what a client stores is what it reads", {"": law_3_state_survives}, "ClientState"),
     4: Law(
         "clients together are clients one by one",
         {
             "": CHUNKING, "Adam, ": partial(CHUNKING, chunks=(2, 4), optimizer="adam", lr=0.003),
-            "BatchNorm, ": partial(CHUNKING, chunks=(2, "branches:4"), backbone=f"{__file__}:normed"),
+            "BatchNorm, ": partial(CHUNKING, chunks=(2, "branches:4"), backbone=NORMED),
         },
     ),
     5: Law("the order of clients does not matter", {"": law_5_order_is_invisible}),

@@ -45,6 +45,7 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --protocol fedfm:digit", "unknown protocol 'fedfm:digit'; did you mean 'fedfm:digits'?"),
         ("fedavg --partition dirichle:1", "unknown partition 'dirichle'; did you mean 'dirichlet'?"),
         ("fedavg --backbone cnn-smal", "did you mean 'cnn-small'? 'fedcli list' shows all."),
+        ("fedavg,FedAvg", "two methods have the same name (got fedavg, fedavg); name each once."),
         ("fedavg --mu 1", "unknown option of 'fedavg' '--mu'; 'fedcli run fedavg --help' shows all."),
         ("fedfm --guiding x", "--guiding must be contrastive or l2 or l2-sum (got 'x'); choose one of them."),
         # Options out of range

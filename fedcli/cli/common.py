@@ -60,10 +60,11 @@ Format = Annotated[Literal["markdown", "csv", "latex"], Option(help="Form of the
 
 
 class Command(TyperCommand):
-    """A command that refuses an option given twice."""
+    """A command that takes options with underscores too, and refuses one given twice."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments after having looked for such a mistake."""
+        args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), arg) for arg in args]
         if not ctx.resilient_parsing:
             *_, given = self.make_parser(ctx).parse_args(args=list(args))
             for parameter in given:

@@ -177,7 +177,9 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
         disk = next(path for path in (plan.folder, *plan.folder.absolute().parents) if path.is_dir())
         free = f"{disk_usage(disk).free / 2**30:,.0f} GiB are free; --records-only leaves none"
         lines.append(("disk", f"{kept:,.0f} GiB or more for the models that the runs leave, {free}"))
-    lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
+    data_sets = sorted({name for run in plan.to_run for name in run.setup.data_sets})
+    if data_sets:
+        lines.append(("data sets", ", ".join(data_sets)))
     lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
     return [*lines, ("folder", " and ".join(map(str, (plan.folder, *plan.search))))]
 
@@ -189,8 +191,8 @@ def _time(costs: "list[Cost]") -> str:
         return f"not known for {runs} runs, none like them was timed"
     minutes = max(1, sum(cost.seconds for cost in costs) / 60)
     text = f"{minutes / 60:,.1f} hours" if minutes >= 90 else f"{minutes:.0f} min"
-    machines = sorted(set().union(*(cost.by for cost in costs)))
-    return f"about {text} for {timed} of {runs} runs ({', '.join(machines)})"
+    machines = ", ".join(sorted(set().union(*(cost.by for cost in costs))))
+    return f"about {text} for {timed} of {runs} runs" + (f" ({machines})" if machines else "")
 
 
 class TableDisplay:

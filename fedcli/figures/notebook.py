@@ -108,7 +108,7 @@ def run(
     if exist_ok and out is not None:
         _set_aside(Path(out))
     progress = Progress() if progress is None and in_notebook() else progress
-    done = runs.run(method, out=out, progress=with_loggers(progress, log), **options)
+    done = runs.run(str(method), out=out, progress=with_loggers(progress, log), **options)
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
 

@@ -353,8 +353,9 @@ def plan_grid(
     Raises:
         UserError: If one of them cannot start.
     """
-    if len(set(names)) < len(names):
-        raise UserError(f"a method is named twice (got {','.join(names)}); name each once.")
+    called = [find_method(name).name for name in names]
+    if len(set(called)) < len(called):  # their runs would share folders
+        raise UserError(f"two methods have the same name (got {', '.join(called)}); name each once.")
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     given = {name: value for name, value in given.items() if value is not None}

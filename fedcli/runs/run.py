@@ -177,10 +177,11 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
     """The seeds of several runs as a list; refused if they are not distinct whole numbers from 0."""
-    seeds = list(seeds)
+    seeds = [seeds] if isinstance(seeds, str) else list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         text = ",".join(map(str, seeds))
-        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{text}'); write --seeds 0,1,2.")
+        fault = f"--seeds must be distinct whole numbers from 0 (got '{text}')"
+        raise UserError(f"{fault}; write --seeds 0,1,2, or seeds=[0, 1, 2] in Python.")
     return seeds
 
 
