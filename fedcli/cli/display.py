@@ -222,7 +222,8 @@ class TableDisplay:
         self.advance(run, run.setup.run.rounds)
         text = f"failed: {error}"
         if not error:
-            text = f"{100 * record['summary']['selected']:.2f} % in {timedelta(seconds=round(record['seconds_total']))}"
+            seconds = timedelta(seconds=round(record["seconds_total"]))
+            text = f"test {100 * record['summary']['selected']:.2f} % in {seconds}"
         self._print(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
 
     def _print(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
