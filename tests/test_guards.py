@@ -70,6 +70,13 @@ def test_a_law_catches_the_defect(defect):
     catches(law, planted(method, run_round), match=match, **options)
 
 
+def test_law_1_as_checked_catches_buffers_that_do_not_come_out_of_a_step():
+    first, second = check.check(planted(REDUCED, toys.drops_local_buffers), 1, "cpu").findings
+    assert first.holds  # a network without batch statistics
+    assert not second.holds
+    assert second.label.startswith("BatchNorm, ")
+
+
 def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
     with pytest.raises(UserError, match="got 'ClientState'"):
         laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
