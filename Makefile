@@ -54,10 +54,15 @@ evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, 
 	$(BIN)/python results/evidence/evidence.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(CARRY),--carry $(CARRY)) $(if $(FROM),--from $(FROM)) $(if $(PRECISION),--precision $(PRECISION))
 
-docs: install ## Write the reference of the code into docs/api, from its docstrings
+docs: install ## Make the documentation site in build/site: README, docs, results, and the reference from docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make.py
-	$(BIN)/python -m pdoc --docformat google --output-directory docs/api fedcli fedcli.core fedcli.runs.run fedcli.runs.rounds
+	rm -rf build/pages build/site && mkdir -p build/pages
+	for name in README.md CHANGELOG.md LICENSE CITATION.cff pyproject.toml docs papers results; do \
+		ln -s ../../$$name build/pages/$$name; done
+	$(BIN)/python -m pdoc --docformat google --output-directory build/pages/api \
+		fedcli fedcli.core fedcli.runs.run fedcli.runs.rounds fedcli.papers
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 
-clean: ## Remove the environment and what the demo wrote
-	rm -rf $(VENV) demo
+clean: ## Remove the environment and what demo and docs wrote
+	rm -rf $(VENV) demo build
