@@ -270,8 +270,8 @@ def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:
         similarity: S_i, `[B, B-1]`.
         mean_similarity: S-bar, `[B, B-1]`.
     """
-    target, own = F.log_softmax(mean_similarity, dim=1), F.log_softmax(similarity, dim=1)
-    return (target.exp() * (target - own)).sum(1).mean()
+    target, log_similarity = F.log_softmax(mean_similarity, dim=1), F.log_softmax(similarity, dim=1)
+    return (target.exp() * (target - log_similarity)).sum(1).mean()
 
 
 def make_collaborative_loss(network: Network, config: CollaborativeConfig) -> LocalLoss:
@@ -300,8 +300,8 @@ def exchange(
         return None
     groups, logits, similarities = fed.groups(cohort), None, None
 
-    def mean(own: list[Tensor]) -> Tensor:
-        sent = fed.upload(fed.in_order(cohort, groups, own))  # [K, ...]
+    def mean(by_group: list[Tensor]) -> Tensor:
+        sent = fed.upload(fed.in_order(cohort, groups, by_group))  # [K, ...]
         return fed.download(sent.mean(0), cohort)
 
     outputs = [fed.forward(model, group, batch.x) for model, group in zip(models, groups, strict=True)]
@@ -321,7 +321,7 @@ def collaborate(
     `previous` has the participants' models of each network, stacked. Returned are those after the phase, without
     optimizer state, and the mean over batches of each term, `[K]`.
     """
-    models = [Client(own.params, own.buffers, optimizer={}) for own in previous]
+    models = [Client(state.params, state.buffers, optimizer={}) for state in previous]
     losses = [make_collaborative_loss(group.network, config) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 10
     epochs = range(config.public_epochs if config.correlation_weight or config.similarity_weight else 0)
@@ -388,7 +388,7 @@ def predict_in_training(network: Network, teacher: Teacher, student_buffers: Par
     Running statistics change nothing in that mode, so they may be the student's; of its integers, which are the keys of
     dropout, others are made, so that other units are dropped than the student's.
     """
-    buffers = {name: own if own.is_floating_point() else own + 1 for name, own in student_buffers.items()}
+    buffers = {name: value if value.is_floating_point() else value + 1 for name, value in student_buffers.items()}
     return network(teacher.params, buffers, batch.x, batch.mask).logits.detach()
 
 
@@ -400,19 +400,19 @@ def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
 
     def local_loss(params, buffers, batch, teacher):
         if term != "none" and config.teacher_mode == "train":  # Reading 8
-            known = predict_in_training(network, teacher, buffers, batch)
+            teacher_logits = predict_in_training(network, teacher, buffers, batch)
         elif term != "none":
-            known = predict(network, teacher, batch)
+            teacher_logits = predict(network, teacher, batch)
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)  # Eq. 9
         aux = Aux(buffers, {"cross_entropy": task}, features)
         if term == "none":
             return task, aux
         if term == "kd":
-            distilled = kd_loss(logits, known, config.temperature, batch.mask)
+            distilled = kd_loss(logits, teacher_logits, config.temperature, batch.mask)
         else:
             form = config.temperature, config.renormalize, batch.mask, config.distillation_factor
-            distilled = fntd_loss(logits, known, batch.y, *form)  # Eq. 13
+            distilled = fntd_loss(logits, teacher_logits, batch.y, *form)  # Eq. 13
         return task + distilled, aux._replace(terms={**aux.terms, term: distilled})
 
     return local_loss
@@ -429,8 +429,8 @@ def update_locally(
     epochs, terms = fed.local_epochs, {}
     plain = round(config.plain_share * epochs)  # Reading 16
     for term, part in (("kd", range(plain)), (config.regularizer, range(plain, epochs))):
-        model, found = fed.train(model, group, make_local_loss(group.network, config, term), teacher, 0, part)
-        terms |= {name: terms.get(name, 0.0) + len(part) / epochs * value for name, value in found.items()}
+        model, phase_terms = fed.train(model, group, make_local_loss(group.network, config, term), teacher, 0, part)
+        terms |= {name: terms.get(name, 0.0) + len(part) / epochs * value for name, value in phase_terms.items()}
     return model, terms
 
 
@@ -448,16 +448,16 @@ def init(fed: Federation, config: CollaborativeConfig) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, communication epoch e."""
-    states, groups, found = state.clients, fed.groups(cohort), []
+    states, groups, all_terms = state.clients, fed.groups(cohort), []
     previous = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
     models, terms = collaborate(previous, cohort, fed, config)  # lines 2 to 11
     for model, before, group in zip(models, previous, groups, strict=True):
-        known = before if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
-        teacher = Teacher(known.params, known.buffers)
+        teaching = before if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
+        teacher = Teacher(teaching.params, teaching.buffers)
         model, group_terms = update_locally(model, teacher, group, fed, config)  # line 12
         states = fed.remember(states, group, ClientState(model.params, model.buffers))
-        found.append(group_terms)
-    return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
+        all_terms.append(group_terms)
+    return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: CollaborativeConfig) -> tuple[int, int]:
@@ -488,7 +488,7 @@ METHOD = Method(
     },
     costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
-    personal=lambda state: {client: own[:2] for client, own in state.clients.items()},
+    personal=lambda state: {client: kept[:2] for client, kept in state.clients.items()},
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
 
@@ -521,7 +521,7 @@ def run_conference_round(
     state: ServerState, cohort: Cohort, fed: Federation, config: ConferenceConfig
 ) -> tuple[ServerState, Terms]:
     """One communication epoch of FCCL: as in FCCL+, but for theta* and the local objective."""
-    states, groups, found = state.clients, fed.groups(cohort), []
+    states, groups, all_terms = state.clients, fed.groups(cohort), []
     epochs = fed.local_epochs if config.pretrain_epochs is None else config.pretrain_epochs
     for group, model in train_newcomers(states, cohort, fed, epochs, cosine=config.pretraining == "code"):
         pretrained = Teacher(model.params, model.buffers)  # theta*, Reading 12
@@ -532,8 +532,8 @@ def run_conference_round(
         teachers = Teachers(Teacher(before.params, before.buffers), before.pretrained)
         model, group_terms = fed.train(model, group, make_conference_loss(group.network, config), teachers, 0)
         states = fed.remember(states, group, ClientState(model.params, model.buffers, before.pretrained))
-        found.append(group_terms)
-    return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
+        all_terms.append(group_terms)
+    return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 
 
 CONFERENCE = Method(
@@ -609,9 +609,9 @@ def _public(augmentation: str) -> dict[str, PublicSetting]:
 
 def _protocol(
     name: str, summary: str, datasets: tuple[str, ...], backbone: str, top_k: int = 1, form: str = "",
-    own: dict | None = None, notes: tuple[str, ...] = (), **settings,
+    plus_options: dict | None = None, notes: tuple[str, ...] = (), **settings,
 ) -> Protocol:  # fmt: skip
-    """A scenario of Section 4.1; `own` are FCCL+'s options in it, `form` is one of `_AUGMENTATIONS`."""
+    """A scenario of Section 4.1; `plus_options` are FCCL+'s in it, `form` is one of `_AUGMENTATIONS`."""
     augmentation, words = _AUGMENTATIONS[form]
     setting = DataSetting(backbone, *_IMAGENET, source="authors' code: ImageNet's constants", top_k=top_k)
     return Protocol(
@@ -623,7 +623,7 @@ def _protocol(
         selection="mean-last-3",
         evaluation="domains",
         public=_public(augmentation),
-        method_options={**_COMPARED, "fccl-plus": {"teacher_mode": "train", **(own or {})}},
+        method_options={**_COMPARED, "fccl-plus": {"teacher_mode": "train", **(plus_options or {})}},
         notes=(*_NOTES, *notes),
     )
 
@@ -642,7 +642,7 @@ def _digits(form: str) -> Protocol:
 def _office_caltech(form: str) -> Protocol:
     return _protocol(
         "office-caltech", "Office things of four domains, a client each", _offices("office-caltech"),
-        "googlenet-32,resnet12-3x3,resnet10-3x3,resnet12-3x3", own={"temperature": 1.0}, public_batch_size=128,
+        "googlenet-32,resnet12-3x3,resnet10-3x3,resnet12-3x3", plus_options={"temperature": 1.0}, public_batch_size=128,
         notes=(_PRIVATE, *_LEAKY, "tau is the code's; the paper has 3 by default."), form=form,
     )  # fmt: skip
 
@@ -658,7 +658,7 @@ def _office_home(form: str) -> Protocol:
     return _protocol(
         "office-home", "Things of home and office in four domains, a client each; top-5", _offices("office-home"),
         "resnet18-3x3,resnet34-3x3,googlenet-32,resnet12-3x3", top_k=5, local_epochs=15, public_batch_size=176,
-        own={"temperature": 1.0, "similarity_weight": 1.0, "public_epochs": 2},
+        plus_options={"temperature": 1.0, "similarity_weight": 1.0, "public_epochs": 2},
         notes=(
             _PRIVATE, *_LEAKY,
             "FCCL+'s tau, omega, two passes over the public images and 15 local epochs are the code's, which has 10 "
@@ -766,10 +766,10 @@ def _homogeneous() -> Rows:
         "FedProc": ("fedproc", {}),
         "FedRS": ("fedrs", {}),
     }
-    averaging = {"FedMD", "FedDF", "FCCL", "FCCL+"}
+    averaging = {row: {"average_parameters": True} for row in ("FedMD", "FedDF", "FCCL", "FCCL+")}
     return {
-        row: (method, {**own, "backbone": "resnet12-3x3", **({"average_parameters": True} if row in averaging else {})})
-        for row, (method, own) in rows.items()
+        row: (method, {**options, "backbone": "resnet12-3x3", **averaging.get(row, {})})
+        for row, (method, options) in rows.items()
     }
 
 
@@ -867,7 +867,7 @@ TABLES = (
     _table(
         "Fig7",
         "Public images for FCCM",
-        grid({"FCCM": _FCCL}, {f"public {s}": _on("Digits", public_dataset=own) for s, own in _SETS.items()}, "inter"),
+        grid({"FCCM": _FCCL}, {f"public {s}": _on("Digits", public_dataset=p) for s, p in _SETS.items()}, "inter"),
         reported="Fig 7 inset",
         notes=(_EQ19_NOTE,),
     ),
@@ -945,8 +945,8 @@ TABLES = (
         19,
         "Local epochs with and without FNTD",
         _cells(
-            {f"local epochs {epochs}, {word} FNTD": ("fccl-plus", {"local_epochs": epochs, **own})
-             for epochs in (10, 20, 30) for word, own in (("without", {"regularizer": "none"}), ("with", {}))},
+            {f"local epochs {epochs}, {word} FNTD": ("fccl-plus", {"local_epochs": epochs, **options})
+             for epochs in (10, 20, 30) for word, options in (("without", {"regularizer": "none"}), ("with", {}))},
             ("Digits",), _INTER,
         ),
         notes=("Without FNTD is Eq. 14 without L_FNTD, and not the local objective of Table 10, Eq. 19.",),

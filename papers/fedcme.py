@@ -454,11 +454,11 @@ _TABLE_2_TAIL = _table(
 
 # Table III, "the global model test accuracy at four global training time points". Table II's runs, 48 of them.
 _SKEWED = {f"K={k},M={m}": _column("cifar10", 0.1, k, m) for k, m in ((50, 20), (80, 30))}
-_POINTS = {f"{name} at {part}/5T": (own, f"at:{part}/5") for name, own in _SKEWED.items() for part in range(1, 5)}
+_POINTS = {f"{name} at {part}/5T": (column, f"at:{part}/5") for name, column in _SKEWED.items() for part in range(1, 5)}
 _TABLE_3 = _table(
     "III",
     "Test accuracy on the way",
-    sum((grid(_ROWS, {name: own}, metric) for name, (own, metric) in _POINTS.items()), ()),
+    sum((grid(_ROWS, {name: column}, metric) for name, (column, metric) in _POINTS.items()), ()),
     gains=tuple(Gain(f"{_BEST} minus best other", name, (_BEST,), tuple(_OTHERS), best=True) for name in _POINTS),
 )
 

@@ -273,7 +273,7 @@ METHOD = Method(
 
 def _copies(options: type) -> list[tuple[str, type, Field]]:
     """The options of a Config, for another one that has them too."""
-    return [(own.name, own.type, field(default=own.default, metadata=own.metadata)) for own in fields(options)]
+    return [(each.name, each.type, field(default=each.default, metadata=each.metadata)) for each in fields(options)]
 
 
 _INTERVAL = option(5, "Rounds between two exchanges of models", symbol="a", source="Section VI", unit="rounds", low=1)
@@ -299,8 +299,8 @@ def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort: Co
     """Each client's own model; the global one is sent to those that have none (Reading 10)."""
     newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in kept]
     fed.broadcast(state.params, state.buffers, cohort._replace(client_ids=cohort.client_ids[newcomers]))
-    own = fed.recall(kept, cohort, ClientState(state.params, state.buffers))
-    return Client(own.params, own.buffers, optimizer={})  # Reading 9
+    models = fed.recall(kept, cohort, ClientState(state.params, state.buffers))
+    return Client(models.params, models.buffers, optimizer={})  # Reading 9
 
 
 def has_exchange(round: int, fed: Federation, config: Any) -> bool:
@@ -370,7 +370,7 @@ def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
     Returns:
         The Config of both, and the function that takes the other method's own Config out of it.
     """
-    title, taken = base.METHOD.title.partition(":")[0], {own.name for own in fields(Config)}
+    title, taken = base.METHOD.title.partition(":")[0], {entry.name for entry in fields(Config)}
     joined, names = _copies(Config), {}
     for other in fields(base.Config):
         names[other.name] = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
@@ -408,15 +408,15 @@ def with_matching(base: ModuleType) -> Method:
         return state_type(**base.init(fed, of_base(config))._asdict(), anchors=anchors, has_anchor=has_anchor)
 
     def run_round(state, cohort: Cohort, fed: Federation, config):
-        own = of_base(config)
+        base_config = of_base(config)
         clients = fed.broadcast(state.params, state.buffers, cohort)
         anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
-        other, other_axes = base.local_context(state, cohort, fed, own)
+        other, other_axes = base.local_context(state, cohort, fed, base_config)
         matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
-        local_loss = add_matching(base.make_local_loss(fed.network, own), config)  # Reading 16
+        local_loss = add_matching(base.make_local_loss(fed.network, base_config), config)  # Reading 16
         context, axes = AddOnContext(matching, other), AddOnContext(None, other_axes)
         clients, terms = fed.train(clients, cohort, local_loss, context, axes)
-        after = base.aggregate(state, clients, cohort, fed, own)
+        after = base.aggregate(state, clients, cohort, fed, base_config)
         return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
     def costs(state, cohort: Cohort, fed: Federation, config):

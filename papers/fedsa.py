@@ -199,8 +199,8 @@ def margin_contrastive(
         margin: d_i^*, scalar.
         mask: `[B]`, False for padding.
     """
-    own = labels[:, None] == torch.arange(len(anchors), device=labels.device)  # [B, C]
-    return cross_entropy(-(distance(features[:, None], anchors) + margin * own), labels, mask)
+    is_label = labels[:, None] == torch.arange(len(anchors), device=labels.device)  # [B, C]
+    return cross_entropy(-(distance(features[:, None], anchors) + margin * is_label), labels, mask)
 
 
 def margin(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tensor:
@@ -215,8 +215,8 @@ def margin(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tens
     distances = torch.cdist(prototypes, prototypes, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
     if form == "pairs":  # Reading 4
         return torch.where(others, distances, 0.0).sum() / others.sum().clamp(min=1)
-    nearest, known = torch.where(others, distances, torch.inf).amin(1), others.any(1)
-    return torch.where(known, nearest, 0.0).sum() / known.sum().clamp(min=1)
+    nearest, has_other = torch.where(others, distances, torch.inf).amin(1), others.any(1)
+    return torch.where(has_other, nearest, 0.0).sum() / has_other.sum().clamp(min=1)
 
 
 def classifier_calibration(head_weight: Tensor, head_bias: Tensor, anchors: Tensor) -> Tensor:
@@ -294,10 +294,10 @@ def train_group(state: ServerState, group: Cohort, fed: Federation, config: Conf
     """Local training of the clients with one network: their models, their own margins d_i, and the loss's terms."""
     anchors = state.anchors
     first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
-    own = fed.recall(state.clients, group, first)
+    private = fed.recall(state.clients, group, first)
     global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
-    context = Context(anchors, torch.maximum(own.margin, global_margin))  # d_i^*; Reading 5
-    clients = Client(own.params, own.buffers, {}, nothing_gathered(len(group.client_ids), anchors))
+    context = Context(anchors, torch.maximum(private.margin, global_margin))  # d_i^*; Reading 5
+    clients = Client(private.params, private.buffers, {}, nothing_gathered(len(group.client_ids), anchors))
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
     sums, counts, _ = clients.memory
@@ -336,7 +336,7 @@ METHOD = Method(
     costs=rows_by_class(lambda sizes: sizes.feature_dim),
     # The model, anchors, gathered features, and the margin.
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim + 1,
-    personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
+    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
     prototypes=lambda state: (state.prototypes, state.has_class),  # Reading 9
     mixed_networks=True,
 )  # fmt: skip

@@ -85,10 +85,10 @@ def client_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Sta
     means = features.new_zeros(num_classes, features.shape[1])
     covariances = features.new_zeros(num_classes, *[features.shape[1]] * 2)
     for c in counts.nonzero().flatten().tolist():
-        own = features[labels == c]
-        means[c] = own.mean(0)
-        centred = own - means[c]
-        covariances[c] = centred.T @ centred / max(len(own) - 1, 1)  # Reading 4
+        of_class = features[labels == c]
+        means[c] = of_class.mean(0)
+        centred = of_class - means[c]
+        covariances[c] = centred.T @ centred / max(len(of_class) - 1, 1)  # Reading 4
     return Statistics(counts, means, covariances)
 
 
@@ -183,9 +183,9 @@ def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> t
     def statistics() -> Iterator[Statistics]:  # one client at a time: C D^2 floats of each would not fit
         for part in fed.training:  # Reading 1
             features, _, labels = fed.predict(params, buffers, part)
-            own = client_statistics(features.double(), labels, fed.num_classes)  # Reading 6
-            sent.append(floats_sent(own.counts, fed.feature_dim))
-            yield own
+            client = client_statistics(features.double(), labels, fed.num_classes)  # Reading 6
+            sent.append(floats_sent(client.counts, fed.feature_dim))
+            yield client
 
     features, labels = virtual_features(pool(statistics()), config.ccvr_examples, fed.seed)
     params = retrain(params, features.to(fed.device, fed.dtype), labels.to(fed.device), fed, config)

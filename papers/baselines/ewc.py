@@ -82,12 +82,12 @@ def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor
 
 def anchors(clients: Client, cohort: Cohort, fed: Federation, x: Tensor) -> Anchor:
     """The clients' models as they are, with F on the images `x` that all are given; stacked `[K, ...]`."""
-    found = []
+    diagonals = []
     for k, client in enumerate(cohort.client_ids):
         draws = fed.generator(cohort.round, client, "fisher").random(len(x))
         uniform = torch.as_tensor(draws, dtype=fed.dtype, device=fed.device)
-        found.append(fisher_diagonal(cohort.network, *select((clients.params, clients.buffers), k), x, uniform))
-    return Anchor(clients.params, stack(found))
+        diagonals.append(fisher_diagonal(cohort.network, *select((clients.params, clients.buffers), k), x, uniform))
+    return Anchor(clients.params, stack(diagonals))
 
 
 def make_local_loss(network: Network, weight: float) -> LocalLoss:

@@ -104,7 +104,7 @@ def distil(
             for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
                 students[g], aux = fed.step(student, group, step, batch, target)
                 total[g] = total[g] + aux.terms["distillation"][0] / length
-    return [Student(*tree_map(lambda leaf: leaf[0], (one.params, one.buffers))) for one in students], total
+    return [Student(*tree_map(lambda leaf: leaf[0], (student.params, student.buffers))) for student in students], total
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -115,20 +115,20 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1 (and 3, for several architectures), one round."""
-    groups, students, models, found = fed.groups(cohort), list(state.students), [], []
+    groups, students, models, all_terms = fed.groups(cohort), list(state.students), [], []
     kinds = [fed.networks.index(group.network) for group in groups]
     for group, kind in zip(groups, kinds, strict=True):
         clients = fed.broadcast(*students[kind], group)
         clients, terms = fed.train(clients, group, make_local_loss(group.network))
         students[kind] = mean_model(clients, group.weights, fed)
         models.append(clients)
-        found.append(terms)
+        all_terms.append(terms)
     starts = [students[kind] for kind in kinds]
     distilled, losses = distil(starts, models, cohort, fed, config)
-    for kind, student, terms, group, loss in zip(kinds, distilled, found, groups, losses, strict=True):
+    for kind, student, terms, group, loss in zip(kinds, distilled, all_terms, groups, losses, strict=True):
         students[kind] = student
         terms["distillation"] = loss.expand(len(group.client_ids))
-    return state._replace(students=tuple(students)), fed.in_order(cohort, groups, found)
+    return state._replace(students=tuple(students)), fed.in_order(cohort, groups, all_terms)
 
 
 METHOD = Method(

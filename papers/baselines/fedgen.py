@@ -199,8 +199,8 @@ def sampling(step: Step) -> Step:
     """The step, given the next of the client's samples; the client's memory counts them."""
 
     def update(client, batch, context):
-        place = client.memory[None]
-        now = tree_map(lambda leaf: leaf.index_select(0, place)[0], context.samples)
+        step_index = client.memory[None]
+        now = tree_map(lambda leaf: leaf.index_select(0, step_index)[0], context.samples)
         client, aux = step.update(client, batch, context._replace(samples=now))
         return client._replace(memory=client.memory + 1), aux
 
@@ -242,9 +242,9 @@ def train_clients(
     for group in groups:  # clients with the same network
         size = len(group.client_ids)
         params, buffers = fed.initial_model(group.network)
-        own = fed.recall(states, group, ClientState(without_head(params, head), buffers))
+        private = fed.recall(states, group, ClientState(without_head(params, head), buffers))
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
-        clients = Client({**own.params, **copies}, own.buffers, {}, memory=state.class_counts.new_zeros(size))
+        clients = Client({**private.params, **copies}, private.buffers, {}, memory=state.class_counts.new_zeros(size))
         step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
         context = Context(state.generator, client_samples(state.class_counts, group, fed, config.form == "code"))
         clients, group_terms = fed.train(clients, group, step, context, CONTEXT_AXES)

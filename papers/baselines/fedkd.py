@@ -166,24 +166,24 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
         return value if code else value.detach()
 
     def local_loss(params, buffers, batch, context):
-        own = mentor(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
+        mentor_output = mentor(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
         shared = mentee(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
         (projection,) = gate({"": params["projection"]}).values()
-        task = cross_entropy(own.logits, batch.y, batch.mask)
+        task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
         shared_task = cross_entropy(shared.logits, batch.y, batch.mask)
-        hidden = masked_mean((own.features - shared.features @ projection.T).square().mean(-1), batch.mask)
-        classes = own.logits.shape[-1] if code else 1
+        hidden = masked_mean((mentor_output.features - shared.features @ projection.T).square().mean(-1), batch.mask)
+        classes = mentor_output.logits.shape[-1] if code else 1
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(own.logits, constant(shared.logits), batch.mask) / classes,
+            "divergence": divergence(mentor_output.logits, constant(shared.logits), batch.mask) / classes,
             "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, constant(own.logits), batch.mask) / classes,
+            "shared_divergence": divergence(shared.logits, constant(mentor_output.logits), batch.mask) / classes,
             "hidden": hidden,
         }
         learned = terms["divergence"] + terms["shared_divergence"] + (2 if code else 1) * hidden
         divisor = constant(task + shared_task).clamp(min=torch.finfo(task.dtype).eps if code else LEAST)
         loss = task + shared_task + config.distillation_weight * learned / divisor
-        return loss, Aux(joined(own.buffers, shared.buffers), terms, own.features)
+        return loss, Aux(joined(mentor_output.buffers, shared.buffers), terms, mentor_output.features)
 
     return local_loss
 
@@ -225,9 +225,9 @@ def train_clients(
         size = len(group.client_ids)
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers))
         first = ClientState(*fed.initial_model(group.network), initial_projection(group.network, mentee, fed))
-        own = fed.recall(states, group, first)
-        params = {**joined(own.params, copies[0]), "projection": own.projection}
-        both = Client(params, joined(own.buffers, copies[1]), optimizer={})
+        private = fed.recall(states, group, first)
+        params = {**joined(private.params, copies[0]), "projection": private.projection}
+        both = Client(params, joined(private.buffers, copies[1]), optimizer={})
         both, group_terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
         kept = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
         states = fed.remember(states, group, kept)
@@ -294,6 +294,6 @@ METHOD = Method(
     default_protocol="fedsa:cifar10-silo",
     # Two networks, each counted as the largest of the run, and the projection.
     client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,
-    personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
+    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
     mixed_networks=True,
 )  # fmt: skip

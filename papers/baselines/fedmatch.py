@@ -102,10 +102,10 @@ def consistency(logits: Tensor, helpers: Tensor, config: Config) -> tuple[Tensor
     Returns:
         The divergence from the helpers and the cross-entropy on agreed labels, scalars in nats.
     """
-    own = F.log_softmax(logits, -1)
-    confident = own.detach().exp().amax(-1) >= config.confidence  # [B]
-    divergences = F.kl_div(own, helpers, reduction="none").sum(-1).mean(0)  # [B]
-    surprise = F.nll_loss(own, agreed_labels(logits.detach(), helpers), reduction="none")
+    log_probs = F.log_softmax(logits, -1)
+    confident = log_probs.detach().exp().amax(-1) >= config.confidence  # [B]
+    divergences = F.kl_div(log_probs, helpers, reduction="none").sum(-1).mean(0)  # [B]
+    surprise = F.nll_loss(log_probs, agreed_labels(logits.detach(), helpers), reduction="none")
     return masked_mean(divergences, confident), masked_mean(surprise, confident)
 
 

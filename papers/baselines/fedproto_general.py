@@ -91,8 +91,8 @@ def prototype_distance(
         has_prototype: `[C]`; a sample of a class without one counts with distance 0.
         mask: `[B]`, False for padding.
     """
-    known = has_prototype[labels]  # [B]
-    targets = torch.where(known[:, None], prototypes[labels], features.detach())
+    is_pulled = has_prototype[labels]  # [B]
+    targets = torch.where(is_pulled[:, None], prototypes[labels], features.detach())
     return masked_mean((features - targets).square().mean(-1), mask)
 
 

@@ -135,8 +135,8 @@ def contrastive_loss(prototypes: Tensor, labels: Tensor, targets: Tensor, margin
         targets: Global prototypes, `[C, D]`.
         margin: Scalar.
     """
-    own = labels[:, None] == torch.arange(len(targets), device=labels.device)
-    return F.cross_entropy(-(distance(prototypes[:, None], targets) + margin * own), labels)
+    is_label = labels[:, None] == torch.arange(len(targets), device=labels.device)
+    return F.cross_entropy(-(distance(prototypes[:, None], targets) + margin * is_label), labels)
 
 
 def train_network(

@@ -137,18 +137,18 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
         return logits if code else logits.detach()
 
     def local_loss(params, buffers, batch, context):
-        own = private(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
+        output = private(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
         meme = shared(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
-        share = own.logits.shape[-1] if code else 1  # Reading 1
+        share = output.logits.shape[-1] if code else 1  # Reading 1
         terms = {
-            "cross_entropy": cross_entropy(own.logits, batch.y, batch.mask),
-            "divergence": divergence(own.logits, teacher(meme.logits), batch.mask) / share,
+            "cross_entropy": cross_entropy(output.logits, batch.y, batch.mask),
+            "divergence": divergence(output.logits, teacher(meme.logits), batch.mask) / share,
             "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
-            "shared_divergence": divergence(meme.logits, teacher(own.logits), batch.mask) / share,
+            "shared_divergence": divergence(meme.logits, teacher(output.logits), batch.mask) / share,
         }
         private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
         shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
-        return private_loss + shared_loss, Aux(joined(own.buffers, meme.buffers), terms, own.features)
+        return private_loss + shared_loss, Aux(joined(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
 
@@ -163,8 +163,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states, shared, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
-        own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
+        kept = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+        both = Client(joined(kept.params, received.params), joined(kept.buffers, received.buffers), optimizer={})
         both, group_terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
         states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
         trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})

@@ -66,7 +66,7 @@ def without_head(params: Params, head: Params) -> Params:
 
 def with_mean_head(state: NamedTuple) -> dict[int, tuple[Params, Params]]:
     """Each client's extractor under the averaged head (Reading 3)."""
-    return {client: ({**own.params, **state.head}, own.buffers) for client, own in state.clients.items()}
+    return {client: ({**kept.params, **state.head}, kept.buffers) for client, kept in state.clients.items()}
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -83,9 +83,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
     for group in groups:  # clients with the same network
         params, buffers = fed.initial_model(group.network)
-        own = fed.recall(states, group, ClientState(without_head(params, state.head), buffers))
+        private = fed.recall(states, group, ClientState(without_head(params, state.head), buffers))
         head = fed.broadcast(state.head, {}, group).params
-        clients = Client({**own.params, **head}, own.buffers, optimizer={})
+        clients = Client({**private.params, **head}, private.buffers, optimizer={})
         clients, group_terms = fed.train(clients, group, make_local_loss(group.network))
         kept = ClientState(without_head(clients.params, state.head), clients.buffers)
         states = fed.remember(states, group, kept)

@@ -54,8 +54,8 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Client:
     """The models of clients with one network, stacked; a newcomer's is the initial one of the network."""
-    own = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-    return Client(own.params, own.buffers, optimizer={})
+    models = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
+    return Client(models.params, models.buffers, optimizer={})
 
 
 def train_own_models(

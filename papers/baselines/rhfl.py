@@ -108,8 +108,8 @@ def confidence_weights(previous: Tensor, current: Tensor, has_previous: Tensor, 
     base = torch.full_like(current, 1 / max(len(current) - 1, 1))
     if not has_previous.any():
         return base
-    known = has_previous & (current > 0)
-    quality = torch.where(known, (previous - current) / torch.where(known, current, 1.0), 0.0)
+    is_comparable = has_previous & (current > 0)
+    quality = torch.where(is_comparable, (previous - current) / torch.where(is_comparable, current, 1.0), 0.0)
     total = quality.sum()
     share = torch.where(total != 0, quality / torch.where(total != 0, total, 1.0), 0.0)
     return torch.softmax(base + strength * share, 0)
@@ -169,14 +169,14 @@ def align(
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One communication epoch: CCR, alignment on the public images, local training."""
-    states, groups, terms, found = state.clients, fed.groups(cohort), {}, []
+    states, groups, terms, all_terms = state.clients, fed.groups(cohort), {}, []
     none = torch.zeros((), dtype=fed.dtype, device=fed.device)
-    own = [fed.recall(states, g, ClientState(*fed.initial_model(g.network), none)) for g in groups]
-    models = [Client(model.params, model.buffers, optimizer={}) for model in own]
+    kept = [fed.recall(states, g, ClientState(*fed.initial_model(g.network), none)) for g in groups]
+    models = [Client(model.params, model.buffers, optimizer={}) for model in kept]
     losses = torch.zeros_like(cohort.weights)
     if config.public_epochs and len(cohort.client_ids) > 1:
         losses = fed.upload(own_losses(models, cohort, fed, config))
-        previous = fed.in_order(cohort, groups, [model.loss for model in own])
+        previous = fed.in_order(cohort, groups, [model.loss for model in kept])
         has_previous = torch.tensor([int(client) in states for client in cohort.client_ids], device=fed.device)
         weights = confidence_weights(previous, losses, has_previous, config.confidence_strength)
         models, terms = align(models, weights, cohort, fed, config)
@@ -184,8 +184,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network, config))
         loss = losses[np.isin(cohort.client_ids, group.client_ids)]
         states = fed.remember(states, group, ClientState(model.params, model.buffers, loss))
-        found.append(group_terms)
-    return ServerState(states), {**terms, **fed.in_order(cohort, groups, found)}
+        all_terms.append(group_terms)
+    return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
@@ -205,6 +205,6 @@ METHOD = Method(
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
-    personal=lambda state: {client: (own.params, own.buffers) for client, own in state.clients.items()},
+    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
