@@ -19,7 +19,7 @@ from fedcli.registry import default_protocol, find_method, find_protocol, protoc
 from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import RunConfig, Setup, resolve
-from fedcli.runs.experiment import combinations, place
+from fedcli.runs.experiment import combinations
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
@@ -367,8 +367,8 @@ def plan_grid(
     folder = Path(out or new_folder(cases[0][2]))
     planned = []
     for method, values, setup, end in cases:
-        parts = [setup.method.name] * (len(names) > 1) + [place(values)] * bool(values)
-        where = folder.joinpath(*parts, end)
+        point = ",".join(f"{name}={value}" for name, value in values.items())
+        where = folder.joinpath(*[setup.method.name] * (len(names) > 1), point, end)
         record = begun(setup, where, bool(continue_))
         if record is None:
             load_data(setup)  # which refuses what cannot run

@@ -98,12 +98,11 @@ class RunConfig:
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
-# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too; the types they have in a file.
-EXPERIMENT = {
-    "seeds": (list, str), "tuned": (str,), "out": (str,), "continue_": (bool,), "jobs": (int,), "config": (),
-    "from_": (), "log_file": (str,), "log": (str,), "quiet": (bool,), "workers": (int,), "on": (str,),
-    "cpus_per_run": (float, int), "gpus_per_run": (float, int), "time_limit": (str, int),
-}  # fmt: skip
+# Of an experiment and not of a run, typed like options, and most of them taken by `fedcli.run` too.
+EXPERIMENT = (
+    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
+    "cpus_per_run", "gpus_per_run", "time_limit",
+)  # fmt: skip
 RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # names that no method's option may have
 
 # What others call our options. A Greek letter stands for the option with that symbol, which goes first.
