@@ -97,7 +97,8 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\)"),
+        ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\); choose another --out"),
+        ("fedavg", {"rounds": 2}, r"another --rounds \(got 2, was 1\); a run cannot be lengthened; .* --from .*/run -"),
         ("fedavg", {"partition_seed": 7}, r"another --partition-seed \(got 7, was as seed\)"),
         ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
         ("fedavg", {"out": None}, r"--continue needs a folder \(got no --out\)"),

@@ -148,7 +148,7 @@ def test_evaluation_every_other_round_and_after_the_last_which_is_the_headline_w
 
 def test_resume_refuses_what_is_not_the_same_run(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    with pytest.raises(UserError, match="has finished"):
+    with pytest.raises(UserError, match=r"has finished \(got all of its 4 rounds\); a run cannot be lengthened; train"):
         runs.resume(run.path)
     records.write_record(run.path, {**run.record, "status": "interrupted", "method_hash": "0" * 16})
     with pytest.raises(UserError, match="has changed since"):
