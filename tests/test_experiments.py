@@ -67,17 +67,12 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
         (f"{TOML}from = 'a'", "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out."),
         (f"{TOML}lr = ", "--config exp.toml cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method given (got --config); write"),
+        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', see 'fedcli list'"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
     Path("exp.toml").write_text(f"{text}\n")
     assert message in refused("run", "--config", "exp.toml")
-
-
-def test_a_run_without_a_method_is_refused():
-    assert "cannot be read" in refused("run", "--config", "none.toml")
-    assert refused("run", "--lr", 0.1).startswith("no method given (got --lr); write 'fedcli run METHOD'")
 
 
 # From a run
