@@ -186,7 +186,7 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
     def new_folder() -> Sequence[Any]:
         """Name the run's folder, the same for all workers, and refuse what can be refused before they start."""
         planned = {name: value for name, value in given.items() if name != "continue_"}
-        folder = runs.plan(method, **planned)[1][0]
+        _, folder = runs.plan(method, **planned)[0]
         return () if given["out"] else ("--out", folder if given["seeds"] is None else folder.parent)
 
     _divide(workers, new_folder)

@@ -219,8 +219,8 @@ def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, 
     """
     full, _ = _merge(protocol, config["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    full["train_examples"] = full["train_examples"] or _num_images(config["dataset"], bool(config.get("local_test")))
-    full["public_examples"] = full["public_examples"] or _num_images(config.get("public_dataset"))
+    full["train_examples"] = full["train_examples"] or num_images(config["dataset"], config.get("local_test"))
+    full["public_examples"] = full["public_examples"] or num_images(config.get("public_dataset"))
     smaller = [name for name in SIZES if is_smaller(name, config.get(name), full[name])]
     return [{"what": name, "protocol": full[name], "run": config[name]} for name in smaller]
 
@@ -234,14 +234,14 @@ def describe_reductions(smaller: list[dict[str, Any]]) -> str:
     return ", ".join(texts)
 
 
-def _num_images(dataset: str | None, with_test: bool = False) -> int | None:
-    """Images of a data set, as far as that is known without its files."""
+def num_images(dataset: str | None, local_test: float | None = None) -> int | None:
+    """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
     try:
-        sizes = datasets.describe(dataset) if dataset is not None else {}
+        sizes = {"train": None, **(datasets.describe(dataset) if dataset is not None else {})}
     except UserError:
         return None
-    train, test = sizes.get("train"), sizes.get("test") if with_test else 0
-    return None if train is None or test is None else train + test
+    counts = [sizes["train"], sizes["test"] if local_test else 0]
+    return None if None in counts else sum(counts)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
-    kind = drift.Recording if setup.run.drift_every else Strict
-    fed = federation(setup, dataset, parts, public, kind, store=store)
+    fed = federation(setup, dataset, parts, public, drift.Recording if setup.run.drift_every else Strict, store=store)
     if progress is not None:
         fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     return dataset, parts, fed
@@ -148,9 +147,10 @@ def federation(
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset)
         more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
-    top_k = setup.setting.top_k if setup.setting else 1
-    more |= {"evaluation": setup.protocol.evaluation, "top_k": top_k}
-    fed = kind(setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **more)
+    fed = kind(
+        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting),
+        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, **more,
+    )  # fmt: skip
     fed.engine.workers = current()
     return fed
 

@@ -40,17 +40,14 @@ def run(
     *,
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
-    tuned: str | Path | None = None,
     continue_: bool | None = None,
-    sources: Mapping[str, str] | None = None,
     progress: Listener | None = None,
-    **options: Any,
+    **given: Any,
 ) -> Run | list[Run]:
     """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
 
-    The arguments are those of `fedcli.run`, with `sources`: where given options come from that were not typed, by name,
-    for the record's `origin`. With `continue_`, a run that has ended is skipped, and its `state` is None; one that has
-    finished a round is resumed, and the rest start.
+    The arguments are those of `fedcli.run` and `plan`. With `continue_`, a run that has ended is skipped, and its
+    `state` is None; one that has finished a round is resumed, and the rest start.
 
     Raises:
         UserError: If a run cannot start; nothing is written then.
@@ -58,14 +55,14 @@ def run(
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
+    planned = plan(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     going_on, done = continue_ or current().restarted, []
     try:
-        begun_before = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
-        for setup in setups[1:]:
+        begun_before = current().first(lambda: [begun(*run, going_on) for run in planned])
+        for setup, _ in planned[1:]:
             load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
-        for setup, folder, record in zip(setups, folders, begun_before, strict=True):
+        for (setup, folder), record in zip(planned, begun_before, strict=True):
             if record is None:
                 done.append(begin(setup, folder, source, progress))
             else:
@@ -73,7 +70,7 @@ def run(
                 done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     finally:
         if out is None:
-            remove_unused(folders[0])
+            remove_unused(planned[0][1])
     return done[0] if seeds is None else done
 
 
@@ -85,8 +82,10 @@ def plan(
     tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None,
     **options: Any,
-) -> tuple[list[Setup], list[Path]]:
-    """The runs that `run` makes of what it is given, and their folders.
+) -> list[tuple[Setup, Path]]:
+    """The runs that `run` makes of what it is given, each with its folder.
+
+    Of `sources` are the options that were not typed: where they come from, by name, for the record's `origin`.
 
     Raises:
         UserError: If one of them cannot start, as far as that shows without its data and its folder.
@@ -108,7 +107,7 @@ def plan(
         setups.append(resolve(chosen, {**options, **seed}, sources=sources))
         refuse_without_effect(setups[-1])
     parent = Path(out or new_folder(setups[0]))
-    return setups, [parent if seeds is None else parent / f"seed-{setup.run.seed}" for setup in setups]
+    return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
