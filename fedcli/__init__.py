@@ -68,8 +68,7 @@ def run(
     """
     from fedcli.figures.notebook import run as run_  # late: a method file imports this module before the engine exists
 
-    several = {"seeds": seeds, "tuned": tuned, "continue_": continue_}
-    return run_(method, out, log, exist_ok, progress, **several, **options)
+    return run_(method, out, log, exist_ok, progress, seeds=seeds, tuned=tuned, continue_=continue_, **options)
 
 
 def load(path, method=()):

@@ -19,7 +19,7 @@ from fedcli import registry
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
-from fedcli.declarations import Method, flag_of
+from fedcli.declarations import START, Method, flag_of
 from fedcli.runs import checkpoints, prepare
 from fedcli.runs.config import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
@@ -245,7 +245,7 @@ def law_4_chunking_is_invisible(
     options a `start_round` is 0, so that a term that begins later is compared at all.
     """
     if overrides is None:
-        overrides = {option.name: 0 for option in fields(method.config) if option.name == "start_round"}
+        overrides = {option.name: 0 for option in fields(method.config) if option.name == START}
     if run.get("device", "cpu").startswith("cuda"):
         run = {"local_epochs": 4, **run}  # enough steps for a graph of each
 

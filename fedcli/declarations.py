@@ -57,6 +57,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+START = "start_round"  # an option of this name says after how many rounds a method's own term starts
+
+
 def flag_of(name: str) -> str:
     """An option's name as it is typed on the command line."""
     return "--" + name.strip("-_").replace("_", "-")

@@ -20,8 +20,10 @@ from rich.text import Text
 
 from fedcli.cli.common import stop
 from fedcli.cli.describe import EVALUATIONS, SELECTIONS
+from fedcli.declarations import START, flag_of
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
+from fedcli.registry import find_method
 from fedcli.runs.config import describe_reductions
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.signals import exit_code
@@ -45,8 +47,14 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
     several = [f"{count} {name}" for name, count in counts.items() if count > 1]
     machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
+    start, inactive = config.get(START, 0), {}
+    if start >= config["rounds"]:
+        simpler, _ = find_method(record["method_source"]).reduces_to or ("the method without it", {})
+        late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
+        inactive = {"inactive": f"{late}; lower {flag_of(START)}, or give more --rounds"}
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
+        **inactive,
         "data set": data + (f", reduced: {reduced}" if reduced else ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -40,13 +40,15 @@ class MethodGroup(TyperGroup):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
         """Look ahead for `--post`: a user's own step after the last round has options too."""
-        ctx.meta["post"] = dict(pairwise(args)).get("--post")
+        ctx.meta["post"] = _typed(args).get("post")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Take the method of `--config` or `--from` where none is named."""
-        if args and args[0].startswith("-") and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
-            args = [_method_of(args, ctx.info_name), *args]
+        """Put in what `--config` and `--from` stand for, the method too where none is named."""
+        if args and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
+            from fedcli.runs import experiment
+
+            args, ctx.meta["sources"] = experiment.expand(args, _typed(args), ctx.info_name)
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
@@ -58,7 +60,7 @@ class MethodGroup(TyperGroup):
         if ctx.resilient_parsing and "post" not in ctx.meta:  # a shell completes the name
             return common.Command(cmd_name, help=index()["method"][cmd_name]["title"])
         from fedcli.cli.describe import option_help
-        from fedcli.runs import config, experiment
+        from fedcli.runs import config
 
         first, *others = map(registry.find_method, cmd_name.split(","))
         post, parameters = ctx.meta.get("post"), []
@@ -69,8 +71,8 @@ class MethodGroup(TyperGroup):
         parameters += [parameter for parameter in of_action if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
         def command(**typed: Any) -> None:
-            given, sources = experiment.gather(cmd_name.split(",")[0], typed)
-            self.action(cmd_name, sources, **given)
+            given = {name: value for name, value in typed.items() if value is not None}
+            self.action(cmd_name, ctx.meta["sources"], **given)
 
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -83,18 +85,14 @@ class MethodGroup(TyperGroup):
         return made
 
 
-def _method_of(args: list[str], command: str) -> str:
-    """Find the method that a file or a record names."""
-    from fedcli.runs import experiment
-
-    named = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg)
-    method = experiment.read_config(named["--config"])[0] if "--config" in named else None
-    if method is None and "--from" in named:
-        method = experiment.recorded_method(named["--from"])
-    if method is None:
-        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
-        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
-    return method
+def _typed(args: list[str]) -> dict[str, str]:
+    """Find the options among arguments, by name, with their values; that of a switch is the word after it."""
+    typed = {}
+    for word, following in zip_longest(args, args[1:], fillvalue=""):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            typed[flag[2:].replace("-", "_").removeprefix("no_")] = value if equals else following
+    return typed
 
 
 class _MethodCommand(common.Command):
@@ -112,7 +110,10 @@ class _MethodCommand(common.Command):
         except Exception as error:
             if not hasattr(error, "possibilities") or not error.option_name.startswith("--"):
                 raise
-            raise unknown_option(error.option_name, self.method, self.post) from error
+            name = error.option_name[2:].replace("-", "_")
+            source = ctx.meta.get("sources", {}).get(name, "")  # as "file exp.toml"
+            where = f" in '{source.partition(' ')[2]}'" if source else ""
+            raise unknown_option(error.option_name, self.method, self.post, where) from error
 
     def get_help_option(self, ctx: typer.Context) -> Any:
         option = super().get_help_option(ctx)
@@ -162,7 +163,7 @@ def _run(
     tuned: Annotated[str | None, Option(help="Use the options found in a 'fedcli tune' folder.", **FILES)] = None,
     **given: Any,
 ) -> None:
-    """Run a method, or several, with what was given; what `config` and `from_` name has been read, see `sources`."""
+    """Run a method, or several, with what was given; what `config` and `from_` name is in it, see `sources`."""
     limit_time(time_limit)
     names, shown = method.split(","), {"quiet": quiet, "log_file": log_file}
     where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
@@ -185,7 +186,7 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
     def new_folder() -> Sequence[Any]:
         """Name the run's folder, the same for all workers, and refuse what can be refused before they start."""
         planned = {name: value for name, value in given.items() if name != "continue_"}
-        folder = runs.plan(method, **planned)[1][0]
+        _, folder = runs.plan(method, **planned)[0]
         return () if given["out"] else ("--out", folder if given["seeds"] is None else folder.parent)
 
     _divide(workers, new_folder)

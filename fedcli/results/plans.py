@@ -18,8 +18,8 @@ from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_method, find_protocol, protocols
 from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.config import RunConfig, Setup, resolve
-from fedcli.runs.experiment import combinations, place
+from fedcli.runs.config import RunConfig, Setup, num_images, resolve
+from fedcli.runs.experiment import combinations
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
@@ -262,7 +262,7 @@ def _planned_run(
             smaller = _on_other_data(method, given, dataset)
         setup = resolve(method, {**given, **smaller}, need_data=False)
         for name, limit in limits.items():
-            full = getattr(setup.run, name) or (train_size(setup.run.dataset) if name == "train_examples" else None)
+            full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
             if full is None or limit < full:
                 smaller[name] = limit
         given |= smaller
@@ -299,17 +299,9 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
     return options | setting.method_options.get(method.name, {})
 
 
-def train_size(dataset: str) -> int | None:
-    """Training images of a data set; None where they are not known."""
-    try:
-        return datasets.describe(dataset)["train"]
-    except UserError:
-        return None
-
-
 def round_examples(config: Mapping[str, Any]) -> float | None:
     """Examples that the local steps of a round take, of all clients; None where the data set's size is not known."""
-    examples = config["train_examples"] or train_size(config["dataset"])
+    examples = config["train_examples"] or num_images(config["dataset"])
     return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
@@ -362,13 +354,13 @@ def plan_grid(
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     cases = []
     for method, values in itertools.product(names, combinations(grid)):
-        setups, ends = plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values})
-        cases += [(method, values, setup, end) for setup, end in zip(setups, ends, strict=True)]
+        planned_runs = plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values})
+        cases += [(method, values, *planned) for planned in planned_runs]
     folder = Path(out or new_folder(cases[0][2]))
     planned = []
     for method, values, setup, end in cases:
-        parts = [setup.method.name] * (len(names) > 1) + [place(values)] * bool(values)
-        where = folder.joinpath(*parts, end)
+        point = ",".join(f"{name}={value}" for name, value in values.items())
+        where = folder.joinpath(*[setup.method.name] * (len(names) > 1), point, end)
         record = begun(setup, where, bool(continue_))
         if record is None:
             load_data(setup)  # which refuses what cannot run

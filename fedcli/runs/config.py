@@ -1,10 +1,10 @@
 """The configuration of a run: its options, where each value comes from, and what is refused before anything starts."""
 
 import dataclasses
+import html
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -98,15 +98,14 @@ class RunConfig:
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
-# Of an experiment and not of a run, typed like options, and taken by `fedcli.run` too; the types they have in a file.
-EXPERIMENT = {
-    "seeds": (list, str), "tuned": (str,), "out": (str,), "continue_": (bool,), "jobs": (int,), "config": (),
-    "from_": (), "log_file": (str,), "log": (str,), "quiet": (bool,), "workers": (int,), "on": (str,),
-    "cpus_per_run": (float, int), "gpus_per_run": (float, int), "time_limit": (str, int),
-}  # fmt: skip
-_NOT_FIELDS = {"method", "grid", "progress", "help", "exist_ok", "spread", *EXPERIMENT}
+# Of an experiment and not of a run, typed like options, and most of them taken by `fedcli.run` too.
+EXPERIMENT = (
+    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
+    "cpus_per_run", "gpus_per_run", "time_limit",
+)  # fmt: skip
+RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # names that no method's option may have
 
-# What others call our options. Names of Greek letters stand for the options with that symbol, which go first.
+# What others call our options. A Greek letter stands for the option with that symbol, which goes first.
 WORDS = {
     "epochs": "local_epochs", "num_epochs": "local_epochs", "local_ep": "local_epochs", "local_steps": "local_epochs",
     "clients": "num_clients", "n_clients": "num_clients", "num_users": "num_clients", "users": "num_clients",
@@ -122,16 +121,16 @@ WORDS = {
     "repeats": "seeds", "times": "seeds", "trials": "seeds", "random_seed": "seed",
     "output": "out", "output_dir": "out", "save_dir": "out", "log_dir": "out", "resume": "continue_",
 }  # fmt: skip
-GREEK = {
-    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "zeta": "ζ", "eta": "η", "theta": "θ",
-    "kappa": "κ", "lambda": "λ", "lam": "λ", "mu": "μ", "nu": "ν", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ",
-    "omega": "ω",
-}  # fmt: skip
 
 
-def _fields(*kinds: type) -> dict[str, dataclasses.Field]:
+def fields_of(*kinds: type) -> dict[str, dataclasses.Field]:
     """The options that these configurations have, by name."""
     return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
+    """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
+    return fields_of(RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
 
 
 def unknown_option(name: str, method: Method, chosen: str | None = None, where: str = "") -> UserError:
@@ -146,12 +145,12 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
         where: What it stands in, for example " in 'exp.toml'"; empty for the command line and for Python.
     """
     for step in posts(method, chosen).values():
-        if name in _fields(step.config):
+        if name in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
     fields, word = recorded_fields(method, chosen), name.lstrip("-").replace("-", "_")
-    symbols = {word, GREEK.get(word.lower())}
-    by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in symbols]
+    letter = html.unescape("&lambda;" if word == "lam" else f"&{word.lower()};")
+    by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in (word, letter)]
     guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
     flags = {other: flag_of(other) for other in (*fields, *EXPERIMENT)}
     kind, remedy = f"option of '{method.name}'{where}", f"'fedcli run {method.name} --help' shows all."
@@ -164,28 +163,22 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     Of these is what `--post` has `chosen`, which may be the user's own. A method whose options have names of those that
     every method has, or whose `only_with` names no choice of another, is refused.
     """
-    options, run_options, title = _fields(method.config), _fields(RunConfig), ""
-    steps = {f"With --post {post.name}": _fields(post.config) for post in posts(method, chosen).values()}
-    taken = {*run_options, *_NOT_FIELDS}.union(*steps.values())
+    options, title = fields_of(method.config), ""
+    steps = {f"With --post {post.name}": fields_of(post.config) for post in posts(method, chosen).values()}
+    taken = {*fields_of(RunConfig), *RESERVED}.union(*steps.values())
     for name, field in options.items():
         if name in taken:
             raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
         for other, needed in field.metadata["only_with"].items():
-            choices = options[other].metadata["choices"] if other in options else ()
-            if not set(needed) <= set(choices):
+            if other not in options or not set(needed) <= set(options[other].metadata["choices"]):
                 raise UserError(f"'{name}' has only_with {needed}, not a choice; fix {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps
-    for name, field in run_options.items():
+    for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)
         panels.setdefault(title, {})[name] = field
     return panels
-
-
-def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
-    """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
-    return _fields(RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
 
 
 def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
@@ -195,7 +188,7 @@ def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    fields = _fields(RunConfig, *(part.config for part in _parts(method, config)))
+    fields = fields_of(RunConfig, *(part.config for part in _parts(method, config)))
     values = {**config, **{name: recorded_value(config, field) for name, field in fields.items()}}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -212,6 +205,11 @@ SIZES = {
 }  # fmt: skip
 
 
+def is_smaller(name: str, value: Any, full: Any) -> bool:
+    """Whether an option is a size, and smaller than in full; None stands for all there are."""
+    return name in SIZES and value is not None and (full is None or value < full)
+
+
 def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
     """What is smaller in a run with these options than its protocol says; empty for a run at full size.
 
@@ -221,14 +219,10 @@ def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, 
     """
     full, _ = _merge(protocol, config["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
-    full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
-    smaller = []
-    for name in SIZES:
-        value = config.get(name)
-        if value is not None and (full[name] is None or value < full[name]):
-            smaller.append({"what": name, "protocol": full[name], "run": value})
-    return smaller
+    full["train_examples"] = full["train_examples"] or num_images(config["dataset"], config.get("local_test"))
+    full["public_examples"] = full["public_examples"] or num_images(config.get("public_dataset"))
+    smaller = [name for name in SIZES if is_smaller(name, config.get(name), full[name])]
+    return [{"what": name, "protocol": full[name], "run": config[name]} for name in smaller]
 
 
 def describe_reductions(smaller: list[dict[str, Any]]) -> str:
@@ -240,14 +234,14 @@ def describe_reductions(smaller: list[dict[str, Any]]) -> str:
     return ", ".join(texts)
 
 
-def _size(dataset: str | None, with_test: bool = False) -> int | None:
-    """Images of a data set, as far as that is known without its files."""
+def num_images(dataset: str | None, local_test: float | None = None) -> int | None:
+    """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
     try:
-        sizes = datasets.describe(dataset) if dataset is not None else {}
+        sizes = {"train": None, **(datasets.describe(dataset) if dataset is not None else {})}
     except UserError:
         return None
-    train, test = sizes.get("train"), sizes.get("test") if with_test else 0
-    return None if train is None or test is None else train + test
+    counts = [sizes["train"], sizes["test"] if local_test else 0]
+    return None if None in counts else sum(counts)
 
 
 @dataclass(frozen=True)
@@ -295,18 +289,14 @@ def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[
 
 
 def resolve(
-    method: Method,
-    given: Mapping[str, Any],
-    *,
-    sources: Mapping[str, str] = MappingProxyType({}),
-    need_data: bool = True,
+    method: Method, given: Mapping[str, Any], *, sources: Mapping[str, str] | None = None, need_data: bool = True
 ) -> Setup:
     """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
 
     Args:
         method: The method.
         given: Options by field name, the run's, the method's and those of the step after it, as far as they were
-            given and are not None.
+            given; None stands for the default, whatever the protocol says.
         sources: Where those come from that were not typed, for `Setup.origin`.
         need_data: Whether the data set must be on this machine; a plan of runs needs none.
 
@@ -314,7 +304,7 @@ def resolve(
         UserError: For the first thing that is wrong. No data are read.
     """
     option_panels(method)  # refuses clashes of names
-    given = {name: _spelt(name, value, method) if isinstance(value, str) else value for name, value in given.items()}
+    given = {name: _as_recorded(name, value, method) for name, value in given.items()}
     _check_values(given, recorded_fields(method, given.get("post")), method)
     protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
     dataset = given.get("dataset") or _default_dataset(method, protocol)
@@ -323,17 +313,16 @@ def resolve(
     protocol = protocol or default_protocol(method, dataset)
     parts = _parts(method, {**protocol.settings, **given})
     values, origin = _merge(protocol, dataset, given, *parts)
-    origin |= {name: sources[name] for name in given if name in sources}
+    origin |= {name: source for name, source in (sources or {}).items() if name in given}
     kinds = RunConfig, *(part.config for part in parts)
-    _check_values(values, _fields(*kinds), method)
-    if values["partition_seed"] is None:
-        values["partition_seed"], origin["partition_seed"] = values["seed"], "seed"
-    if values["cohort_size"] is None:
-        values["cohort_size"], origin["cohort_size"] = values["num_clients"], "num_clients"
+    _check_values(values, fields_of(*kinds), method)
+    for name, source in (("partition_seed", "seed"), ("cohort_size", "num_clients")):
+        if values[name] is None:
+            values[name], origin[name] = values[source], source
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
-    run, *configs = (kind(**{name: values[name] for name in _fields(kind)}) for kind in kinds)
-    _refuse(run, method, protocol)
+    run, *configs = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+    _refuse_combinations(run, method, protocol)
     if need_data and run.public_dataset is not None:
         datasets.available(run.public_dataset)
     selection = protocol.selection
@@ -345,38 +334,10 @@ def resolve(
     )  # fmt: skip
 
 
-def _merge(
-    protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""
-    fields = _fields(RunConfig, *(part.config for part in parts))
-    values = {name: field.default for name, field in fields.items()}
-    values |= {"protocol": protocol.name, "dataset": dataset}
-    origin = dict.fromkeys(values, "default")
-    layers = [(f"protocol {protocol.name}", protocol, {})]
-    setting = protocol.datasets.get(dataset)
-    if setting is not None:
-        layers.append((f"protocol {protocol.name}, {dataset}", setting, {"backbone": setting.backbone}))
-    for source, layer, options in layers:
-        options |= layer.settings
-        for part in parts:
-            options |= layer.method_options.get(part.name, {})
-        values |= options
-        origin |= dict.fromkeys(options, source)
-    return {**values, **given}, {**origin, **dict.fromkeys(given, "command line")}
-
-
-def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field], method: Method) -> None:
-    """Refuses options that are not among these fields, and values that they do not take."""
-    for name, value in values.items():
-        if name not in fields:
-            raise unknown_option(name, method, values.get("post"))
-        check_value(fields[name], value)
-
-
-def _spelt(name: str, value: str, method: Method) -> str:
+def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: names in their own letters, paths of a user's files absolute."""
-    field = recorded_fields(method).get(name)
+    if name == "clients_per_chunk" and isinstance(value, int):
+        return str(value)
     readers = {
         "dataset": datasets.find_name,
         "public_dataset": datasets.find_name,
@@ -385,10 +346,11 @@ def _spelt(name: str, value: str, method: Method) -> str:
         "partition": lambda text: re.sub("^[^:]*", lambda kind: kind[0].lower(), text),
         "backbone": lambda text: ",".join(spelt(part, backbones.BACKBONES) for part in text.split(",")),
     }
-    if name not in readers:
-        return spelt(value, field.metadata["choices"]) if field else value
-    is_file = is_from_file(value) and name != "backbone"  # of which there may be several
-    return absolute(value if is_file else readers[name](value))
+    if isinstance(value, str) and name in readers:
+        is_file = is_from_file(value) and name != "backbone"  # of which there may be several
+        return absolute(value if is_file else readers[name](value))
+    field = recorded_fields(method).get(name)
+    return spelt(value, field.metadata["choices"]) if isinstance(value, str) and field else value
 
 
 def built_in(method: Method) -> tuple[str, str] | None:
@@ -408,6 +370,35 @@ def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
+def _merge(
+    protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""
+    fields, source = fields_of(RunConfig, *(part.config for part in parts)), f"protocol {protocol.name}"
+    values = {name: field.default for name, field in fields.items()}
+    values |= {"protocol": protocol.name, "dataset": dataset}
+    origin = dict.fromkeys(values, "default")
+    layers = [(source, protocol, {})]
+    if dataset in protocol.datasets:
+        setting = protocol.datasets[dataset]
+        layers.append((f"{source}, {dataset}", setting, {"backbone": setting.backbone}))
+    for source, layer, options in layers:
+        options |= layer.settings
+        for part in parts:
+            options |= layer.method_options.get(part.name, {})
+        values |= options
+        origin |= dict.fromkeys(options, source)
+    return {**values, **given}, {**origin, **dict.fromkeys(given, "command line")}
+
+
+def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field], method: Method) -> None:
+    """Refuses options that are not among these fields, and values that they do not take."""
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_option(name, method, values.get("post"))
+        check_value(fields[name], value)
+
+
 def refuse_without_effect(setup: Setup) -> None:
     """Refuses what a user types in vain; a protocol, a record and a file of options, made for many runs, may have it.
 
@@ -415,7 +406,7 @@ def refuse_without_effect(setup: Setup) -> None:
         UserError: For the first such option that comes from the command line.
     """
     values = setup.values()
-    for name, field in _fields(RunConfig, setup.method.config).items():
+    for name, field in fields_of(RunConfig, setup.method.config).items():
         if setup.origin[name] != "command line" or values[name] == field.default:
             continue
         if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
@@ -425,8 +416,8 @@ def refuse_without_effect(setup: Setup) -> None:
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
 
 
-def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
-    """Refuses combinations that cannot run."""
+def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
+    """Refuses options that cannot run together."""
     networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
         backbones.find(name)
@@ -463,19 +454,19 @@ def _refuse(run: RunConfig, method: Method, protocol: Protocol) -> None:
 
 def parse_size(text: str) -> int:
     """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024."""
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple("KMGT") else (text, "")
-    if not number.isdecimal():
+    size = re.fullmatch(r"([0-9]+)([KMGT]?)", text.upper())
+    if size is None:
         raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
-    return int(number) * 1024 ** " KMGT".index(unit or " ")
+    return int(size[1]) * 1024 ** " KMGT".index(size[2] or " ")
 
 
 def find_device(name: str) -> torch.device:
     """The device of that name; auto is CUDA where there is one. One that is not there is refused."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,9})?", name):
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)
+    if device is None:
         raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
-    kind, _, number = name.partition(":")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
+    if name != "cpu" and int(device[1] or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
         raise UserError(f"--device {name} not found (got {torch.cuda.device_count()} CUDA devices); use cpu.")
     return torch.device(name)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +11,7 @@ from typing import Any, get_args
 from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method, spelt
-from fedcli.runs.config import EXPERIMENT, given_options, recorded_fields, unknown_option
+from fedcli.runs.config import EXPERIMENT, flags_of, given_options, recorded_fields
 from fedcli.runs.records import is_packaged, read_record
 from fedcli.userfiles import own_paths
 
@@ -54,37 +54,62 @@ def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def place(values: Mapping[str, Any]) -> str:
-    """What the folder of a combination is called, as `lr=0.01,batch_size=32`."""
-    return ",".join(f"{name}={value}" for name, value in values.items())
+def expand(args: list[str], typed: Mapping[str, str], command: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments of a command with the options that `--config` and `--from` stand for, as if they were typed.
 
+    Typed options go before those of the file, and these before those of the run; of `--seed` and `--seeds` only what is
+    given first counts. A list in a file stands for several values.
 
-def read_config(path: str | Path) -> tuple[str | None, dict[str, Any]]:
-    """Method and options of a TOML file for `--config`, by field name; their values are checked later.
+    Args:
+        args: As they were typed.
+        typed: The options among them, by name, with their values.
+        command: `run` or `tune`.
 
-    Its keys are options as they are typed, with dashes or underscores, beside `method`, which is None where there is
-    none; a list stands for several values.
+    Returns:
+        The arguments, the method first, and where the options come from that were not typed, by name.
 
     Raises:
-        UserError: If it cannot be read.
+        UserError: If a file cannot be read, no method is named, or a file of the user's is not.
     """
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    method = in_file.pop("method", None)
+    if not args[0].startswith("-"):
+        method, *args = args
+    elif method is None and "from" in typed:
+        method = _recorded_method(typed["from"])
+    if not isinstance(method, str):
+        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
+        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
+    options: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for kind, flag in (("file", "config"), ("run", "from")):
+        if flag in typed:
+            taken = {*typed, *options}
+            if taken & {"seed", "seeds"}:
+                taken |= {"seed", "seeds"}
+            more = in_file if kind == "file" else _options_of_run(typed[flag], method, taken)
+            options |= {name: value for name, value in more.items() if name not in taken}
+            sources |= dict.fromkeys(options.keys() - taken, f"{kind} {typed[flag]}")
+    return [method, *flags_of(options), *args], sources
+
+
+def _options_in_file(path: str) -> dict[str, Any]:
+    """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, e.g. lr = 0.1.") from error
-    options = {"continue_" if key == "continue" else key.replace("-", "_"): value for key, value in table.items()}
-    method = options.pop("method", None)
-    if method is not None and not isinstance(method, str):
-        raise UserError(f"the method in '{path}' must be a text (got {method!r}); write method = \"fedavg\".")
-    return method, options
+    options, switches = {}, set(map(flag_of, EXPERIMENT))
+    for key, value in table.items():
+        if isinstance(value, dict) or key in ("config", "from"):
+            raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
+        if value is not False or flag_of(key) not in switches:  # which are off unless they are typed
+            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+    return options
 
 
-def recorded_method(path: str | Path) -> str:
-    """The method of a run, to be run again by `--from`.
-
-    Raises:
-        UserError: If it is the user's own file, which is imported only where the user names it.
-    """
+def _recorded_method(path: str) -> str:
+    """The method of a run, to be run again by `--from`; a user's own file is imported only where the user names it."""
     record = read_record(Path(path))
     if not is_packaged(record):
         again = f"'fedcli run {record['method_source']} --from {path}'"
@@ -92,61 +117,19 @@ def recorded_method(path: str | Path) -> str:
     return record["method"]
 
 
-def gather(method: str, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """All options of a run that are given: typed ones, before those of `--config`, before those of `--from`.
+def _options_of_run(path: str, method: str, taken: Container[str]) -> dict[str, Any]:
+    """The options that a run was given, its protocol and data set among them, as far as the method has them.
 
-    A list in a file becomes a tuple, whose values make a grid. Of a record's options those are taken that the run was
-    given, its protocol and data set among them: what came from the protocol comes from it again, so that it follows
-    where another protocol is given. Options of another method are left out. A file of the user's that a record names
-    must be named anew.
-
-    Args:
-        method: As the user names it.
-        typed: The typed options, `config` and `from_` among them; None counts as not given.
-
-    Returns:
-        The options without these two, and where those come from that were not typed.
-
-    Raises:
-        UserError: If a file cannot be read or has an option that does not exist or may not have several values, or a
-            file of the user's is not named.
+    What came from the protocol is not among them: it comes from there again, so that it follows where another protocol
+    is given. A file of the user's must be named anew, by an option that is `taken`.
     """
-    options = {name: value for name, value in typed.items() if value is not None}
-    config, from_ = options.pop("config", None), options.pop("from_", None)
-    chosen, sources = find_method(method), {}
-
-    def take(more: Mapping[str, Any], source: str) -> None:
-        taken = {"seed", "seeds", *options} if {"seed", "seeds"} & options.keys() else {*options}
-        sources.update(dict.fromkeys(more.keys() - taken, source))
-        options.update({name: value for name, value in more.items() if name not in taken})
-
-    if config is not None:
-        lines = read_config(config)[1]
-        post = options.get("post", lines.get("post"))
-        fields = recorded_fields(chosen, post)
-        for name, value in lines.items():
-            kinds = (object,) if name in fields else EXPERIMENT.get(name, ())
-            if not kinds:
-                raise unknown_option(name, chosen, post, f" in '{config}'")
-            if not isinstance(value, kinds):
-                types = " or ".join(kind.__name__ for kind in kinds)
-                raise UserError(f"'{name}' in '{config}' must be of type {types} (got {value!r}); give such a value.")
-            if isinstance(value, list) and name in fields:
-                if not takes_several(fields[name]) or not value:
-                    raise UserError(f"'{name}' in '{config}' must be one value (got {value!r}); give one.")
-                for each in value:
-                    check_value(fields[name], each)
-                lines[name] = value[0] if len(value) == 1 else tuple(value)
-        take(lines, f"file {config}")
-    if from_ is not None:
-        record = read_record(Path(from_))
-        recorded = given_options(record["config"], record["origin"])
-        recorded |= {name: record["config"].get(name) for name in ("protocol", "dataset")}
-        fields = recorded if chosen.name == record["method"] else recorded_fields(chosen, options.get("post"))
-        recorded = {name: value for name, value in recorded.items() if value is not None and name in fields}
-        for name in sorted(recorded.keys() - options.keys()):
-            if own_paths([recorded[name]]):
-                part = f"{flag_of(name)} {recorded[name]}"
-                raise UserError(f"'{from_}' has code of yours in {part}, run only if you name it; add {part}.")
-        take(recorded, f"run {from_}")
-    return options, sources
+    record, chosen = read_record(Path(path)), find_method(method.split(",")[0])
+    options = given_options(record["config"], record["origin"])
+    options |= {name: record["config"].get(name) for name in ("protocol", "dataset")}
+    if chosen.name != record["method"]:
+        options = {name: value for name, value in options.items() if name in recorded_fields(chosen)}
+    for name, value in sorted(options.items()):
+        if own_paths([value]) and name not in taken:
+            part = f"{flag_of(name)} {value}"
+            raise UserError(f"'{path}' has code of yours in {part}, run only if you name it; add {part}.")
+    return options

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from fedcli.runs import drift
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
 from fedcli.runs.records import SCHEMA, environment, summarise
 from fedcli.runs.rounds import Listener
+from fedcli.runs.settings import draft
 from fedcli.runs.store import Store
 from fedcli.runs.strict import Strict
 from fedcli.runs.workers import current
@@ -36,12 +37,10 @@ def flushed_denormals() -> Iterator[None]:
     The setting is a thread's and of those that it makes. So this comes before a run loads its data, by when PyTorch has
     made no threads of its own in a program of ours; where it has, they keep what they have.
     """
-    before = sys.float_info.min / 2 == 0
-    torch.set_flush_denormal(True)  # False where the processor cannot
-    try:
+    with ExitStack() as put_back:
+        put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
+        torch.set_flush_denormal(True)  # False where the processor cannot
         yield
-    finally:
-        torch.set_flush_denormal(before)
 
 
 @contextmanager
@@ -50,17 +49,17 @@ def deterministic(on: bool) -> Iterator[None]:
 
     PyTorch warns of an operation that has no such form. On a CPU all have it anyway.
     """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    if on:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
-    torch.use_deterministic_algorithms(on, warn_only=on)
-    try:
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    with ExitStack() as put_back:
+        put_back.callback(torch.use_deterministic_algorithms, was_on, warn_only=only_warned)
+        put_back.callback(setattr, torch.utils.deterministic, "fill_uninitialized_memory", fills)
+        torch.use_deterministic_algorithms(on, warn_only=on)
+        if on:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
+            torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
         yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 @contextmanager
@@ -71,17 +70,15 @@ def machine_settings(fed: Federation) -> Iterator[None]:
     bits each time, see `deterministic`. One thread for a small network on the CPU that trains one client after the
     other, where handing work to several costs more than the work.
     """
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, convolution.allow_tf32, torch.get_num_threads()
-    matmul.allow_tf32 = convolution.allow_tf32 = fed.config.precision == "tf32"
-    if fed.device.type == "cpu" and fed.sizes.parameters < SMALL_NETWORK and fed.engine.clients_per_chunk == 1:
-        torch.set_num_threads(1)
-    try:
-        with deterministic(fed.device.type == "cuda"):
-            yield
-    finally:
-        matmul.allow_tf32, convolution.allow_tf32 = before[:2]
-        torch.set_num_threads(before[2])
+    on_cpu, is_small = fed.device.type == "cpu", fed.sizes.parameters < SMALL_NETWORK
+    with deterministic(not on_cpu), ExitStack() as put_back:
+        for operations in (torch.backends.cuda.matmul, torch.backends.cudnn):
+            put_back.callback(setattr, operations, "allow_tf32", operations.allow_tf32)
+            operations.allow_tf32 = fed.config.precision == "tf32"
+        put_back.callback(torch.set_num_threads, torch.get_num_threads())
+        if on_cpu and is_small and fed.engine.clients_per_chunk == 1:
+            torch.set_num_threads(1)
+        yield
 
 
 def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
@@ -89,8 +86,7 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
-    kind = drift.Recording if setup.run.drift_every else Strict
-    fed = federation(setup, dataset, parts, public, kind, store=store)
+    fed = federation(setup, dataset, parts, public, drift.Recording if setup.run.drift_every else Strict, store=store)
     if progress is not None:
         fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     return dataset, parts, fed
@@ -151,9 +147,10 @@ def federation(
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset)
         more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
-    top_k = setup.setting.top_k if setup.setting else 1
-    more |= {"evaluation": setup.protocol.evaluation, "top_k": top_k}
-    fed = kind(setup.run, dataset, parts, setup.device, transform(dataset, setup.setting), **more)
+    fed = kind(
+        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting),
+        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, **more,
+    )  # fmt: skip
     fed.engine.workers = current()
     return fed
 
@@ -166,44 +163,30 @@ def new_record(
     `source` is the name of its method or the path of the method's file; `chosen` says why so many clients train
     together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
     """
-    config = setup.run
-    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
-    public = None
+    config, values, public = setup.run, setup.values(), None
     if fed.public_images is not None:
-        public = {
-            "name": config.public_dataset,
-            "examples": len(fed.public_images),
-            "normalisation": {"mean": fed.public_transform.mean, "std": fed.public_transform.std},
-            "augmentation": fed.public_transform.augmentation,
-        }
+        public = {"name": config.public_dataset, "examples": len(fed.public_images), **_pixels(fed.public_transform)}
     return {
         "schema": SCHEMA,
         "status": "running",
-        "method": setup.method.name,
+        **draft(setup),
         "method_source": source,
-        "method_hash": setup.method.file_hash,
         "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
-        "user_files": {path: file_hash(path) for path in own_paths([source, *setup.values().values()])},
-        "protocol": setup.protocol.name,
-        "dataset": config.dataset,
+        "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
         "dataset_fingerprint": dataset.fingerprint,
         **({"dataset_source": dataset.source} if dataset.source else {}),
-        "reduced": reductions(setup.values(), setup.protocol),
-        "seed": config.seed,
-        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(setup.values(), setup.origin))]),
+        "reduced": reductions(values, setup.protocol),
+        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": setup.values(),
-        "origin": setup.origin,
         "evaluation": setup.protocol.evaluation,
-        "normalisation": {"mean": fed.transform.mean, "std": fed.transform.std},
-        "augmentation": fed.transform.augmentation,
+        **_pixels(fed.transform),
         "public": public,
         "partition": {
             "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
             "sizes": [len(part) for part in parts],
-            "class_counts": counts.tolist(),
+            "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
         },
         "class_names": list(dataset.class_names),
         # Of the largest network where there are several; `networks` has the parameters of each.
@@ -232,3 +215,8 @@ def new_record(
         "seconds_total": 0.0,
         "peak_bytes": 0,
     }
+
+
+def _pixels(transform: Transform) -> dict[str, Any]:
+    """What a record says of the way from pixels to a network's input."""
+    return {"normalisation": {"mean": transform.mean, "std": transform.std}, "augmentation": transform.augmentation}

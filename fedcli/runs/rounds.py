@@ -1,7 +1,6 @@
 """The rounds of a run: each is trained and evaluated, and then recorded, checkpointed and shown."""
 
 import dataclasses
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -53,48 +52,48 @@ def go_on(
     setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
-    config, rounds, writes = setup.run, record["rounds"], current().number == 0
-    record["status"] = "running"
+    config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
     start, before, load = time.perf_counter(), record["seconds_total"], Load()
+    record["status"] = "running"
     record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
-    samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     fed.store.open(folder, current().number)
     if writes and not rounds:
         write_record(folder, record)
+    samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     best = BestModels(folder, setup, fed, record, state)
-    saved, writing, written = len(rounds), 0.0, start  # rounds of the last checkpoint, its seconds, and when it ended
+    saved = complete = len(rounds)  # rounds of the last checkpoint, and those that state and record both have
+    writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended
     slowest = 0.0  # seconds of the longest round
-    whole = True  # whether record and state are those after the same round
     try:
         for number in range(len(rounds), config.rounds):
             begin = time.perf_counter()
-            with setup.method.blamed(*NOT_BLAMED):
+            with method.blamed(*NOT_BLAMED):
                 after, entry = one_round(setup, fed, state, fed.cohort(number))
-            whole = False
-            state = after
             rounds.append(entry)
+            state = after
             for text in fed.engine.notes:
                 record["engine"]["notes"].append({"round": number, "text": text})
                 progress.note(text)
             fed.engine.notes.clear()
             record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
-            record["cost"] = {
-                "floats_down": entry["floats_down"],
-                "floats_up": entry["floats_up"],
-                "memory_floats": setup.method.client_memory(fed.sizes),
-                # Of batch normalisation, one way.
-                "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
-            }
-            record["summary"] = summarise(rounds, setup.selection)
-            record["seconds_total"] = before + time.perf_counter() - start
             record["load"][-1] |= load.so_far()
-            record["peak_bytes"] = max(record["peak_bytes"], autotune.peak_memory(fed.device))
-            if number + 1 == config.rounds and setup.method.personal is None and not config.keep_states:
+            record |= {
+                "cost": {
+                    "floats_down": entry["floats_down"],
+                    "floats_up": entry["floats_up"],
+                    "memory_floats": method.client_memory(fed.sizes),
+                    # Of batch normalisation, one way.
+                    "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
+                },
+                "summary": summarise(rounds, setup.selection),
+                "seconds_total": before + time.perf_counter() - start,
+                "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
+            }
+            if number + 1 == config.rounds and method.personal is None and not config.keep_states:
                 following = fed.cohort(config.rounds).client_ids.tolist()
-                for name, kept in stored(state).items():
-                    state = state._replace(**{name: kept.only(following)})
+                state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
             if writes:
                 best.see(record, state)
             now = time.perf_counter()
@@ -104,28 +103,27 @@ def go_on(
                 saved, written = len(rounds), time.perf_counter()
                 writing = written - now
                 write_record(folder, record)
-            whole = True
+            complete = len(rounds)
             progress.round(entry)
             slowest = max(slowest, time.perf_counter() - begin)
-            if number + 1 == until:
-                raise OutOfTime
-            is_limited = number + 1 < config.rounds and time_left() < math.inf
-            if is_limited and current().first(lambda slowest=slowest: time_left() < slowest):  # on all workers alike
+            # The first worker decides for all.
+            is_late = complete < config.rounds and current().first(lambda most=slowest: time_left() < most)
+            if is_late or complete == until:
                 raise OutOfTime
         record["summary"] = summarise(rounds, setup.selection)
         if writes:  # not by others, since what they keep is soon removed
-            record["summary"]["params_sha256"] = params_hash(all_params(setup.method, state, config.num_clients))
+            record["summary"]["params_sha256"] = params_hash(all_params(method, state, config.num_clients))
         if setup.post is not None:
             record["post"] = _after_the_last_round(setup, fed, state)
         record["status"] = "finished"
     except KeyboardInterrupt:
         record["status"] = "interrupted"
-        if writes and whole and len(rounds) > saved:
+        if writes and saved < complete == len(rounds):
             best.write(record)
             write_checkpoint(folder, record, state)
         raise
     except Exception as error:
-        record["status"], record["error"] = "failed", f"{type(error).__name__}: {error}"
+        record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         raise
     finally:
         try:
@@ -144,6 +142,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     Returns:
         The state after it, and what the record says of it.
     """
+    config, is_last = setup.run, cohort.round + 1 == setup.run.rounds
     fed.start_round()
     start = time.perf_counter()
     after, terms = setup.method.run_round(state, cohort, fed, setup.options)
@@ -151,32 +150,23 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
-    config, result = setup.run, NOTHING
-    if _due(cohort.round, config.eval_every, config.rounds):
-        result = evaluation.evaluate(fed, setup.method, after)
-    entry = {"round": cohort.round, **result, "terms": {}}
-    for name, values in terms.items():  # the mean over the clients, by their numbers of examples
-        entry["terms"][name] = (values.double() * cohort.weights.double()).sum().item()
-    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):  # the mean, buffers apart
+    is_tested = is_last or (cohort.round + 1) % config.eval_every == 0
+    entry = {"round": cohort.round, **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING)}
+    # Means over the clients: of the terms by their numbers of examples, of what is sent without buffers.
+    entry["terms"] = {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms}
+    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):
         entry[name] = sum(round(sent[part] / config.cohort_size) for part in ("params", "other"))
     entry["seconds"] = {**fed.seconds, "aggregate": seconds}
-    if config.drift_every and _due(cohort.round, config.drift_every, config.rounds):
+    if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     return after, entry
 
 
-def _due(round: int, every: int, rounds: int) -> bool:
-    """True every `every` rounds and after the last."""
-    return (round + 1) % every == 0 or round + 1 == rounds
-
-
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
-    start = time.perf_counter()
+    start, step = time.perf_counter(), {"name": setup.post.name, "hash": setup.post.file_hash}
     with setup.post.blamed(*NOT_BLAMED):
         *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
     result = evaluation.evaluate(fed, changed, state)
-    seconds = time.perf_counter() - start
-    step = {"name": setup.post.name, "hash": setup.post.file_hash}
-    return {**step, **result, "floats_up": floats_up, "seconds": seconds}
+    return {**step, **result, "floats_up": floats_up, "seconds": time.perf_counter() - start}

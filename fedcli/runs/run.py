@@ -31,30 +31,23 @@ from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.workers import current, launched
 
+# What is said to who wants more rounds of a run, by its folder.
+LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from {} --rounds N --out NEW'"
+
 
 def run(
     method: str,
     *,
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
-    tuned: str | Path | None = None,
     continue_: bool | None = None,
-    sources: Mapping[str, str] | None = None,
     progress: Listener | None = None,
-    **options: Any,
+    **given: Any,
 ) -> Run | list[Run]:
     """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
 
-    Args:
-        method: As for `fedcli.run`, as `tuned` and `options`.
-        out: Folder of the run, which must not hold one with a finished round.
-        seeds: Of several runs.
-        tuned: Where `fedcli tune` has written options.
-        continue_: Skip a run that has ended, resume one that has finished a round, start the rest. The `state` of a
-            skipped run is None.
-        sources: Where given options come from that were not typed, by name, for the record's `origin`.
-        progress: Told how the run goes on.
-        **options: Any option of the command line, with underscores; None counts as not given.
+    The arguments are those of `fedcli.run` and `plan`. With `continue_`, a run that has ended is skipped, and its
+    `state` is None; one that has finished a round is resumed, and the rest start.
 
     Raises:
         UserError: If a run cannot start; nothing is written then.
@@ -62,15 +55,14 @@ def run(
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    setups, folders = plan(method, out=out, seeds=seeds, tuned=tuned, sources=sources, **options)
+    planned = plan(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    going_on = continue_ or current().restarted
-    done = []
+    going_on, done = continue_ or current().restarted, []
     try:
-        begun_before = current().first(lambda: [begun(*pair, going_on) for pair in zip(setups, folders, strict=True)])
-        for setup in setups[1:]:
+        begun_before = current().first(lambda: [begun(*run, going_on) for run in planned])
+        for setup, _ in planned[1:]:
             load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
-        for setup, folder, record in zip(setups, folders, begun_before, strict=True):
+        for (setup, folder), record in zip(planned, begun_before, strict=True):
             if record is None:
                 done.append(begin(setup, folder, source, progress))
             else:
@@ -78,7 +70,7 @@ def run(
                 done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     finally:
         if out is None:
-            remove_unused(folders[0] if seeds is None else folders[0].parent)
+            remove_unused(planned[0][1])
     return done[0] if seeds is None else done
 
 
@@ -90,19 +82,18 @@ def plan(
     tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None,
     **options: Any,
-) -> tuple[list[Setup], list[Path]]:
-    """The runs that `run` makes of what it is given, and their folders.
+) -> list[tuple[Setup, Path]]:
+    """The runs that `run` makes of what it is given, each with its folder.
+
+    Of `sources` are the options that were not typed: where they come from, by name, for the record's `origin`.
 
     Raises:
         UserError: If one of them cannot start, as far as that shows without its data and its folder.
     """
-    chosen = find_method(method)
+    chosen, sources = find_method(method), dict(sources or {})
     options = {name: value for name, value in options.items() if value is not None}
     if options.get("checkpoint_every") == "auto":
         del options["checkpoint_every"]
-    if isinstance(options.get("clients_per_chunk"), int):
-        options["clients_per_chunk"] = str(options["clients_per_chunk"])
-    sources = dict(sources or {})
     if tuned is not None:
         best, source = read_tuned(tuned, chosen)
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
@@ -116,7 +107,7 @@ def plan(
         setups.append(resolve(chosen, {**options, **seed}, sources=sources))
         refuse_without_effect(setups[-1])
     parent = Path(out or new_folder(setups[0]))
-    return setups, [parent if seeds is None else parent / f"seed-{setup.run.seed}" for setup in setups]
+    return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
@@ -138,14 +129,15 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         return None
     other = differences(settings(draft(setup)), settings(record))
     other.pop("code", None)  # `resume` says what to do about it
-    fields = recorded_fields(setup.method, setup.run.post)
+    fields, values = recorded_fields(setup.method, setup.run.post), setup.values()
     for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
-        before, now = recorded_value(record["config"], fields[name]), setup.values()[name]
-        if before != now and (name == "seed" or setup.origin[name] == "command line"):
-            other[name] = now, before
+        before = recorded_value(record["config"], fields[name])
+        if before != values[name] and (name == "seed" or setup.origin[name] == "command line"):
+            other[name] = values[name], before
     for name, (now, before) in other.items():
         flag = name if name in ("method", "selection") else flag_of(name)
-        raise UserError(f"'{folder}' holds a run with another {flag} (got {now}, was {before}); choose another --out.")
+        remedy = LONGER.format(folder) if name == "rounds" and now > before else "choose another --out"
+        raise UserError(f"'{folder}' holds a run with another {flag} (got {now}, was {before}); {remedy}.")
     return record
 
 
@@ -179,8 +171,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
     """The seeds of several runs as a list; refused if they are not distinct whole numbers from 0."""
     seeds = [seeds] if isinstance(seeds, str) else list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
-        text = ",".join(map(str, seeds))
-        fault = f"--seeds must be distinct whole numbers from 0 (got '{text}')"
+        fault = f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}')"
         raise UserError(f"{fault}; write --seeds 0,1,2, or seeds=[0, 1, 2] in Python.")
     return seeds
 
@@ -265,36 +256,44 @@ def resume(
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    folder, progress, group = Path(path), progress or Listener(), current()
+    folder, progress, group, state = Path(path), progress or Listener(), current(), None
     records.read_record(folder)  # refuses what is no run, and makes no folder
     with _locked_by_first(folder):  # which clears what a kill after the last record has left
         record = group.first(lambda: records.read_record(folder))
+        is_finished = record["status"] == "finished"
         if (skip_ended or group.restarted) and has_ended(record):
-            if record["status"] == "finished" and group.number == 0:
+            if is_finished and group.number == 0:
                 clear_finished(folder, record)
             progress.skip(record, folder)
-            return Run(record, None, folder, tuple(userfiles.user_files(record)))
-        if record["status"] == "finished":
-            raise UserError(f"the run '{folder}' has finished ({record['config']['rounds']} rounds); start a new one.")
-        record = userfiles.trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
-        chosen = find_method(record["method_source"])
-        other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
-        if (other_file or records.outdated(record, chosen)) and not changed_method:
-            raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
-        setup, fed = restore(record, chosen, progress)
-        if other_file:
-            record["method_hash"] += userfiles.THEN + chosen.file_hash
-        with machine_settings(fed):
-            state, before, note = read_checkpoint(folder, record, setup, fed)
-            record.update(before)
-            record["resumed"].append(len(record["rounds"]))
-            record.pop("error", None)
-            fed.engine.notes += filter(None, (records.note_move(record, fed.device), note))
-            _refuse_other_workers(setup, record)
-            if note and group.number == 0:
-                (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
-            state = go_on(setup, fed, record, state, folder, progress)
+        elif is_finished:
+            done = f"the run '{folder}' has finished (got all of its {record['config']['rounds']} rounds)"
+            raise UserError(f"{done}; {LONGER.format(folder)}.")
+        else:
+            command = shlex.join(["fedcli", "resume", str(folder)])
+            record = userfiles.trust_files(record, method, command, changed_method)
+            state = _go_on_from_checkpoint(folder, record, changed_method, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
+
+
+def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method: bool, progress: Listener) -> Any:
+    """Runs the rounds that a run has not done by its last checkpoint; its folder is locked, its files are trusted."""
+    method = find_method(record["method_source"])
+    other_file = not userfiles.is_hash_of(record["method_hash"], method.file)
+    if (other_file or records.outdated(record, method)) and not changed_method:
+        raise _changed_code(record, method, "go on with --changed-method, or start a new run")
+    setup, fed = restore(record, method, progress)
+    if other_file:
+        record["method_hash"] += userfiles.THEN + method.file_hash
+    with machine_settings(fed):
+        state, before, damage = read_checkpoint(folder, record, setup, fed)
+        record.update(before)
+        record["resumed"].append(len(record["rounds"]))
+        record.pop("error", None)
+        fed.engine.notes += filter(None, (records.note_move(record, fed.device), damage))
+        _refuse_other_workers(setup, record)
+        if damage and current().number == 0:
+            (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
+        return go_on(setup, fed, record, state, folder, progress)
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
@@ -306,8 +305,13 @@ def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserEr
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
-    """The set-up of a run, from its record; some options may be others."""
-    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
+    """The set-up of a run, from its record: as many clients train together as did last; some options may be others."""
+    config, engine = record["config"], record["engine"]
+    way, together = engine.get("way", WAYS[0]), engine["clients_per_chunk"]
+    if config.get("clients_per_chunk", "auto") == "auto":
+        together = min(together, -(-config["cohort_size"] // current().count))  # so that no worker is idle
+    instead = {"clients_per_chunk": f"{together}" if way == WAYS[0] else f"{way}:{together}", **instead}
+    setup = resolve(method, {**recorded_options(config, method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
 
@@ -324,11 +328,7 @@ def restore(
     ):
         if then != now:
             raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
-    engine = record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
-    most = fed.config.cohort_size
-    if fed.config.clients_per_chunk == "auto":
-        most = -(-most // current().count)  # so that none is idle
-    fed.engine.clients_per_chunk, fed.engine.way = min(engine["clients_per_chunk"], most), engine["way"]
+    record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
     return setup, fed
 
 
@@ -381,26 +381,24 @@ def free_folder(folder: Path) -> None:
     # Without a record, only what a killed process has left behind may be there.
     is_empty = folder.is_dir() and all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
     is_free = read_begun(folder) is None if holds_run else is_empty or not folder.exists()
-    if is_free:
-        return
-    kind = InUse if (folder / LOCK).exists() else UserError
-    remedy = "go on with --continue, or choose another" if holds_run else "choose another"
-    raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
+    if not is_free:
+        kind = InUse if (folder / LOCK).exists() else UserError
+        remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+        raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
 
 
 def new_folder(setup: Setup) -> Path:
     """Makes a folder named after the time, the method and the data set; two processes never get the same."""
     dataset = userfiles.short_name(setup.run.dataset)
-    name = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{dataset}"
-    for number in itertools.count(1):
-        folder = name if number == 1 else Path(f"{name}-{number}")
+    name = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{dataset}"
+    for folder in map(Path, itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))):
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
 
 
 def remove_unused(folder: Path) -> None:
-    """Removes what `new_folder` has made if no run has begun in it."""
-    for empty in (folder, folder.parent):
+    """Removes what `new_folder` has made, as far as no run has begun in it; `folder` may be one below."""
+    for empty in (folder, *folder.parents):
         with suppress(OSError):
             empty.rmdir()

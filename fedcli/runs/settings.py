@@ -4,7 +4,6 @@ Whether two runs are the same experiment, and whether a run belongs to a table's
 a folder to go on in, is asked here and nowhere else.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
-from fedcli.runs.config import SIZES, RunConfig, Setup, describe_reductions, recorded_value
+from fedcli.runs.config import RunConfig, Setup, describe_reductions, fields_of, is_smaller, recorded_value
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -42,40 +41,38 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
         post: Whether the step after the last round counts; without it a run has all that one without such a step has.
     """
     is_packaged = record["method_source"] == record["method"]
-    method = methods().get(record["method"]) if is_packaged else None
-    fields = list(dataclasses.fields(RunConfig))
-    if method is not None:  # a user's own file is not imported because a record names it
-        fields += dataclasses.fields(method.config)
-    config = dict(record["config"])
-    config |= {field.name: recorded_value(config, field) for field in fields}
-    left_out = {field.name for field in fields if is_idle(field.metadata, config)} | {*NOT_SETTINGS, *FIRST}
+    kinds = [RunConfig]
+    if is_packaged and record["method"] in methods():  # a user's own file is not imported because a record names it
+        kinds.append(methods()[record["method"]].config)
+    fields = fields_of(*kinds)
+    config = {**record["config"], **{name: recorded_value(record["config"], field) for name, field in fields.items()}}
+    left_out = {name for name, field in fields.items() if is_idle(field.metadata, config)} | {*NOT_SETTINGS, *FIRST}
     if not post or config["post"] is None:
         config["post"] = None
-        left_out |= {field.name for step in posts().values() for field in dataclasses.fields(step.config)}
+        left_out |= fields_of(*(step.config for step in posts().values())).keys()
     if config["public_dataset"] is None:
         left_out |= {name for name in config if name.startswith("public_")}
     if record["origin"].get("partition_seed") == "seed":
         config["partition_seed"] = AS_SEED
-    names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
-    values = {"method": record["method"], "protocol": record["protocol"], "dataset": record["dataset"]}
-    values["partition"] = config["partition"]
-    if not own_paths([config["partition"]]):
+    division = config["partition"]
+    if not own_paths([division]):
         with suppress(UserError):  # of one that there is no more; `dirichlet:.5` and `dirichlet:0.5` are the same
-            values["partition"] = str(partition.from_flag(config["partition"]))
+            division = str(partition.from_flag(division))
+    values = {name: record[name] for name in ("method", "protocol", "dataset")} | {"partition": division}
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
     if not is_packaged:
         values["code"] = record["method_hash"][:8]
+    names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
     return {name: replace_paths(value, names) for name, value in values.items()}
 
 
 def draft(setup: Setup) -> dict[str, Any]:
     """What the record of a planned run will say, as far as `settings` needs it; no data are read."""
     method = setup.method
-    registered = methods().get(method.name) is method
     return {
         "method": method.name,
-        "method_source": method.name if registered else str(method.file),
+        "method_source": method.name if methods().get(method.name) is method else str(method.file),
         "method_hash": method.file_hash,
         "protocol": setup.protocol.name,
         "dataset": setup.run.dataset,
@@ -97,17 +94,10 @@ def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return {name: (run.get(name), other.get(name)) for name in names if run.get(name) != other.get(name)}
 
 
-def is_smaller(name: str, value: Any, full: Any) -> bool:
-    """Whether an option is a size, and smaller than in full; None stands for all there are."""
-    return name in SIZES and value is not None and (full is None or value < full)
-
-
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    texts = []
-    for name, value in values.items():
-        texts.append(_word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}")
-    return ", ".join(texts)
+    words = {name: "" if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} " for name in values}
+    return ", ".join(words[name] + _word(value) for name, value in values.items())
 
 
 def _word(value: Any) -> str:

@@ -63,13 +63,10 @@ class WeightsAndBiases(Listener):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
         lasting = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
-        run_id, config = (
-            hashlib.sha256(lasting.encode()).hexdigest()[:16],
-            {"method": record["method"], **record["config"]},
-        )
         self.run = self.wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow", id=run_id,
-            config=config,
+            project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow",
+            id=hashlib.sha256(lasting.encode()).hexdigest()[:16],
+            config={"method": record["method"], **record["config"]},
         )  # fmt: skip
 
     def round(self, entry: dict[str, Any]) -> None:
@@ -120,10 +117,9 @@ def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> L
     for logger in log.split(",") if isinstance(log, str) else log:
         if not isinstance(logger, str):
             loggers[type(logger).__name__] = logger
-        elif is_from_file(logger):
-            loggers[short_name(logger)] = from_file(logger, "logger")()
-        elif logger in LOGGERS:
-            loggers[logger] = LOGGERS[logger]()
-        else:
+            continue
+        make = from_file(logger, "logger") if is_from_file(logger) else LOGGERS.get(logger)
+        if make is None:
             raise unknown("logger", logger, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
+        loggers[short_name(logger)] = make()
     return Loggers(display or Listener(), loggers)

@@ -6,7 +6,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core.engine import WAYS
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -61,10 +60,7 @@ def verify(
     if rounds is not None:
         record = _beginning(record, rounds)
     record = trust_files(record, method)
-    engine = record["engine"]
-    way = "" if engine.get("way", WAYS[0]) == WAYS[0] else f"{engine['way']}:"
-    instead = {"clients_per_chunk": f"{way}{engine['clients_per_chunk']}", **({"device": device} if device else {})}
-    setup = recorded_setup(record, find_method(record["method_source"]), **instead)
+    setup = recorded_setup(record, find_method(record["method_source"]), **({"device": device} if device else {}))
     folder = Path(out or new_folder(setup))
     try:
         again = begin(setup, folder, record["method_source"], progress, until=rounds)
