@@ -147,7 +147,7 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     monkeypatch.setattr(models, "LARGEST", 1000)
     run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
     assert models.SELECTED not in names(run.path)
-    refused(run.model, models.SELECTED, "it is missing", "--round last")
+    refused(run.model, f"{models.SELECTED}' is missing", "--round last")
     assert run.model(round="last")
 
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_taken_out_is_refused(made, tmp_path):
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
-    refused(run.model, models.SELECTED, "its SHA-256 is", "--round last")
+    refused(run.model, f"the SHA-256 of '{file}' is", "--round last")
     shutil.copy(run.path / checkpoints.CHECKPOINT, file)
     refused(run.model, models.SELECTED)
     shutil.copy(own.path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)

@@ -17,6 +17,7 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs import workers
 from fedcli.runs.records import read_record
+from fedcli.runs.signals import Ended
 from tests import law_8
 from tests.files import refused
 from tests.programs import SMALL, Waiting, start
@@ -115,14 +116,14 @@ def test_an_error_is_not_told_where_the_others_expect_tensors(monkeypatch):
         return concatenate(parts)
 
     def run(group):
-        with pytest.raises((RuntimeError, workers.Lost)) as caught:
+        with pytest.raises((RuntimeError, Ended)) as caught:
             group.share(lambda items: map(torch.tensor, items), [1, 2])
         together.barrier.abort()  # its connections close
         group.end(caught.value)
         return caught.type
 
     monkeypatch.setattr(torch, "cat", too_large)
-    assert together.run(run) == [workers.Lost, RuntimeError]
+    assert together.run(run) == [Ended, RuntimeError]
 
 
 def test_a_worker_that_dies_is_lost(monkeypatch):
@@ -131,7 +132,7 @@ def test_a_worker_that_dies_is_lost(monkeypatch):
 
     monkeypatch.setattr(dist, "all_gather_object", lost)
     first, second = (workers.Group(number, 2, 2) for number in range(2))
-    with pytest.raises(workers.Lost, match="another worker has died"):
+    with pytest.raises(Ended, match="another worker has died"):
         first.share(list, [1, 2, 3])
     second.end(KeyboardInterrupt())  # which is not told
     second.end(ValueError("made of the interruption"))
