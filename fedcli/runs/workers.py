@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -33,21 +34,17 @@ PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large c
 ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
 
 
+@dataclass(eq=False)
 class Group:
-    """The processes of a run as this one sees them; by default it is alone.
+    """The processes of a run as this one sees them; by default it is alone."""
 
-    Attributes:
-        number: Of this process, from 0; 0 writes.
-        count: Of all processes.
-        here: Of those on this machine.
-        restarted: Whether the launcher has started them before for this run.
-    """
-
-    def __init__(self, number: int = 0, count: int = 1, here: int = 1, restarted: bool = False):
-        self.number, self.count, self.here, self.restarted = number, count, here, restarted
-        self._inside = False  # in a part of divided work
-        self._told = False  # all know the error that this one ends with
-        self._silent = False  # the others expect no word of an error
+    number: int = 0  # of this process; the first, 0, writes
+    count: int = 1  # of all processes
+    here: int = 1  # of those on this machine
+    restarted: bool = False  # whether the launcher has started them before for this run
+    _inside: bool = field(default=False, init=False)  # in a part of divided work
+    _told: bool = field(default=False, init=False)  # all know the error that this one ends with
+    _silent: bool = field(default=False, init=False)  # the others expect no word of an error
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -107,8 +104,7 @@ class Group:
         # Copies have memory of their own, without gaps between elements.
         tree = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
         messages = [None] * self.count
-        with _losing():
-            dist.all_gather_object(messages, (tree_map(_form, tree), error))
+        _together(dist.all_gather_object, messages, (tree_map(_form, tree), error))
         for number, (_, error) in enumerate(messages):
             if error is not None:
                 self._told = True
@@ -138,21 +134,20 @@ def _broadcast(tensors: list[Tensor], number: int) -> None:
         parts.setdefault(tensor.device.type, []).append(memory)
     for here in parts.values():
         message = torch.cat(here)
-        with _losing():
-            dist.broadcast(message, number)
+        _together(dist.broadcast, message, number)
         for part, received in zip(here, message.split([len(part) for part in here]), strict=True):
             part.copy_(received)
 
 
-@contextmanager
-def _losing() -> Iterator[None]:
-    """Turns the failure of a collective into the loss of another process."""
+def _together(operation: Callable[..., None], *arguments: Any) -> None:
+    """Calls a collective operation, whose failure is the loss of another process."""
     try:
-        yield
+        operation(*arguments)
     except RuntimeError as error:
         raise Ended("another worker has died", LOST) from error
 
 
+launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
 _ALONE = Group()
 _current = _ALONE
 
@@ -160,11 +155,6 @@ _current = _ALONE
 def current() -> Group:
     """The processes of the run that goes on in this one."""
     return _current
-
-
-def launched() -> bool:
-    """Whether PyTorch's launcher has started this process."""
-    return dist.is_torchelastic_launched()
 
 
 @contextmanager
