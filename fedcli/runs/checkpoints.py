@@ -47,7 +47,7 @@ HEAD_BYTES = 1024  # of a file, which hold its digest
 ZEROS = b"0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
-MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # under glibc
+MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", lambda padding: 0)  # of glibc
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
@@ -197,13 +197,14 @@ class Store:
 
         Args:
             memory: Bytes of states to hold beside those of the round's clients; a quarter of the machine's where None.
-            device: Of the run, where states stay as long as half of its memory is free.
+            device: Of the run, where states stay as long as a quarter of its memory is free.
             types: The NamedTuple classes of states.
         """
         self._memory, self._device = memory, device
         self._types = {kind.__name__: kind for kind in types}
         self._folder: Path | None = None  # of new files
         self._limit = math.inf
+        self._is_used = False  # whether clients keep anything
         self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
 
     def open(self, folder: Path, worker: int = 0) -> None:
@@ -230,6 +231,7 @@ class Store:
             NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
             Unkept: If the disk does not take them.
         """
+        self._is_used = True
         refuse_non_finite({"clients": new}, {}, round)
         if isinstance(states, Kept):
             versions = dict(states.data)
@@ -238,11 +240,10 @@ class Store:
         home = self._device
         if home.type == "cuda":
             free, total = torch.cuda.mem_get_info(home)
-            home = home if 2 * free > total else torch.device("cpu")
+            home = home if 4 * free > total else torch.device("cpu")
         for client, state in new.items():
-            version = versions[client] = Version(
-                client, f"{client:06}-{round}", sum(leaf.nbytes for leaf in leaves(state))
-            )
+            nbytes = sum(leaf.nbytes for leaf in leaves(state))
+            version = versions[client] = Version(client, f"{client:06}-{round}", nbytes)
             version.state = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
             self._cache[version] = None
             self._evict()
@@ -268,7 +269,7 @@ class Store:
 
     def settle(self) -> None:
         """Gives free memory between the states back to the system: 400 MB after three rounds of 100 clients."""
-        if MALLOC_TRIM is not None and self._cache:
+        if self._is_used:
             MALLOC_TRIM(0)
 
     def _held(self) -> int:
