@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,7 +25,7 @@ NO_PROCESS = 2**22 + 1  # above the largest number that Linux gives
 
 def names(folder):
     """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
-    return sorted(path.name for path in folder.iterdir() if path.name != PREVIOUS)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != PREVIOUS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -73,10 +74,7 @@ def test_one_owner_at_a_time(tmp_path):
 
 
 def test_a_file_system_without_locks_has_no_owners(tmp_path, monkeypatch):
-    def no_lock(*given):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_lock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with locked(tmp_path / "run"), locked(tmp_path / "run"):
         pass
     assert names(tmp_path / "run") == []

@@ -75,10 +75,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     about = {"identity": records.identity(finished.record), "record": {}}
     name, value = next(iter(state.params.items()))
     for spoilt, message in (
-        (
-            state._replace(params={**state.params, name: value + 1}),
-            r"does not hold the run's last model \(got [0-9a-f]{64},",
-        ),
+        (state._replace(params={**state.params, name: value + 1}), r"the run's last model \(got [0-9a-f]{64},"),
         (AnotherState(*state), r"a state of another kind \(got .AnotherState.; ServerState are allowed"),
         (state._replace(params={**state.params, name: value[:-1]}), f"got state.params.{name} torch.float32"),
         (state._replace(params={**state.params, name: value.double()}), f"got state.params.{name} torch.float64"),
@@ -92,27 +89,28 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
         runs.open_run(folder)
 
 
-def test_a_record_is_outdated_by_numerics_and_lost_options_and_not_by_words():
-    method = find_method("fedprox")
-    record = {
-        "method": "fedprox", "method_source": "fedprox", "method_hash": method.file_hash,
-        "config": {"rounds": 3, dataclasses.fields(method.config)[0].name: 0.1},
-    }  # fmt: skip
-    record["numerics"] = records.numerics(record, method)
-    assert not records.outdated(record, method)
-    assert not records.outdated({**record, "method_hash": "moved or worded anew"}, method)
-    assert not records.outdated({**record, "config": {}}, method)  # all its options have been added since
-    assert records.outdated(record, dataclasses.replace(method, numerics=2))
-    assert records.outdated({**record, "numerics": {"core": 0, "method": 1}}, method)
-    assert records.outdated({**record, "config": {**record["config"], "gone": 1}}, method)
-    del record["numerics"]  # of before there were any
-    assert not records.outdated(record, method)
-    assert records.outdated(record, dataclasses.replace(method, numerics=2))
+FEDPROX = find_method("fedprox")
 
 
-def test_a_users_own_file_is_another_by_its_hash():
-    method = find_method("fedavg")
-    record = {"method": "fedavg", "method_source": "elsewhere/fedavg.py", "method_hash": method.file_hash, "config": {}}
-    assert not records.outdated(record, method)
-    assert records.outdated({**record, "method_hash": "changed"}, method)
-    assert not records.outdated({**record, "method_hash": f"changed, then {method.file_hash}"}, method)
+@pytest.mark.parametrize(
+    ("record", "method", "outdated"),
+    [
+        ({}, {}, False),
+        ({"method_hash": "moved or worded anew"}, {}, False),
+        ({"config": {}}, {}, False),  # all its options have been added since
+        ({"config": {"rounds": 3, "gone": 1}}, {}, True),
+        ({}, {"numerics": 2}, True),
+        ({"numerics": {"core": 0, "method": 1}}, {}, True),
+        ({"numerics": None}, {}, False),  # of before there were any
+        ({"numerics": None}, {"numerics": 2}, True),
+        ({"method_source": "elsewhere/fedprox.py"}, {}, False),  # of a user's own file the hash counts
+        ({"method_source": "elsewhere/fedprox.py", "method_hash": "changed"}, {}, True),
+        ({"method_source": "elsewhere/f.py", "method_hash": f"then, then {FEDPROX.file_hash}"}, {}, False),
+    ],
+)
+def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, outdated):
+    record = {"method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
+    record = {"config": {"rounds": 3, dataclasses.fields(FEDPROX.config)[0].name: 0.1}, **record}
+    record = {"numerics": records.numerics(record, FEDPROX), **record}
+    record = {name: value for name, value in record.items() if value is not None}
+    assert records.outdated(record, dataclasses.replace(FEDPROX, **method)) == outdated

@@ -79,42 +79,38 @@ def test_no_network_is_imported_that_stands_beside_the_options(work):
     assert not Path("evil-ran").exists()
 
 
+def moved(method="mine.py"):
+    """Moves the files into another folder, the method's under a name; returns where they are now."""
+    Path("new").mkdir()
+    return shutil.move("mine.py", f"new/{method}"), shutil.move("nets.py", "new/nets.py")
+
+
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
     begun(backbone="./nets.py:tiny", rounds=2)
-    refused(
-        lambda: runs.resume("run"), "mine.py", f"'fedcli resume run --method {work}/mine.py --method {work}/nets.py'"
-    )
+    needed = f"--method {work}/mine.py --method {work}/nets.py"
+    refused(lambda: runs.resume("run"), "mine.py", f"'fedcli resume run {needed}'")
     refused(lambda: runs.resume("run", method="./mine.py"), "nets.py")
-    Path("new").mkdir()
-    shutil.move("mine.py", "new/place.py")
-    shutil.move("nets.py", "new/nets.py")
-    files = ["new/place.py", "new/nets.py"]
+    files = moved("renamed.py")
     before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
     after = file_hash("new/nets.py")
-    refused(
-        lambda: runs.resume("run", method=files), "changed since", f"hash {after}, was {before}", "--changed-method"
-    )
+    refused(lambda: runs.resume("run", method=files), f"since the run began (hash {after}, was {before}", "--changed-")
     again = runs.resume("run", method=files, changed_method=True).record
     assert (again["status"], again["resumed"]) == ("finished", [2])
-    assert again["method_source"] == str(work / "new/place.py")
-    assert again["config"]["backbone"] == f"{work}/new/nets.py:tiny"
-    assert again["user_files"] == {
-        str(work / "new/place.py"): file_hash("new/place.py"), str(work / "new/nets.py"): f"{before}, then {after}"
-    }  # fmt: skip
+    method, net = f"{work}/new/renamed.py", f"{work}/new/nets.py"
+    assert (again["method_source"], again["config"]["backbone"]) == (method, f"{net}:tiny")
+    assert again["user_files"] == {method: file_hash(method), net: f"{before}, then {after}"}
 
 
 def test_continue_is_consent_and_knows_a_moved_file(work):
     begun(backbone="./nets.py:tiny", rounds=2)
-    Path("new").mkdir()
-    for name in ("mine.py", "nets.py"):
-        shutil.move(name, f"new/{name}")
-    options = {**TINY, "protocol": "fedfm:digits", "backbone": "new/nets.py:tiny"}
-    assert fedcli.run("new/mine.py", out="run", continue_=True, **options).record["resumed"] == [2]
-    refused(
-        lambda: fedcli.run("new/mine.py", out="run", continue_=True, **{**options, "backbone": "cnn-small"}),
-        "another --backbone (got cnn-small, was",
-    )
+    method, net = moved()
+
+    def go_on(backbone):
+        return fedcli.run(method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
+
+    assert go_on(f"{net}:tiny").record["resumed"] == [2]
+    refused(lambda: go_on("cnn-small"), "another --backbone (got cnn-small, was")
 
 
 def test_a_record_whose_hash_covers_the_files_beside_goes_on_as_long_as_they_are_the_same(work):
@@ -136,14 +132,12 @@ def test_a_record_whose_hash_covers_the_files_beside_goes_on_as_long_as_they_are
 @pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
 def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again, work):
     options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
-    Path("mine.py").write_text(
-        Path("mine.py").read_text().replace("    clients, terms =", "    1 / 0\n    clients, terms =")
-    )
+    text = Path("mine.py").read_text()
+    Path("mine.py").write_text(text.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
     refused(lambda: fedcli.run("./mine.py", **options), "mine.py' fails in line", "ZeroDivisionError")
-    Path("mine.py").write_text(Path("mine.py").read_text().replace("    1 / 0\n", ""))
+    Path("mine.py").write_text(text)
     record = fedcli.run("./mine.py", **options, **again).record
-    assert (record["status"], record["resumed"]) == ("finished", [])
-    assert record["method_hash"] == file_hash("mine.py")
+    assert (record["status"], record["resumed"], record["method_hash"]) == ("finished", [], file_hash("mine.py"))
     refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with --continue, or choose another")
 
 

@@ -1,20 +1,14 @@
-"""Several workers of one run: what they share, law 8, kills, interruptions and errors on one of them."""
+"""Several workers of one run: law 8, kills, interruptions and errors on one of them."""
 
 import json
 import os
-import pickle
 import re
 import signal
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from fedcli.core.federation import NonFiniteLoss
-from fedcli.errors import UserError
 from fedcli.runs import workers
 from fedcli.runs.records import read_record
 from tests import law_8
@@ -23,150 +17,64 @@ from tests.programs import SMALL, Waiting, start
 from tests.test_runs import essence
 
 SLOW = 300  # seconds until a test fails that waits for a group of processes
+# Two items of work, of which each worker does one; {act} is done on one worker.
+PROGRAM = """
+import os, torch
+from fedcli.core.federation import NonFiniteLoss
+from fedcli.errors import UserError
+from fedcli.runs.workers import joined
+
+def stop(error):
+    raise error
+
+def act():
+    {act}
+    return torch.ones(1)
+
+with joined() as group:
+    work = lambda items: [act() if group.number == {number} else torch.ones(1) for _ in items]
+    group.share(work, [1, 2])
+    group.refuse_differences({{"seed": 1, "data": "ab"[group.number]}}, torch.device("cpu"))
+"""
 
 
-class Connections:
-    """Threads that stand for processes, and in place of PyTorch's collectives those that they call."""
-
-    def __init__(self, count, monkeypatch):
-        self.count, self.here, self.sent = count, threading.local(), [None] * count
-        self.barrier = threading.Barrier(count, timeout=60)
-        monkeypatch.setattr(dist, "all_gather_object", self.all_gather_object)
-        monkeypatch.setattr(dist, "broadcast", self.broadcast)
-
-    def run(self, work):
-        """What `work` returns in each, given its group."""
-
-        def begin(number):
-            self.here.number = number
-            return work(workers.Group(number, self.count, self.count))
-
-        with ThreadPoolExecutor(self.count) as pool:
-            return list(pool.map(begin, range(self.count)))
-
-    def all_gather_object(self, into, mine):
-        self.sent[self.here.number] = pickle.dumps(mine)
-        self.barrier.wait()
-        into[:] = map(pickle.loads, self.sent)
-        self.barrier.wait()
-
-    def broadcast(self, buffer, source):
-        if self.here.number == source:
-            self.sent[source] = buffer
-        self.barrier.wait()
-        buffer.copy_(self.sent[source])
-        self.barrier.wait()
-
-
-def test_workers_that_differ_are_refused(monkeypatch):
-    cpu = torch.device("cpu")
-
-    def compare(group):
-        differing = {"seed": 1, "data": "ab"[group.number]}
-        refused(lambda: group.refuse_differences(differing, cpu), "differ in data (got b on worker 1, a on worker 0)")
-        group.refuse_differences({"seed": 1}, cpu)
-
-    Connections(2, monkeypatch).run(compare)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for group, device in (
-        (workers.Group(0, 2, 2), torch.device("cuda")),
-        (workers.Group(0, 2, 1), torch.device("cuda:0")),
-    ):
-        refused(
-            lambda group=group, device=device: group.refuse_differences({}, device), "needs a CUDA device of its own"
-        )
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (UserError("wrong; do better."), UserError("on worker 1, wrong; do better.")),
-        (NonFiniteLoss("the term"), NonFiniteLoss("on worker 1, the term")),
-        (ValueError("only here"), RuntimeError("on worker 1, ValueError: only here")),
-    ],
-)
-def test_an_error_of_one_worker_is_what_all_end_with(error, expected, monkeypatch):
-    def run(group):
-        raised = error
-        if group.number != 1:
-            with pytest.raises(type(expected)) as caught:
-                group.share(list, [1, 2, 3])
-            raised = caught.value
-        if group.number == 0:
-            group.end(raised)
-        else:
-            with pytest.raises(SystemExit) as end:
-                group.end(raised)
-            assert end.value.code is None  # the launcher waits for the first, which says it for all
-        group.end(ValueError("made of it"))
-        return type(raised), str(raised)
-
-    of_first, of_second, of_third = Connections(3, monkeypatch).run(run)
-    assert of_first == of_third == (type(expected), str(expected))
-    assert of_second == (type(error), str(error))
-
-
-def test_an_error_is_not_told_where_the_others_expect_tensors(monkeypatch):
-    together, concatenate = Connections(2, monkeypatch), torch.cat
-
-    def too_large(parts):
-        if together.here.number == 1:
-            raise RuntimeError("can't allocate memory")
-        return concatenate(parts)
-
-    def run(group):
-        with pytest.raises((RuntimeError, workers.Lost)) as caught:
-            group.share(lambda items: map(torch.tensor, items), [1, 2])
-        together.barrier.abort()  # its connections close
-        group.end(caught.value)
-        return caught.type
-
-    monkeypatch.setattr(torch, "cat", too_large)
-    assert together.run(run) == [workers.Lost, RuntimeError]
-
-
-def test_a_worker_that_dies_is_lost(monkeypatch):
-    def lost(into, mine):
-        raise RuntimeError("connection closed")
-
-    monkeypatch.setattr(dist, "all_gather_object", lost)
-    first, second = (workers.Group(number, 2, 2) for number in range(2))
-    with pytest.raises(workers.Lost, match="another worker has died"):
-        first.share(list, [1, 2, 3])
-    second.end(KeyboardInterrupt())  # which is not told
-    second.end(ValueError("made of the interruption"))
-
-
-def test_law_8_workers_are_invisible(tmp_path, two_threads):
-    expected = law_8.endings()
-    program = [sys.executable, "-c", "from tests.law_8 import main; main()", str(tmp_path)]
-    for count in law_8.COUNTS:
-        text = f"from fedcli.runs.workers import launch; launch({count}, {program})"
-        _, errors = start(tmp_path, program=("-c", text)).communicate(timeout=SLOW)
-        assert errors == ""
-        found = json.loads((tmp_path / str(count)).read_text())
-        assert found.keys() == expected.keys()
-        assert [name for name in expected if found[name] != expected[name]] == []
+def launched(folder, count, program, *arguments):
+    """Starts a program in so many workers and waits for them; returns what they said."""
+    text = f"from fedcli.runs.workers import launch; launch({count}, {[sys.executable, '-c', program, *arguments]})"
+    return start(folder, program=("-c", text)).communicate(timeout=SLOW)[1]
 
 
 @pytest.mark.parametrize(
     ("number", "act", "said"),
     [
         (0, "os.abort()", "UserError: worker 0 has died (got SIGABRT); look for"),
-        (1, "os.abort()", "UserError: worker 1 has died (got SIGABRT); look for"),
         (1, "1 / 0", "RuntimeError: on worker 1, ZeroDivisionError: division by zero"),
+        (1, "stop(UserError('wrong; do better.'))", "UserError: on worker 1, wrong; do better."),
+        (1, "stop(NonFiniteLoss('the term'))", "NonFiniteLoss: on worker 1, the term"),
+        # The others expect tensors by then, and no word of an error.
+        (1, "torch.cat = lambda parts: stop(RuntimeError('too large'))", "[rank1]: RuntimeError: too large"),
+        (0, "pass", "UserError: the workers differ in data (got b on worker 1, a on worker 0); give"),
     ],
 )
-def test_a_worker_that_dies_or_fails_is_named_in_a_line_and_the_others_end(number, act, said, tmp_path):
-    program = (
-        "import os, sys, torch; from fedcli.runs.workers import joined\n"
-        f"def work(items): return {act} if group.number == {number} else items\n"
-        "with joined() as group: group.share(work, [1, 2])"
-    )
-    text = f"from fedcli.runs.workers import launch; launch(2, {[sys.executable, '-c', program]})"
-    process = start(tmp_path, program=("-c", text))
-    _, errors = process.communicate(timeout=SLOW)
-    assert errors.count(said) == 1
+def test_a_worker_that_dies_or_fails_is_named_once_and_the_others_end(number, act, said, tmp_path):
+    errors = launched(tmp_path, 2, PROGRAM.format(number=number, act=act))
+    assert errors.count(said) == 1, errors
+
+
+def test_workers_need_a_device_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for here, device in ((2, "cuda"), (1, "cuda:0")):
+        group = workers.Group(0, 2, here)
+        refused(lambda group=group, device=device: group.refuse_differences({}, torch.device(device)), "of its own")
+
+
+def test_law_8_workers_are_invisible(tmp_path, two_threads):
+    expected = law_8.endings()
+    for count in law_8.COUNTS:
+        assert launched(tmp_path, count, "from tests.law_8 import main; main()", str(tmp_path)) == ""
+        endings = json.loads((tmp_path / str(count)).read_text())
+        assert endings.keys() == expected.keys()
+        assert [name for name in expected if endings[name] != expected[name]] == []
 
 
 def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_ends_in_the_same_bits(tmp_path):

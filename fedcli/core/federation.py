@@ -87,7 +87,7 @@ class Federation:
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             on_samples: Called with the number of samples after each local step.
-            store: Keeps what clients remember, a `fedcli.runs.store.Store`; all of it stays in memory where None.
+            store: Keeps what clients remember, a `fedcli.runs.checkpoints.Store`; all of it stays in memory where None.
         """
         self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes

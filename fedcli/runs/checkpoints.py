@@ -1,16 +1,27 @@
-"""The files that a run goes on from: its checkpoints, and the trees of tensors in them and in those of clients' states.
+"""The files that a run goes on from: its checkpoints, and the states that its clients keep from round to round.
 
 A file has the form of safetensors. What it says beside its tensors is one JSON text of its metadata, since the library
 orders several by chance: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree,
 see `to_names`; and what the caller adds. Older files have a text for each of the three.
+
+Each time that a client keeps a state, that is a version of it, which never changes. The versions used last are in
+memory. One is written to a file of its own when it is evicted from there or a checkpoint is to name it, and never
+again. A method holds the versions of all clients as a `Kept`, a mapping from ids to states, and asks for those of the
+round's clients. A version that no method holds is gone from memory, and its file too unless a checkpoint names it.
 """
 
+import ctypes
 import hashlib
 import json
+import math
+import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import weakref
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +29,8 @@ import torch
 from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 
-from fedcli.core.federation import Federation
-from fedcli.core.trees import Tree, from_names, leaves, stored, to_names
+from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.trees import Tree, from_names, leaves, stored, to_names, tree_map
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
@@ -28,7 +39,7 @@ from fedcli.runs.records import identity
 SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
-STATES = "states"  # folder of what clients keep, see fedcli/runs/store.py
+STATES = "states"  # folder of what clients keep
 STATES_OF_WORKER = "states-w"  # of what every worker but the first keeps there for itself, its number behind
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
@@ -36,10 +47,16 @@ HEAD_BYTES = 1024  # of a file, which hold its digest
 ZEROS = b"0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
+MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", lambda padding: 0)  # of glibc
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
 class Damaged(Exception):
     """A file is not as it was written; the text says by what that shows."""
+
+
+class Unkept(OSError):
+    """The disk does not take a client's state."""
 
 
 def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
@@ -66,20 +83,20 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None
 
 
 def verify(path: Path, digest: str | None = None) -> bytes:
-    """Reads a file that `save` has written, and returned the digest of, where that is known; returns its bytes.
+    """Returns the bytes of a file that `save` has written, and returned the digest of, where that is known.
 
     Raises:
         Damaged: If a byte is not the one that was written, or it is another file or none.
     """
     if not path.is_file():
-        raise Damaged("it is missing")
+        raise Damaged(f"'{path}' is missing")
     content = path.read_bytes()
     match = DIGEST.search(content, 0, HEAD_BYTES)
     if match is None:
-        raise Damaged("it is cut or has no SHA-256")
+        raise Damaged(f"'{path}' is cut or has no SHA-256")
     actual, expected = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest(), digest or match[1].decode()
     if actual != expected:
-        raise Damaged(f"its SHA-256 is {actual[:16]}, was {expected[:16]}")
+        raise Damaged(f"the SHA-256 of '{path}' is {actual[:16]}, was {expected[:16]}")
     return content
 
 
@@ -122,17 +139,179 @@ def _read_metadata(content: bytes) -> tuple[Any, dict[str, Any]]:
     return json.loads(metadata["tree"]), json.loads(metadata["about"])  # of an older file
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Version:
+    """A client's state as it was kept once."""
+
+    client: int
+    name: str  # of its file, without the suffix; final once it is written
+    nbytes: int
+    digest: str | None = None  # of the file; None until it is written
+    file: Path | None = None  # likewise
+    state: Tree = None  # None where it is only in the file
+    remove: weakref.finalize | None = None  # removes a file that no checkpoint names once nobody holds the version
+
+    def write(self, folder: Path) -> None:
+        """Writes the state to a file, if none has it.
+
+        Raises:
+            Unkept: If the disk does not take it.
+        """
+        if self.file is not None:
+            return
+        while (file := folder / f"{self.name}{SUFFIX}").exists():  # the client has kept two in this round
+            self.name += "-again"
+        try:
+            folder.mkdir(exist_ok=True)
+            self.digest = save(file, self.state, {"client": self.client})
+        except OSError as error:
+            raise Unkept(error.errno, error.strerror, str(file)) from error
+        self.file, self.remove = file, weakref.finalize(self, file.unlink, missing_ok=True)
+        self.remove.atexit = False
+
+
+class Kept(UserDict):
+    """What clients keep, by id in ascending order: versions, which a store reads when they are asked for."""
+
+    def __init__(self, store: "Store", versions: Iterable[Version]):
+        self._store = store
+        self.data = {version.client: version for version in sorted(versions, key=lambda version: version.client)}
+
+    def __getitem__(self, client: int) -> Tree:
+        return self._store.read(self.data[client])
+
+    def rows(self) -> list[tuple[int, str, int, str | None]]:
+        """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
+        return [(version.client, version.name, version.nbytes, version.digest) for version in self.data.values()]
+
+    def only(self, clients: Iterable[int]) -> "Kept":
+        """Leaves out what all but these clients keep."""
+        return Kept(self._store, [self.data[client] for client in self.data.keys() & set(clients)])
+
+
+class Store:
+    """Keeps versions of clients' states, an LRU of them in memory."""
+
+    def __init__(self, memory: int | None, device: torch.device, types: Iterable[type]):
+        """Makes an empty one, which has no folder yet, and holds everything in memory until it has.
+
+        Args:
+            memory: Bytes of states to hold beside those of the round's clients; a quarter of the machine's where None.
+            device: Of the run, where states stay as long as a quarter of its memory is free.
+            types: The NamedTuple classes of states.
+        """
+        self._memory, self._device = memory, device
+        self._types = {kind.__name__: kind for kind in types}
+        self._folder: Path | None = None  # of new files
+        self._limit = math.inf
+        self._is_used = False  # whether clients keep anything
+        self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
+
+    def open(self, folder: Path, worker: int = 0) -> None:
+        """Lets states be written into a run's folder; of several workers checkpoints name the files of the first, 0."""
+        self._folder = folder / (f"{STATES_OF_WORKER}{worker}" if worker else STATES)
+        self._limit = self._memory
+        if self._limit is None:
+            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
+            self._limit = min(total, int(allowed) if allowed.isdecimal() else total) // 4
+
+    def reopen(self, folder: Path) -> dict[str, Callable]:
+        """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
+
+        def kept(*rows: tuple[int, str, int, str]) -> Kept:
+            return Kept(self, [Version(*row, folder / STATES / f"{row[1]}{SUFFIX}") for row in rows])
+
+        return {**self._types, "kept": kept}
+
+    def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
+        """Puts versions of new states, which are copied, in the place of those that their clients have kept so far.
+
+        Raises:
+            NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
+            Unkept: If the disk does not take them.
+        """
+        self._is_used = True
+        refuse_non_finite({"clients": new}, {}, round)
+        if isinstance(states, Kept):
+            versions = dict(states.data)
+        else:  # a method's own at the start
+            versions, new = {}, {**states, **new}
+        home = self._device
+        if home.type == "cuda":
+            free, total = torch.cuda.mem_get_info(home)
+            home = home if 4 * free > total else torch.device("cpu")
+        for client, state in new.items():
+            nbytes = sum(leaf.nbytes for leaf in leaves(state))
+            version = versions[client] = Version(client, f"{client:06}-{round}", nbytes)
+            version.state = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
+            self._cache[version] = None
+            self._evict()
+        return Kept(self, versions.values())
+
+    def read(self, version: Version) -> Tree:
+        """Reads a version, unless its file is damaged; its tensors are on any device, and not to be changed."""
+        state = version.state
+        if state is None:
+            try:
+                state, _ = load(version.file, self._types, digest=version.digest)
+            except (OSError, Damaged) as error:
+                raise UserError(
+                    f"what client {version.client} keeps cannot be read ({error}); 'fedcli resume' goes on from the "
+                    "checkpoint before, if that is whole."
+                ) from error
+            if self._held() + version.nbytes > self._limit:  # evicts none: of all clients in turn none would stay
+                return state
+        version.state = state
+        self._cache.pop(version, None)
+        self._cache[version] = None
+        return state
+
+    def settle(self) -> None:
+        """Gives free memory between the states back to the system: 400 MB after three rounds of 100 clients."""
+        if self._is_used:
+            MALLOC_TRIM(0)
+
+    def _held(self) -> int:
+        """Returns the bytes of states in memory."""
+        return sum(version.nbytes for version in self._cache)
+
+    def _evict(self) -> None:
+        """Evicts least-recently-used states until the limit holds; writes those that no file has."""
+        held = self._held()
+        for version in list(self._cache):
+            if held <= self._limit:
+                return
+            held -= version.nbytes
+            version.write(self._folder)
+            version.state = None
+            del self._cache[version]
+
+
+def refuse_non_finite(state: Any, before: Any, round: int) -> None:
+    """Refuses floating-point tensors that are not finite, of those that a round, from 0, has made of the one before."""
+    checked, finite = {id(leaf) for leaf in leaves(before)}, {}
+    for name, leaf in to_names(state)[1].items():
+        if leaf.is_floating_point() and id(leaf) not in checked:
+            finite[name] = torch.isfinite(leaf).all()
+    for name, flag in finite.items():  # which waits for the device, once all is asked
+        if not flag:
+            raise NonFiniteLoss(
+                f"'{name[1:]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of "
+                "the server, usually helps."
+            )
+
+
 def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
     """Returns whether round `number` of `rounds` ends with a checkpoint: one in `every`, and the last.
 
     Where `every` is None, they take a twentieth of the time at most but come at least every ten minutes: the last one
     took `seconds`, 0 before the first, and ended `since` seconds ago.
     """
-    if number + 1 == rounds:
-        return True
+    is_last = number + 1 == rounds
     if every is not None:
-        return (number + 1) % every == 0
-    return since >= min(seconds * (1 / SHARE - 1), LONGEST)
+        return is_last or (number + 1) % every == 0
+    return is_last or since >= min(seconds * (1 / SHARE - 1), LONGEST)
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
@@ -141,19 +320,23 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
     After a kill either file, this or the record, may be the older one.
     """
     names = []
-    for kept in _kept(state):
-        kept.write()
-        names += [name for _, name, *_ in kept.rows()]
+    for version in _versions(state):
+        version.write(folder / STATES)
+        names.append(version.name)
+        if version.remove is not None:
+            version.remove.detach()  # `clear` removes what no checkpoint names
     facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}, "states": names}
     save(folder / CHECKPOINT, state, facts, previous=folder / PREVIOUS)
     clear(folder)
 
 
-def clear(folder: Path, *, at_rest: bool = False) -> None:
-    """Removes what clients have kept and no checkpoint in a run's folder names, which a kill may leave too.
+def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
+    """Removes files of a run, and what clients have kept and no checkpoint names, which a kill may leave too.
 
     Where the run is at rest, other workers' files go as well.
     """
+    for file in files:
+        (folder / file).unlink(missing_ok=True)
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
         with suppress(Damaged):
@@ -170,10 +353,8 @@ def clear(folder: Path, *, at_rest: bool = False) -> None:
 
 def clear_finished(folder: Path, record: dict[str, Any]) -> None:
     """Removes from the folder of a finished run the checkpoint before the last, and models that are not the best."""
-    (folder / PREVIOUS).unlink(missing_ok=True)
-    if record["summary"]["selected_round"] == record["rounds"][-1]["round"]:  # they are in the last checkpoint
-        (folder / SELECTED).unlink(missing_ok=True)
-    clear(folder, at_rest=True)
+    is_last = record["summary"]["selected_round"] == record["rounds"][-1]["round"]  # then the last checkpoint has them
+    clear(folder, PREVIOUS, *([SELECTED] if is_last else []), at_rest=True)
 
 
 def read_checkpoint(
@@ -199,8 +380,8 @@ def read_checkpoint(
                     f"the checkpoint '{file}' is of another run (got identity {facts['identity'][:16]}, was "
                     f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
                 )
-            for kept in _kept(state):
-                kept.verify()
+            for version in _versions(state):
+                verify(version.file, version.digest)
         except Damaged as error:
             damage.append(f"the checkpoint '{file}' is damaged ({error})")
             continue
@@ -209,15 +390,15 @@ def read_checkpoint(
                 f"the checkpoint '{file}' holds an incompatible state ({difference}); "
                 "delete it to resume from the first round, or start a new run."
             )
-        return state, facts["record"], "".join(f"{text}; going on from the one before it" for text in damage)
+        return state, facts["record"], f"{damage[0]}; going on from the one before it" if damage else ""
     if damage:
         raise UserError(f"{', and '.join(damage)}; delete all of them to resume from the first round.")
     return initial, {"rounds": [], "cost": None}, ""
 
 
-def _kept(state: Any) -> list[Any]:
-    """Returns the parts of a state that a store keeps."""
-    return [leaf for leaf in leaves(state) if isinstance(leaf, Mapping)]
+def _versions(state: Any) -> list[Version]:
+    """Returns what clients keep of a method's state."""
+    return [version for kept in leaves(state) if isinstance(kept, Kept) for version in kept.data.values()]
 
 
 def _difference(initial: Any, loaded: Any) -> str:
@@ -225,13 +406,17 @@ def _difference(initial: Any, loaded: Any) -> str:
 
     What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
     """
-    tensors, kept = to_names(loaded)[1], tuple(f"/{field}/" for field in stored(loaded))
-    for name, expected in to_names(initial)[1].items():
-        tensor = tensors.get(name)
-        same = tensor is not None and tensor.dtype == expected.dtype
-        if same and expected.is_floating_point():
-            same = tensor.shape == expected.shape
-        if not same and not name.startswith(kept):
-            form = "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-            return f"got state{name.replace('/', '.')} {form}, should be {expected.dtype} {list(expected.shape)}"
+    forms, expected = _forms(loaded), _forms(initial)
+    kept = tuple(f"/{field}/" for field in stored(loaded))
+    for name, form in expected.items():
+        if forms.get(name) != form and not name.startswith(kept):
+            return f"got state{name.replace('/', '.')} {forms.get(name, 'missing')}, should be {form}"
     return ""
+
+
+def _forms(state: Any) -> dict[str, str]:
+    """Returns type and, of floating-point numbers, shape of a state's tensors by name."""
+    forms = {}
+    for name, tensor in to_names(state)[1].items():
+        forms[name] = f"{tensor.dtype} {list(tensor.shape) if tensor.is_floating_point() else ''}"
+    return forms

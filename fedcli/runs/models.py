@@ -20,16 +20,14 @@ from fedcli.core import backbones
 from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
-from fedcli.core.federation import Federation
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged
+from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged, Store
 from fedcli.runs.config import Setup, describe_reductions
 from fedcli.runs.records import identity, reductions_of, summarise
-from fedcli.runs.store import Store
 from fedcli.userfiles import is_from_file, trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -89,11 +87,10 @@ class BestModels:
     the next checkpoint has, or, after a kill in between, of one that the resumed run comes to again.
     """
 
-    def __init__(self, folder: Path, setup: Setup, fed: Federation, record: dict[str, Any], state: Any):
+    def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
         self._file, self._setup = folder / SELECTED, setup
-        kinds = fed.architecture if setup.method.personal else fed.architecture[:1]
-        self._wanted = _keeps_best(setup, sum(_bytes(fed.networks[kind].module) for kind in kinds))
+        self._is_wanted = _keeps_best(setup, *record["model"]["input"][:2], len(record["class_names"]))
         self._round: int | None = None  # the best one, where it is not in the file
         self._models: Models | None = None  # of that round
         self.see(record, state)
@@ -101,21 +98,20 @@ class BestModels:
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one."""
         best = summarise(record["rounds"], self._setup.selection)["selected_round"]
-        if self._wanted and best is not None and best == record["rounds"][-1]["round"]:
+        if self._is_wanted and best is not None and best == record["rounds"][-1]["round"]:
             self._round, self._models = best, models_of(self._setup.method, state)
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes what is held, unless the checkpoint of this round will."""
         if self._models is not None and self._round != record["rounds"][-1]["round"]:
             checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
-            self._round = self._models = None
+            self._models = None
 
 
 def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
     """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted."""
-    names = [backbone_of(setup.run.backbone, i) for i in range(setup.run.num_clients if setup.method.personal else 1)]
-    nbytes = sum(_network_bytes(name, channels, image_size, num_classes) for name in names)
-    return nbytes * (2 if _keeps_best(setup, nbytes) else 1)
+    images = channels, image_size, num_classes
+    return _bytes_of_round(setup, *images) * (2 if _keeps_best(setup, *images) else 1)
 
 
 def backbone_of(backbone: str, client: int | None) -> str:
@@ -124,27 +120,27 @@ def backbone_of(backbone: str, client: int | None) -> str:
     return names[(client or 0) % len(names)]
 
 
-def _keeps_best(setup: Setup, nbytes: int) -> bool:
-    """Returns whether the models of the best round are kept beside the last ones, which have so many bytes."""
-    return setup.selection.startswith("best-") and nbytes <= LARGEST
+def _keeps_best(setup: Setup, *images: int) -> bool:
+    """Returns whether the models of the best round are kept beside the last ones; for `images` see `bytes_kept`."""
+    return setup.selection.startswith("best-") and _bytes_of_round(setup, *images) <= LARGEST
+
+
+def _bytes_of_round(setup: Setup, *images: int) -> int:
+    """Returns the bytes of the models after a round."""
+    num_models = setup.run.num_clients if setup.method.personal else 1
+    return sum(_bytes_of_network(backbone_of(setup.run.backbone, client), *images) for client in range(num_models))
 
 
 @cache
-def _network_bytes(backbone: str, channels: int, image_size: int, num_classes: int) -> int:
+def _bytes_of_network(backbone: str, *images: int) -> int:
     """Returns the bytes of a network; weights are made for a user's own alone, which may not know the meta device."""
     with torch.device("cpu" if is_from_file(backbone) else "meta"):
-        return _bytes(backbones.build(backbone, channels, image_size, num_classes, seed=0))
-
-
-def _bytes(network: nn.Module) -> int:
-    return sum(value.nbytes for value in network.state_dict().values())
+        return sum(value.nbytes for value in backbones.build(backbone, *images, seed=0).state_dict().values())
 
 
 def remove_models(folder: Path) -> None:
     """Removes all that the folder of an ended run holds of its models: what clients keep, too."""
-    for name in (CHECKPOINT, PREVIOUS, SELECTED):
-        (folder / name).unlink(missing_ok=True)
-    checkpoints.clear(folder, at_rest=True)
+    checkpoints.clear(folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
 
 
 class Classifier(nn.Module):
@@ -216,18 +212,15 @@ class Run:
         if round not in ROUNDS:
             raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
         if self.record["status"] != "finished":
-            raise UserError(
-                f"the run '{self.path}' has not finished (it is {self.record['status']}); 'fedcli resume' goes on."
-            )
+            status = self.record["status"]
+            raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
         if method.personal is None and client is not None:
             raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
         if method.personal is not None and client not in range(config["num_clients"]):
-            raise UserError(
-                f"with '{method.name}' every client has a model of its own (got --client {client}); choose one from "
-                f"0 to {config['num_clients'] - 1} with --client."
-            )
+            remedy = f"choose one from 0 to {config['num_clients'] - 1} with --client"
+            raise UserError(f"'{method.name}' has a model for every client (got --client {client}); {remedy}.")
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
         models = _read_models(self.path, record, method, round)
@@ -250,7 +243,7 @@ def _read_models(folder: Path, record: dict[str, Any], method: Method, round: st
     last = record["rounds"][-1]["round"]
     number = last if round == "last" else record["summary"]["selected_round"]
     file = folder / (CHECKPOINT if number == last else SELECTED)
-    store = Store(None, record["config"]["num_clients"], torch.device("cpu"), (*method.state_types, Models))
+    store = Store(None, torch.device("cpu"), (*method.state_types, Models))
     try:
         state, facts = checkpoints.load(file, store.reopen(folder))
         models = state if isinstance(state, Models) else models_of(method, state)
@@ -297,10 +290,10 @@ def export(
         tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
         classes = json.dumps(run.record["class_names"])
         content = serialize(tensors, {"format": "pt", "method": run.record["method"], "class_names": classes})
-    text = card_of(run, model, file.name, format, client, round)
     card = file.with_name(f"{file.name}.md")
-    for path, data in ((file, content), (card, text.encode())):
-        write_atomically(path, lambda temporary, data=data: temporary.write_bytes(data))
+    text = card_of(run, model, file.name, format, client, round)
+    write_atomically(file, lambda temporary: temporary.write_bytes(content))
+    write_atomically(card, lambda temporary: temporary.write_text(text))
     return file, card
 
 

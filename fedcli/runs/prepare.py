@@ -17,11 +17,11 @@ from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs import drift
+from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
 from fedcli.runs.records import SCHEMA, environment, summarise
 from fedcli.runs.rounds import Listener
 from fedcli.runs.settings import draft
-from fedcli.runs.store import Store
 from fedcli.runs.strict import Strict
 from fedcli.runs.workers import current
 from fedcli.userfiles import file_hash, own_paths
@@ -85,8 +85,9 @@ def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Da
     """Returns a run's data set, each client's examples, and the federation; refuses what `load_data` does."""
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
-    store = Store(memory, setup.run.num_clients, setup.device, setup.method.state_types)
-    fed = federation(setup, dataset, parts, public, drift.Recording if setup.run.drift_every else Strict, store=store)
+    store = Store(memory, setup.device, setup.method.state_types)
+    kind = drift.Recording if setup.run.drift_every else Strict
+    fed = federation(setup, dataset, parts, public, kind, store=store)
     if progress is not None:
         fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     return dataset, parts, fed

@@ -273,10 +273,9 @@ class Load:
         That is the number of cores that other processes have kept busy, the mean since the start; None where the
         system does not tell.
         """
-        (busy, own), wall = _cpu_seconds(), time.perf_counter() - self._clock
-        busy, own = busy - self._seconds[0], own - self._seconds[1]
-        told = busy > 0.5 * own and wall > 0
-        others = round(max(0.0, busy - own) / wall, 3) if told else None
+        wall = time.perf_counter() - self._clock
+        busy, process = (now - then for now, then in zip(_cpu_seconds(), self._seconds, strict=True))
+        others = round(max(0.0, busy - process) / wall, 3) if busy > 0.5 * process and wall > 0 else None
         return {"start": round(self._start, 2), "end": round(os.getloadavg()[0], 2), "others": others}
 
 

@@ -12,12 +12,11 @@ from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.runs import drift
-from fedcli.runs.checkpoints import clear, clear_finished, is_due, write_checkpoint
+from fedcli.runs.checkpoints import Unkept, clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
-from fedcli.runs.store import Unkept, refuse_non_finite
 from fedcli.runs.workers import current
 
 NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # no mistakes of a user's file in which they are raised
@@ -62,7 +61,7 @@ def go_on(
         write_record(folder, record)
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
-    best = BestModels(folder, setup, fed, record, state)
+    best = BestModels(folder, setup, record, state)
     saved = complete = len(rounds)  # rounds of the last checkpoint, and those that state and record both have
     writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended
     slowest = 0.0  # seconds of the longest round

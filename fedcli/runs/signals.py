@@ -12,28 +12,26 @@ _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
 
 class Ended(KeyboardInterrupt):
-    """The end by a signal of a batch system or of a terminal that closes; whoever handles Control-C handles this.
+    """The end of a program from outside; whoever handles Control-C handles this.
 
     Attributes:
-        code: Exit code, 128 and the signal's number as in a shell: 143 for SIGTERM, 129 for SIGHUP.
+        code: Exit code; of a signal 128 and its number, as in a shell: 143 for SIGTERM, 129 for SIGHUP.
     """
 
-    def __init__(self, number: int):
-        super().__init__("interrupted")
-        self.code = 128 + number
+    def __init__(self, text: str, code: int):
+        super().__init__(text)
+        self.code = code
 
 
-class OutOfTime(KeyboardInterrupt):
+class OutOfTime(Ended):
     """The end by `--time-limit`, which is a good one."""
 
-    code = 0
-
     def __init__(self):
-        super().__init__("time limit reached")
+        super().__init__("time limit reached", 0)
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """The exit code of a program that an interruption has ended; 130 for Control-C."""
+    """Returns the exit code of a program that an interruption has ended; 130 for Control-C."""
     return getattr(error, "code", 128 + signal.SIGINT)
 
 
@@ -41,7 +39,7 @@ def interrupt_on_signals() -> None:
     """Lets SIGTERM and SIGHUP raise `Ended`, unless they are ignored, as under `nohup`."""
 
     def end(number: int, frame: object) -> NoReturn:
-        raise Ended(number)
+        raise Ended("interrupted", 128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -55,7 +53,7 @@ def set_time_limit(seconds: float) -> None:
 
 
 def time_left() -> float:
-    """Seconds until the time limit, below 0 after it."""
+    """Returns the seconds until the time limit, below 0 after it."""
     return _deadline - time.monotonic()
 
 

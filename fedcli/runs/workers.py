@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,32 +27,24 @@ from torch import Tensor
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.errors import UserError
-from fedcli.runs.signals import end_with_parent
+from fedcli.runs.signals import Ended, end_with_parent
 
 LOST = 75  # exit code of a process that no longer reaches the others
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
 ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
 
 
-class Lost(KeyboardInterrupt):
-    """Another process of the run has died, so that this one cannot go on."""
-
-    code = LOST
-
-
+@dataclass(eq=False)
 class Group:
-    """The processes of a run as this one sees them; by default it is alone.
+    """The processes of a run as this one sees them; by default it is alone."""
 
-    Attributes:
-        number: Of this process, from 0; 0 writes.
-        count: Of all processes.
-        here: Of those on this machine.
-        restarted: Whether the launcher has started them before for this run.
-    """
-
-    def __init__(self, number: int = 0, count: int = 1, here: int = 1, restarted: bool = False):
-        self.number, self.count, self.here, self.restarted = number, count, here, restarted
-        self._inside, self._told, self._ended = False, False, False
+    number: int = 0  # of this process; the first, 0, writes
+    count: int = 1  # of all processes
+    here: int = 1  # of those on this machine
+    restarted: bool = False  # whether the launcher has started them before for this run
+    _inside: bool = field(default=False, init=False)  # in a part of divided work
+    _told: bool = field(default=False, init=False)  # all know the error that this one ends with
+    _silent: bool = field(default=False, init=False)  # the others expect no word of an error
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -60,14 +53,17 @@ class Group:
         """
         if self.count == 1 or self._inside or len(items) < 2:
             return list(work(items))
-        gathered = self._gather(lambda: list(work(items[self.number :: self.count])))
+        self._inside = True  # for good where this fails: then all end
+        made = list(work(items[self.number :: self.count]))
+        self._inside = False
+        gathered = self._gather(made)
         return [gathered[index % self.count][index // self.count] for index in range(len(items))]
 
     def first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, the only one to call it."""
         if self.count == 1:
             return make()
-        return self._gather(make if self.number == 0 else lambda: None)[0]
+        return self._gather(make() if self.number == 0 else None)[0]
 
     def refuse_differences(self, facts: dict[str, Any], device: torch.device) -> None:
         """Refuses facts, by what is said of them, that differ among the processes, and a CUDA device in common."""
@@ -78,7 +74,7 @@ class Group:
                 f"every worker needs a CUDA device of its own (got --device {device}, {self.here} workers and "
                 f"{torch.cuda.device_count()} devices on this machine); use --device cuda and fewer workers, or cpu."
             )
-        first, *others = self._exchange(facts)
+        first, *others = self._gather(facts)
         for number, other in enumerate(others, start=1):
             for name in facts:
                 if other[name] != first[name]:
@@ -93,73 +89,65 @@ class Group:
         The first process raises it further and says it for all; the others end here, so that the launcher waits for
         the first. An interruption is not told: this process ends, and the others lose it.
         """
-        again, self._ended = self._ended, True  # what is raised after an error is made of it
-        if again or not isinstance(error, Exception):
+        silent, self._silent = self._silent, True  # what is raised after an error is made of it
+        if silent or not isinstance(error, Exception):
             return
         if not self._told:
             told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):
-                self._exchange(None, told)
+                self._gather(None, told)
         if self.number > 0:
             sys.exit()
 
-    def _exchange(self, message: Any, error: Exception | None = None) -> list[Any]:
-        """Sends all a message without tensors and returns everyone's, or raises the error that one has sent with it."""
-        pairs = [None] * self.count
-        with _losing():
-            dist.all_gather_object(pairs, (message, error))
-        for number, (_, error) in enumerate(pairs):
+    def _gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
+        """Sends all a tree and returns everyone's, by their numbers, or raises the error that one has sent with it."""
+        # Copies have memory of their own, without gaps between elements.
+        tree = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
+        messages = [None] * self.count
+        _together(dist.all_gather_object, messages, (tree_map(_form, tree), error))
+        for number, (_, error) in enumerate(messages):
             if error is not None:
                 self._told = True
                 raise type(error)(f"on worker {number}, {error}")
-        return [message for message, _ in pairs]
-
-    def _gather(self, make: Callable[[], Tree]) -> list[Tree]:
-        """Makes a tree, in which nothing is divided, and returns the trees of all processes, by their numbers."""
-        self._inside = True
-        try:
-            made = make()
-        finally:
-            self._inside = False
-        # Copies have memory of their own, without gaps between elements.
-        made = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, made)
-        trees = self._exchange(tree_map(lambda leaf: _empty(leaf) if isinstance(leaf, Tensor) else leaf, made))
-        self._ended = True  # from here on the others expect bytes, and no word of an error
-        trees = [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree) for tree in trees]
-        trees[self.number] = made
-        for number, tree in enumerate(trees):
-            parts = [_bytes(leaf) for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.numel() > 0]
-            for device in {part.device.type: None for part in parts}:  # in the same order everywhere
-                here = [part for part in parts if part.device.type == device]
-                vector = torch.cat(here)  # one message: each takes its time, however small
-                with _losing():
-                    dist.broadcast(vector, number)
-                for part, received in zip(here, vector.split([len(part) for part in here]), strict=True):
-                    part.copy_(received)
-        self._ended = False
+        self._silent = True  # until all have their tensors
+        trees = [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, form) for form, _ in messages]
+        trees[self.number] = tree
+        for number, received in enumerate(trees):
+            _broadcast([leaf for leaf in leaves(received) if isinstance(leaf, Tensor) and leaf.numel() > 0], number)
+        self._silent = False
         return trees
 
 
-def _empty(tensor: Tensor) -> partial:
-    """Makes a tensor of the same form, of any content; its strides too, as the order of a sum may depend on them."""
-    form = tensor.shape, tensor.stride()
-    return partial(torch.empty_strided, *form, dtype=tensor.dtype, device=tensor.device.type)
+def _form(leaf: Any) -> Any:
+    """Returns what makes an empty tensor like this one, with its strides: the order of a sum may depend on them."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    form = leaf.shape, leaf.stride()
+    return partial(torch.empty_strided, *form, dtype=leaf.dtype, device=leaf.device.type)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a tensor as a vector of bytes, which shares it."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+def _broadcast(tensors: list[Tensor], number: int) -> None:
+    """Fills tensors by those of a process, in one message for each kind of device: each takes its time."""
+    parts: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        parts.setdefault(tensor.device.type, []).append(memory)
+    for here in parts.values():
+        message = torch.cat(here)
+        _together(dist.broadcast, message, number)
+        for part, received in zip(here, message.split([len(part) for part in here]), strict=True):
+            part.copy_(received)
 
 
-@contextmanager
-def _losing() -> Iterator[None]:
-    """Turns the failure of a collective into the loss of another process."""
+def _together(operation: Callable[..., None], *arguments: Any) -> None:
+    """Calls a collective operation, whose failure is the loss of another process."""
     try:
-        yield
+        operation(*arguments)
     except RuntimeError as error:
-        raise Lost("another worker has died") from error
+        raise Ended("another worker has died", LOST) from error
 
 
+launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
 _ALONE = Group()
 _current = _ALONE
 
@@ -167,11 +155,6 @@ _current = _ALONE
 def current() -> Group:
     """The processes of the run that goes on in this one."""
     return _current
-
-
-def launched() -> bool:
-    """Whether PyTorch's launcher has started this process."""
-    return dist.is_torchelastic_launched()
 
 
 @contextmanager
@@ -197,7 +180,7 @@ def joined() -> Iterator[Group]:
 
 
 def _connected() -> Group:
-    """The processes that the launcher has started, once all are there."""
+    """Returns the processes that the launcher has started, once all are there."""
     here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     has_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
     if has_device:

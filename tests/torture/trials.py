@@ -34,6 +34,7 @@ from fedcli.runs.models import ROUNDS
 from fedcli.runs.records import params_hash, read_record, write_record
 from fedcli.runs.rounds import Listener
 from tests.programs import SMALL, start
+from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.torture.commands import Ended, call, fork
 
@@ -105,13 +106,7 @@ def kill(number: int) -> str:
         ours, theirs = read_record(killed), read_record(whole)
         if essence(ours)["rounds"] != essence(theirs)["rounds"] or ours["summary"] != theirs["summary"]:
             return f"{method.name}: other numbers"
-        return "" if _names(killed) == _names(whole) else f"{method.name}: other files"
-
-
-def _names(folder: Path) -> list[str]:
-    """The files of a run, but for a checkpoint before the last, which a slow machine may not have."""
-    names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
-    return sorted(name for name in names if "before" not in name)
+        return "" if names(killed) == names(whole) else f"{method.name}: other files"
 
 
 # Damaged, cut and exchanged files
