@@ -289,7 +289,7 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert lines[2] == r"\begin{tabular}{llrrr}"
     assert lines[7] == (r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & 4 \\")
     assert lines[8:10] == [r"\bottomrule", r"\end{tabular}"]
-    text = render(Sheet(["A", "B"], [[[("y " * 21, ""), ("-1.5 [-2.0, 1.0] (3), cnn-2x32", "")]]], 1, []), "latex")
+    text = render(Sheet(["A", "B"], [["y " * 21, "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r"\begin{tabular}{p{0.3\linewidth}r}" in text  # long texts are wrapped
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
 

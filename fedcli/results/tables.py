@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pandas as pd
@@ -18,7 +18,7 @@ from fedcli.errors import UserError, printable, unknown
 from fedcli.registry import find_method, methods
 from fedcli.results.frame import STATES, frame_of, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Sheet, github, markdown
+from fedcli.results.render import MISSING, Best, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import is_packaged, quiet, reductions_of
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, settings, settings_text
@@ -106,38 +106,38 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
     parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
     firsts = [part.iloc[0] for part in parts]
+    rows = [{**first["settings"], "numerics": first["numerics"]} for first in firsts]
     labels = Counter(first["label"] for first in firsts)
-    one_method = len({first["method"] for first in firsts}) == 1
     groups = []
-    for part, first, (differing, unusual) in zip(parts, firsts, _differences(firsts), strict=True):
+    for part, first, row in zip(parts, firsts, rows, strict=True):
+        differing, unusual = _differences(row, rows)
         method = first["label"] or first["method"]
         if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
             method += " (reduced)"  # the notes say what else was smaller
-        told_apart = "" if first["label"] and labels[first["label"]] == 1 else settings_text(unusual)
-        called = "" if one_method and not first["label"] and told_apart else method
-        label = ", ".join(filter(None, (called, told_apart)))
-        groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
+        words = [] if first["label"] and labels[first["label"]] == 1 else [settings_text(unusual)] * bool(unusual)
+        if first["label"] or not words or runs["method"].nunique() > 1:
+            words.insert(0, method)
+        in_order = part.sort_values("seed", kind="stable")["record"].tolist()
+        groups.append(SeedGroup(", ".join(words), method, differing, in_order))
     return groups
 
 
-def _differences(firsts: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """For each run the settings in which it differs, from all others or from its own method's, and the unusual ones.
+def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in which a run differs, from all others or from its own method's, and the unusual ones of them.
 
     An option that only some methods have, or only beside some choice of another, tells nothing about the others. Usual
     is a value that more than half of those have that are compared.
     """
-    rows = [{**first["settings"], "numerics": first["numerics"]} for first in firsts]
-    shown: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in rows]
-    for name in dict.fromkeys(name for row in rows for name in row if name != "method"):
-        everywhere = name not in ("numerics", "code") and all(name in row for row in rows)
-        for row, (differing, unusual) in zip(rows, shown, strict=True):
-            peers = rows if everywhere else [other for other in rows if other["method"] == row["method"]]
-            others = [other[name] for other in peers if name in other]
-            if name in row and any(value != row[name] for value in others):
-                differing[name] = row[name]
-                if 2 * others.count(row[name]) <= len(others):
-                    unusual[name] = row[name]
-    return shown
+    differing, unusual = {}, {}
+    for name in dict.fromkeys(name for each in rows for name in each if name in row and name != "method"):
+        everywhere = name not in ("numerics", "code") and all(name in other for other in rows)
+        peers = rows if everywhere else [other for other in rows if other["method"] == row["method"]]
+        values = [other[name] for other in peers if name in other]
+        if values.count(row[name]) < len(values):
+            differing[name] = row[name]
+            if 2 * values.count(row[name]) <= len(values):
+                unusual[name] = row[name]
+    return differing, unusual
 
 
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
@@ -171,7 +171,8 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
         states: How many of the runs, also of those that are not there, are in which of `STATES`.
 
     Returns:
-        "66.10 ± 0.52 (2 of 3, 1 of 3 diverged)"; where no run counts, the furthest that one has come.
+        "66.10 ± 0.52 (2 of 3, 1 of 3 diverged)", without ± where all floats are equal; where no run counts, the
+        furthest that one has come.
     """
     values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
     if not counted:
@@ -184,8 +185,10 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
         f"{lost} of {planned} diverged": lost,
         f"{states['failed']} failed": states["failed"],
     }
-    told = ", ".join(note for note, applies in notes.items() if applies)
-    return f"{metric.mean_text(values) if values else metric.none} ({told})"
+    text = metric.text(fmean(values)) if values else metric.none
+    if len(values) > 1 and (metric.unit != "floats" or len(set(values)) > 1):
+        text += f" ± {metric.text(stdev(values))}"
+    return f"{text} ({', '.join(note for note, applies in notes.items() if applies)})"
 
 
 def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
@@ -199,21 +202,26 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         UserError: If there is no record, or a metric is not known.
     """
     records = list(records)
-    groups = group(records)
-    chosen = [find_metric(name) for name in metrics]
+    groups, chosen = group(records), [find_metric(name) for name in metrics]
     rules = {member.selection for member in groups}
     selected = f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
-    rows = pd.DataFrame([_row(member, selected, chosen) for member in groups])
-    rows = rows.drop(columns=[column for column in ("Settings", *SOMETIMES) if not rows[column].any()])
-    ahead, lines = _best(groups), []
-    for place, row in enumerate(rows.to_dict("records")):
-        strong = ("Method", selected) if place in ahead else ()
-        lines.append([(text, "best" if column in strong else "") for column, text in row.items()])
+    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
+    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
+    rows = [_row(member, read) for member in groups]
+    titles = [title for title in rows[0] if title not in ("Settings", *SOMETIMES) or any(row[title] for row in rows)]
+    rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
+    for place, member in enumerate(groups):
+        values = settings(member.records[0])
+        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
+    ahead = {best(read[selected], runs) for runs in rivals.values()} - {None}
+    for place in ahead:
+        rows[place] |= {title: Best(rows[place][title]) for title in ("Method", selected)}
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        list(rows), [lines], list(rows).index(selected), [numbers_of(record, chosen) for record in records],
+        titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
+        [numbers_of(record, chosen) for record in records],
         setting=same and f"All rows: {same}.", notes=_notes(groups, bool(ahead)),
-        details=[column for column in rows if column.startswith(("Validation", "Floats", "Seconds"))],
+        details=[title for title in titles if title.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
 
 
@@ -225,8 +233,8 @@ def sheets(
     Args:
         records: The runs.
         metrics: Names of metrics that get a column of their own.
-        columns: Parts of the titles of the columns that are shown, in this order; all where empty. A table that has
-            none of them is left out.
+        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; all where empty. A
+            table that has none of them is left out.
         title: Of the tables.
 
     Raises:
@@ -240,13 +248,13 @@ def sheets(
     for text in columns:
         if not _places(text, there):
             raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
-    shown = []
+    texts, shown = [*columns, *(find_metric(name).title for name in metrics)], []
     for name, table in zip(parts, tables, strict=True):
+        places = [place for text in texts for place in _places(text, table.columns)] if columns else table.columns
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
-        places = dict.fromkeys(place for text in columns for place in _places(text, table.columns))
-        if places or not columns:
-            shown.append(table.select(list(places)) if columns else table)
+        if places:
+            shown.append(table.select([*dict.fromkeys(places)]) if columns else table)
     return shown
 
 
@@ -256,29 +264,34 @@ def _places(text: str, titles: Sequence[str]) -> list[int]:
     return [place for place in places if titles[place].lower().startswith(text.lower())] or places
 
 
-def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[str, str]:
-    """The cells of a group by column; `selected` is the title over its headline."""
+def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
+    """The cells of a group by column; `read` has the metrics whose means over runs are shown."""
     records, states = member.records, Counter(map(state_of, member.records))
     runs = pd.DataFrame(map(numbers_of, member.finished or records))
     seeds = [", ".join(str(record["seed"]) for record in member.finished)]
     seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
-    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
-    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in metrics}
-    shown = {title: metric for title, metric in read.items() if title not in SOMETIMES or metric.values(records)}
-    means = {title: mean_of_runs(shown[title], records, states) if title in shown else "" for title in read}
-    sent = [MISSING if pd.isna(floats) else f"{floats:,.0f}" for floats in runs[["floats_up", "floats_down"]].mean()]
+    means = dict.fromkeys(read, "")
+    for title, metric in read.items():
+        if title not in SOMETIMES or metric.values(records):
+            means[title] = mean_of_runs(metric, records, states)
     # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
-    seconds = runs["seconds_round_median"].dropna()
-    paces = dict.fromkeys(f"{pace:.2f}" for pace in (seconds.min(), seconds.max())) if len(seconds) else [MISSING]
+    seconds = runs["seconds_round_median"].astype(float)
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
         "Seeds": "; ".join(filter(None, seeds)),
         **means,
         "Rounds": str(records[0]["config"]["rounds"]),
-        "Floats up / down, client and round": " / ".join(sent),
-        "Seconds a round, median": " to ".join(paces),
+        "Floats up / down, client and round": " / ".join(map(_number, runs[["floats_up", "floats_down"]].mean())),
+        "Seconds a round, median": " to ".join(
+            dict.fromkeys(_number(pace, 2) for pace in (seconds.min(), seconds.max()))
+        ),
     }
+
+
+def _number(value: float | None, decimals: int = 0) -> str:
+    """A number with so many decimals; None and NaN as missing."""
+    return MISSING if pd.isna(value) else f"{value:,.{decimals}f}"
 
 
 def _progress(record: dict) -> str:
@@ -287,15 +300,6 @@ def _progress(record: dict) -> str:
         return "finished"
     status = "diverged" if diverged(record) else record["status"]
     return f"{status} after {len(record['rounds'])} of {record['config']['rounds']} rounds"
-
-
-def _best(groups: Sequence[SeedGroup]) -> set[int]:
-    """The places of groups that stand out as the best among those they can be compared with."""
-    rivals: dict[tuple, dict[int, list[dict]]] = {}
-    for place, member in enumerate(groups):
-        values = settings(member.records[0])
-        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
-    return {best(find_metric("selected"), runs) for runs in rivals.values()} - {None}
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
@@ -383,18 +387,15 @@ def every_run(records: Iterable[dict]) -> list[str]:
                 "Settings": settings_text(member.settings),
                 "Seed": str(run["seed"]),
                 "Status": _progress(record),
-                "Selected, %": run["selected"],
-                "Selected round": run["selected_round"],
-                "Last round, %": run["last"],
-                "Seconds": run["seconds_total"],
+                "Selected, %": _number(run["selected"], 2),
+                "Selected round": _number(run["selected_round"]),
+                "Last round, %": _number(run["last"], 2),
+                "Seconds": _number(run["seconds_total"]),
                 "Partition": run["partition_fingerprint"][:12],
                 "Parameters": (run["params_sha256"] or MISSING)[:12],
             })  # fmt: skip
-    table = pd.DataFrame(rows)
-    for columns, form in ((["Selected, %", "Last round, %"], "{:.2f}"), (["Selected round", "Seconds"], "{:,.0f}")):
-        table[columns] = table[columns].astype(object).map(form.format, na_action="ignore").fillna(MISSING)
-    table = table.loc[:, table.ne("").any()]
-    return github(list(table), table.map(markdown).to_numpy().tolist())
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    return github(titles, [[markdown(row[title]) for title in titles] for row in rows])
 
 
 def machines(records: Iterable[dict]) -> list[str]:
@@ -405,9 +406,9 @@ def machines(records: Iterable[dict]) -> list[str]:
         for part in (record, *record.get("moved", ())):
             since = f"from round {part['round'] + 1} on " if part is not record else ""
             for name in ("hardware", "versions"):
-                values = {key.replace("_", " "): value for key, value in part.get(name, {}).items()}
-                pairs = [f"{key} {value}" for key, value in values.items() if value is not None]
-                texts += [since + markdown(", ".join(pairs))] if pairs else []
+                pairs = [(key, value) for key, value in part.get(name, {}).items() if value is not None]
+                words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in pairs)
+                texts += [since + markdown(words)] if pairs else []
         counts[" · ".join(texts) or "not recorded"] += 1
     return [f"- {count} run{'s' * (count > 1)}: {machine}" for machine, count in counts.items()]
 
