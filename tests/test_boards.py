@@ -46,6 +46,8 @@ def test_columns_are_chosen_by_parts_of_their_titles():
     assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
     (sheet,) = tables.sheets([record()], columns=["selected", "round, median"])
     assert sheet.columns == [SELECTED, "Seconds a round, median"]  # not "Validation at the selected round, %"
+    (sheet,) = tables.sheets([record()], ["best", "last"], ["method", "last, %"])
+    assert sheet.columns == ["Method", "last, %", "best, %"]  # what is asked for by --metric is shown too
     with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
         tables.sheets([record(), record(lr=0.2)], columns=["speed"])
 

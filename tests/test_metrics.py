@@ -103,6 +103,14 @@ def test_accuracies_by_domain_are_of_the_selected_rounds_and_else_the_mean_over_
     assert [value(name, three) for name in ("domain:a", "domain", "inter:b")] == pytest.approx([40, 40, 20])
 
 
+def test_the_spread_over_clients_is_of_the_selected_round():
+    spread = [{"mean": 0.5, "std": 0.25, "worst": 0.125}, {"mean": 0.75, "std": 0.0, "worst": 0.75}]
+    run = record(*(entry(number, 0.5, clients=spread[number]) for number in (0, 1)), selected_round=0)
+    assert [value(f"clients:{name}", run) for name in ("mean", "std", "worst")] == [50, 25, 12.5]
+    with pytest.raises(UserError, match=r"unknown clients 'median'; .*the runs have mean, std, worst"):
+        metrics.refuse_absent("clients:median", [run])
+
+
 def test_a_run_without_a_number_has_none():
     run = record(entry(0, 0.5), selected_round=0)
     for name in ("validation", "classifier", "domain", "domain:a", "inter", "quality:nmi", "floats-up", "total-floats"):

@@ -325,6 +325,8 @@ _ALL = (
     Metric("domain", partial(_at_selected, key="domains"), names="domains", **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), names="intra", **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), names="inter", **_BY_DOMAIN),
+    # Of the clients' accuracies on their own test images, else on their validation images: mean, std or worst.
+    Metric("clients", partial(_at_selected, key="clients"), names="clients", needs="selected", parameter=str),
     # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
     # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
     Metric(

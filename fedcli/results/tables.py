@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -16,7 +17,7 @@ import pandas as pd
 
 from fedcli.errors import UserError, printable, unknown
 from fedcli.registry import find_method, methods
-from fedcli.results.frame import STATES, frame_of, state_of
+from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
@@ -374,6 +375,18 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{name: record.get(name) for name in ("method_hash", "commit")},
         **{f"config.{name}": option for name, option in record["config"].items()},
     }
+
+
+def frame(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """The runs under some paths, a row each; the function behind `fedcli.frame`, which says what stands in it."""
+    paths, chosen = list(map(Path, paths)), [find_metric(name) for name in metrics]
+    records = find_records(paths)
+    numbers = pd.DataFrame([numbers_of(record, chosen) for record in records]).filter(regex=r"^(?!config\.)")
+    numbers.insert(0, "folder", [file.parent for file, _ in record_files(paths)])
+    options = pd.DataFrame([settings(record) for record in records], dtype=object)
+    differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]
+    place = numbers.columns.get_loc("status")
+    return pd.concat([numbers.iloc[:, :place], options[differ], numbers.iloc[:, place:]], axis=1)
 
 
 def every_run(records: Iterable[dict]) -> list[str]:
