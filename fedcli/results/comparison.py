@@ -118,7 +118,7 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
             ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
             metric, place = metrics[gain.columns[0]], (gain.row, gain.column)
             text = "not run" if ours is None else metric.signed(ours)
-            texts[place], values[place] = _beside(place, metric, paper.get(place, {}), text, {"ours": ours}, [])
+            texts[place], values[place] = _beside(place, metric, paper.get(place, {}), text, {"ours": ours})
     marked = set()
     for column, metric in metrics.items():
         marked.add(best(metric, {place: each.records for place, each in planned.items() if place[1] == column}))
@@ -172,11 +172,11 @@ def _paper_text(entry: Mapping[str, Any], metric: Metric) -> str:
 
 def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, str]) -> Cell:
     """A cell of ours beside the paper's."""
-    metric, cell, records = planned.metric, planned.cell, planned.records
+    metric, records = planned.metric, planned.records
     states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
     values = metric.values(records)
     numbers = {
-        "method": cell.method,
+        "method": planned.cell.method,
         "paper_std": paper.get("std") if metric.field == "mean" else None,
         "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
@@ -186,28 +186,27 @@ def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, 
         "difference_low": None,
         "difference_high": None,
     }
-    text = mean_of_runs(metric, records, states)
-    return _beside((cell.row, cell.column), metric, paper, text, numbers, values)
+    place = planned.cell.row, planned.cell.column
+    texts, numbers = _beside(place, metric, paper, mean_of_runs(metric, records, states), numbers)
+    if "difference" in texts and len(values) > 1 and metric.unit != "floats":
+        _, low, high, _ = interval([value - numbers["paper"] for value in values])  # which is taken as exact
+        texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
+        numbers |= {"difference_low": low, "difference_high": high}
+    return texts, numbers
 
 
-def _beside(
-    place: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any], values: list[float]
-) -> Cell:
+def _beside(place: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> Cell:
     """A number of ours beside the paper's; floats in the unit that the paper prints, to which it has rounded."""
     scale, letter = printed_unit(place[1])
     target, ours = paper.get(metric.field), numbers["ours"]
     exact = None if target is None else target * scale
-    names = {"row": place[0], "column": place[1], "metric": metric.name, "unit": metric.unit, "paper": exact}
     texts = {"paper": _paper_text(paper, metric), "ours": text}
     if ours is not None and target is not None:
         steps = round(ours / scale) - round(target)
         floats = f"{steps:+,}{letter}" if steps else "none"
         texts["difference"] = floats if metric.unit == "floats" else metric.signed(ours - target)
-        if len(values) > 1 and metric.unit != "floats":
-            _, low, high, _ = interval([value - exact for value in values])  # the paper's number is taken as exact
-            texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
-            numbers |= {"difference_low": low, "difference_high": high}
-    return texts, names | numbers
+    names = {"row": place[0], "column": place[1], "metric": metric.name, "unit": metric.unit}
+    return texts, {**names, "paper": exact, **numbers}
 
 
 def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: bool) -> list[str]:

@@ -5,7 +5,7 @@ fractions in a record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -95,6 +95,12 @@ class Metric:
     def signed(self, value: float) -> str:
         """A difference with its sign and the decimals of the unit."""
         return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
+
+    def mean_text(self, values: Sequence[float]) -> str:
+        """The mean of values ± their sample standard deviation, without it where all floats are equal."""
+        same = self.unit == "floats" and len(set(values)) == 1
+        spread = "" if len(values) == 1 or same else f" ± {self.text(stdev(values))}"
+        return self.text(fmean(values)) + spread
 
     def value(self, record: Record) -> float | None:
         """The number of a run, in the unit; None where there is none."""
@@ -214,29 +220,26 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
 # What metrics read from a record
 
 
-def _accuracies(
-    record: Record, first: float = 1, last: float = math.inf, key: str = "test_accuracy"
-) -> dict[int, float]:
-    """The accuracies of the tested rounds from `first` to `last`, by the number of the round, counted from 1."""
-    values = {entry["round"] + 1: entry.get(key) for entry in record["rounds"]}
-    return {number: value for number, value in values.items() if value is not None and first <= number <= last}
+def _over(
+    record: Record, first: float = 1, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
+) -> float | None:
+    """The accuracies of the tested rounds from `first` to `last`, counted from 1, in one number."""
+    values = [entry.get(key) for entry in record["rounds"] if first <= entry["round"] + 1 <= last]
+    values = [value for value in values if value is not None]
+    return combine(values) if values else None
 
 
-def _of_last(record: Record, number: int, key: str = "test_accuracy") -> list[float]:
-    """The accuracies of so many last planned rounds."""
-    return [*_accuracies(record, record["config"]["rounds"] - number + 1, key=key).values()]
+def _of_last(record: Record, number: int, **how: Any) -> float | None:
+    """The same of so many last planned rounds."""
+    return _over(record, record["config"]["rounds"] - number + 1, **how)
 
 
-def _mean(values: Collection[float]) -> float | None:
-    return fmean(values) if values else None
+def _largest_step(values: list[float]) -> float | None:
+    return max((abs(after - before) for before, after in pairwise(values)), default=None)
 
 
-def _deviation(values: list[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else _mean([0.0 for _ in values])
-
-
-def _largest_step(record: Record) -> float | None:
-    return max((abs(after - before) for before, after in pairwise(_accuracies(record).values())), default=None)
+def _deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -245,13 +248,14 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _at(record: Record, fraction: Fraction) -> float | None:
-    return _accuracies(record).get(max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
+    number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
+    return _over(record, number, number)
 
 
-def _reached(record: Record, percent: float) -> tuple[int, float] | tuple[None, None]:
-    """The first round that reaches an accuracy, and its own."""
-    rounds = ((number, value) for number, value in _accuracies(record).items() if value >= percent / 100)
-    return next(rounds, (None, None))
+def _reached(record: Record, percent: float, *, part: int) -> float | None:
+    """Of the first round that reaches an accuracy its number, counted from 1, or its accuracy."""
+    tested = [(entry["round"] + 1, entry["test_accuracy"]) for entry in record["rounds"]]
+    return next((pair[part] for pair in tested if pair[1] is not None and pair[1] >= percent / 100), None)
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
@@ -259,13 +263,10 @@ def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
     rounds, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
     if summary["selection"] != "mean-last-3":
         rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]
-    values = []
-    for entry in rounds[-3:]:
-        value = entry.get(key)
-        if isinstance(value, dict):
-            value = value.get(name) if name else _mean(value.values())
-        values.append(value)
-    return None if None in values else _mean(values)
+    values = [entry.get(key) for entry in rounds[-3:]]
+    if any(isinstance(value, dict) for value in values):
+        values = [(value or {}).get(name) if name or not value else fmean(value.values()) for value in values]
+    return fmean(values) if values and None not in values else None
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -289,38 +290,28 @@ _ALL = (
     # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
     Metric("last", lambda run: run["summary"]["last"], needs="last"),
-    Metric("best", lambda run: max(_accuracies(run).values(), default=None)),
-    Metric("last-tenth", lambda run: _mean(_of_last(run, max(1, run["config"]["rounds"] // 10)))),
+    Metric("best", partial(_over, combine=max)),
+    Metric("last-tenth", lambda run: _of_last(run, max(1, run["config"]["rounds"] // 10))),
     # Mean, lowest and sample standard deviation of so many last rounds, as mean-of-last:50.
-    Metric("mean-of-last", lambda run, number: _mean(_of_last(run, number)), parameter=int),
-    Metric("least-of-last", lambda run, number: min(_of_last(run, number), default=None), parameter=int),
-    Metric("deviation-of-last", lambda run, number: _deviation(_of_last(run, number)), better="lower", parameter=int),
+    Metric("mean-of-last", _of_last, parameter=int),
+    Metric("least-of-last", partial(_of_last, combine=min), parameter=int),
+    Metric("deviation-of-last", partial(_of_last, combine=_deviation), better="lower", parameter=int),
     # Largest change from a tested round to the next.
-    Metric("largest-step", _largest_step, better=""),
+    Metric("largest-step", partial(_over, combine=_largest_step), better=""),
     # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20.
-    Metric("round", lambda run, number: _accuracies(run).get(number), parameter=int),
-    Metric("rounds", lambda run, span: _mean(_accuracies(run, *span).values()), parameter=_span),
+    Metric("round", lambda run, number: _over(run, number, number), parameter=int),
+    Metric("rounds", lambda run, span: _over(run, *span), parameter=_span),
     # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
     Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
     # Accuracy of the classifier, where the headline is the nearest prototype's; the mean over so many last rounds.
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric(
-        "classifier-of-last", lambda run, number: _mean(_of_last(run, number, "classifier_accuracy")), parameter=int
-    ),
+    Metric("classifier-of-last", partial(_of_last, key="classifier_accuracy"), parameter=int),
     # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
     Metric("at", _at, parameter=Fraction),
     # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
-    Metric(
-        "rounds-to",
-        lambda run, percent: _reached(run, percent)[0],
-        "rounds",
-        "lower",
-        "rounds_to_target",
-        "never",
-        parameter=float,
-    ),
-    Metric("reached", lambda run, percent: _reached(run, percent)[1], none="never", parameter=float),
+    Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
+    Metric("reached", partial(_reached, part=1), none="never", parameter=float),
     # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
     Metric("domain", partial(_at_selected, key="domains"), names="domains", **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), names="intra", **_BY_DOMAIN),

@@ -27,31 +27,18 @@ class Best(str):
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table that can be written.
+    """A table that can be written."""
 
-    Attributes:
-        columns: Titles.
-        lines: The texts of its cells, those that stand out as `Best`.
-        numbers: The first of the columns that hold numbers, which stand to the right.
-        values: The same with full precision, a line of the CSV each.
-        title: Of the table; empty for none.
-        setting: What the whole table is of, in a sentence; empty for nothing.
-        notes: What a reader must know of the numbers.
-        details: Columns that the LaTeX leaves out.
-        in_blocks: Whether lines without a text in the first column belong to the line above; LaTeX rules off blocks.
-        marked_up: Whether its texts are Markdown already.
-    """
-
-    columns: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    numbers: int
-    values: Sequence[dict[str, Any]] = ()
+    columns: Sequence[str]  # titles
+    lines: Sequence[Sequence[str]]  # the texts of its cells, those that stand out as `Best`
+    numbers: int  # the first of the columns that hold numbers, which stand to the right
+    values: Sequence[dict[str, Any]] = ()  # the same with full precision, a line of the CSV each
     title: str = ""
-    setting: str = ""
-    notes: Sequence[str] = ()
-    details: Sequence[str] = ()
-    in_blocks: bool = False
-    marked_up: bool = False
+    setting: str = ""  # what the whole table is of, in a sentence
+    notes: Sequence[str] = ()  # what a reader must know of the numbers
+    details: Sequence[str] = ()  # columns that the LaTeX leaves out
+    in_blocks: bool = False  # lines without a text in the first column belong to the line above; LaTeX rules off blocks
+    marked_up: bool = False  # its texts are Markdown already
 
     def select(self, places: Sequence[int]) -> "Sheet":
         """The table with the columns at these places alone, in this order."""

@@ -7,10 +7,10 @@ protocols or data sets cannot be compared, so they share no table and no panel.
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -40,19 +40,12 @@ SOMETIMES = {
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that agree in everything but the seed.
+    """Runs that agree in everything but the seed."""
 
-    Attributes:
-        label: Short name among the groups made with it: the method, and those settings that most of them do not have.
-        method: Name of the method, marked where the runs used part of the data.
-        settings: The options in which it differs from the other groups, by name.
-        records: The runs, by seed.
-    """
-
-    label: str
-    method: str
-    settings: dict[str, Any]
-    records: list[dict]
+    label: str  # short name among the groups made with it: the method, and those settings that most of them do not have
+    method: str  # its name, marked where the runs used part of the data
+    settings: dict[str, Any]  # the options in which it differs from the other groups, by name
+    records: list[dict]  # the runs, by seed
 
     @property
     def finished(self) -> list[dict]:
@@ -106,20 +99,18 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     copies = runs.duplicated(["label", "key", "numerics", "seed", "parameters"])
     runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
     parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
-    firsts = [part.iloc[0] for part in parts]
-    rows = [{**first["settings"], "numerics": first["numerics"]} for first in firsts]
-    labels = Counter(first["label"] for first in firsts)
+    rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
+    labels = Counter(part["label"].iloc[0] for part in parts)
     groups = []
-    for part, first, row in zip(parts, firsts, rows, strict=True):
+    for part, row in zip(parts, rows, strict=True):
         differing, unusual = _differences(row, rows)
-        method = first["label"] or first["method"]
-        if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
+        records, label = part.sort_values("seed", kind="stable")["record"].tolist(), part["label"].iloc[0]
+        method = label or row["method"]
+        if any(size["what"] == "train_examples" for size in reductions_of(records[0])):
             method += " (reduced)"  # the notes say what else was smaller
-        words = [] if first["label"] and labels[first["label"]] == 1 else [settings_text(unusual)] * bool(unusual)
-        if first["label"] or not words or runs["method"].nunique() > 1:
-            words.insert(0, method)
-        in_order = part.sort_values("seed", kind="stable")["record"].tolist()
-        groups.append(SeedGroup(", ".join(words), method, differing, in_order))
+        told_apart = settings_text(unusual) if not label or labels[label] > 1 else ""
+        called = method if label or not told_apart or runs["method"].nunique() > 1 else ""
+        groups.append(SeedGroup(", ".join(filter(None, (called, told_apart))), method, differing, records))
     return groups
 
 
@@ -147,20 +138,18 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
-def tuned(records: Iterable[dict]) -> Iterator[str]:
+def tuned(records: Iterable[dict]) -> list[str]:
     """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
     rules: dict[str, set[str]] = {}
     for record in records:
         method = methods().get(record["method"]) if is_packaged(record) else None
         title = method.title.partition(":")[0] if method else record["method"]
-        for name, origin in record["origin"].items():
-            if origin.startswith("tuned"):
-                rule, _, seed = origin.partition(", ")
-                (flag,) = flags_of({name: record["config"][name]})
-                options = rules.setdefault(f"{rule.capitalize()} ({seed})", set())
-                options.add(f"{title} {flag.replace('=', ' ')} on {record['dataset']}")
-    for rule, options in rules.items():
-        yield markdown(f"{rule}: {'; '.join(sorted(options))}.")
+        for name in (name for name, origin in record["origin"].items() if origin.startswith("tuned")):
+            rule, _, seed = record["origin"][name].partition(", ")
+            (flag,) = flags_of({name: record["config"][name]})
+            options = rules.setdefault(f"{rule.capitalize()} ({seed})", set())
+            options.add(f"{title} {flag.replace('=', ' ')} on {record['dataset']}")
+    return [markdown(f"{rule}: {'; '.join(sorted(options))}.") for rule, options in rules.items()]
 
 
 def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
@@ -172,8 +161,7 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
         states: How many of the runs, also of those that are not there, are in which of `STATES`.
 
     Returns:
-        "66.10 ± 0.52 (2 of 3, 1 of 3 diverged)", without ± where all floats are equal; where no run counts, the
-        furthest that one has come.
+        "66.10 ± 0.52 (2 of 3, 1 of 3 diverged)"; where no run counts, the furthest that one has come.
     """
     values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
     if not counted:
@@ -186,10 +174,8 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
         f"{lost} of {planned} diverged": lost,
         f"{states['failed']} failed": states["failed"],
     }
-    text = metric.text(fmean(values)) if values else metric.none
-    if len(values) > 1 and (metric.unit != "floats" or len(set(values)) > 1):
-        text += f" ± {metric.text(stdev(values))}"
-    return f"{text} ({', '.join(note for note, applies in notes.items() if applies)})"
+    told = ", ".join(note for note, applies in notes.items() if applies)
+    return f"{metric.mean_text(values) if values else metric.none} ({told})"
 
 
 def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
@@ -209,7 +195,7 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
     read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
     rows = [_row(member, read) for member in groups]
-    titles = [title for title in rows[0] if title not in ("Settings", *SOMETIMES) or any(row[title] for row in rows)]
+    titles = _titles(rows)
     rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
     for place, member in enumerate(groups):
         values = settings(member.records[0])
@@ -271,22 +257,17 @@ def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
     runs = pd.DataFrame(map(numbers_of, member.finished or records))
     seeds = [", ".join(str(record["seed"]) for record in member.finished)]
     seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
-    means = dict.fromkeys(read, "")
-    for title, metric in read.items():
-        if title not in SOMETIMES or metric.values(records):
-            means[title] = mean_of_runs(metric, records, states)
+    shown = {title: metric for title, metric in read.items() if title not in SOMETIMES or metric.values(records)}
     # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
-    seconds = runs["seconds_round_median"].astype(float)
+    paces = runs["seconds_round_median"].astype(float).agg(["min", "max"])
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
         "Seeds": "; ".join(filter(None, seeds)),
-        **means,
+        **{title: mean_of_runs(read[title], records, states) if title in shown else "" for title in read},
         "Rounds": str(records[0]["config"]["rounds"]),
         "Floats up / down, client and round": " / ".join(map(_number, runs[["floats_up", "floats_down"]].mean())),
-        "Seconds a round, median": " to ".join(
-            dict.fromkeys(_number(pace, 2) for pace in (seconds.min(), seconds.max()))
-        ),
+        "Seconds a round, median": " to ".join(dict.fromkeys(_number(pace, 2) for pace in paces)),
     }
 
 
@@ -297,10 +278,9 @@ def _number(value: float | None, decimals: int = 0) -> str:
 
 def _progress(record: dict) -> str:
     """`finished`, or how far a run came that is not."""
-    if record["status"] == "finished":
-        return "finished"
     status = "diverged" if diverged(record) else record["status"]
-    return f"{status} after {len(record['rounds'])} of {record['config']['rounds']} rounds"
+    done = f" after {len(record['rounds'])} of {record['config']['rounds']} rounds"
+    return status if status == "finished" else status + done
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
@@ -335,11 +315,10 @@ def _given(groups: Sequence[SeedGroup]) -> list[str]:
         for name, value in given_options(record["config"], record["origin"]).items():
             if name not in told and not record["origin"][name].startswith("tuned"):
                 having.setdefault(settings_text({name: value}), {})[member.method] = None
-    shared: dict[str, list[str]] = {}  # options by the methods that have them, as text
-    for text, names in having.items():
-        every = len(names) == len({member.method for member in groups})
-        shared.setdefault("" if every else f" ({'; '.join(names)})", []).append(text)
-    return [", ".join(texts) + names for names, texts in shared.items()]
+    names = pd.Series({text: "; ".join(methods) for text, methods in having.items()}, dtype=object)
+    every = "; ".join(dict.fromkeys(member.method for member in groups))
+    parts = [(", ".join(part.index), methods) for methods, part in names.groupby(names, sort=False)]
+    return [texts if methods == every else f"{texts} ({methods})" for texts, methods in parts]
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
@@ -348,10 +327,9 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     `seconds_round_median` is that of the median round, which the first one, a warm-up, does not move. Seconds that
     other work disturbed are left out.
     """
-    summary, cost, undisturbed = record["summary"], record.get("cost") or {}, quiet(record)
+    summary, undisturbed = record["summary"], quiet(record)
     names = ("selected", "last", "validation", "post", "floats-down", "floats-up")
     selected, last, validation, post, down, up = (find_metric(name).value(record) for name in names)
-    chosen = summary["selected_round"]
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
@@ -359,7 +337,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "partition_fingerprint": record["partition"]["fingerprint"],
         "selection": summary["selection"],
         "selected": selected,
-        "selected_round": None if chosen is None else chosen + 1,
+        "selected_round": None if summary["selected_round"] is None else summary["selected_round"] + 1,
         "last": last,
         "validation_accuracy": validation,
         "rounds_done": len(record["rounds"]),
@@ -367,7 +345,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{metric.title: metric.value(record) for metric in metrics},
         "floats_down": down and round(down),
         "floats_up": up and round(up),
-        **{name: cost.get(name) for name in ("memory_floats", "buffer_floats")},
+        **{name: (record.get("cost") or {}).get(name) for name in ("memory_floats", "buffer_floats")},
         "parameters": record.get("model", {}).get("parameters"),
         "params_sha256": summary.get("params_sha256"),
         "seconds_round_median": median(seconds) if seconds and undisturbed else None,
@@ -407,8 +385,13 @@ def every_run(records: Iterable[dict]) -> list[str]:
                 "Partition": run["partition_fingerprint"][:12],
                 "Parameters": (run["params_sha256"] or MISSING)[:12],
             })  # fmt: skip
-    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    titles = _titles(rows)
     return github(titles, [[markdown(row[title]) for title in titles] for row in rows])
+
+
+def _titles(rows: Sequence[dict[str, str]]) -> list[str]:
+    """The columns in which any row has a text."""
+    return [title for title in rows[0] if any(row[title] for row in rows)]
 
 
 def machines(records: Iterable[dict]) -> list[str]:
@@ -418,10 +401,9 @@ def machines(records: Iterable[dict]) -> list[str]:
         texts = []
         for part in (record, *record.get("moved", ())):
             since = f"from round {part['round'] + 1} on " if part is not record else ""
-            for name in ("hardware", "versions"):
-                pairs = [(key, value) for key, value in part.get(name, {}).items() if value is not None]
-                words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in pairs)
-                texts += [since + markdown(words)] if pairs else []
+            for values in (part.get("hardware", {}), part.get("versions", {})):
+                pairs = [f"{key.replace('_', ' ')} {value}" for key, value in values.items() if value is not None]
+                texts += [since + markdown(", ".join(pairs))] if pairs else []
         counts[" · ".join(texts) or "not recorded"] += 1
     return [f"- {count} run{'s' * (count > 1)}: {machine}" for machine, count in counts.items()]
 
